@@ -1,0 +1,82 @@
+"""What an execution backend is to a rollout server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import trio
+
+from rollout.types import ExecutionOutcome, ExecutionRequest
+
+__all__ = ["ExecutionBackend"]
+
+
+class ExecutionBackend(ABC):
+    """Runs workflows and graders for a server. Only `execute` has to be written.
+
+    The server calls everything from its trio loop, never from a thread. What is not ``async``
+    must return at once.
+
+    Attributes:
+        reports_agent_start: Set it to true if `execute` itself says when the agent starts
+            (`rollout.RolloutContext.mark_agent_started`) and when a queued rollout becomes
+            running. Otherwise the server takes the moment when it calls `execute` for both.
+    """
+
+    reports_agent_start: ClassVar[bool] = False
+
+    @abstractmethod
+    async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:
+        """Run one rollout to its end.
+
+        The rollout's context is `rollout.get_rollout_context`. An exception becomes a failed
+        rollout. Cancellation means that the server gives up on the execution; the rollout is
+        then reported as cancelled.
+        """
+
+    def has_capacity(self) -> bool:
+        """Whether another rollout would be taken now; a server answers 429 otherwise."""
+        return True
+
+    def reserve(self, rollout_id: str) -> bool:
+        """Take a place for a rollout that is being admitted; ``False`` refuses it (429).
+
+        Called once at admission, before `execute` has had a chance to run, so a backend that
+        bounds its queue can count exactly. Each successful call is followed by exactly one
+        `release`. The default asks `has_capacity`.
+        """
+        del rollout_id
+        return self.has_capacity()
+
+    def release(self, rollout_id: str) -> None:
+        """Give back the place that `reserve` took: the execution is over, or never began."""
+
+    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return ``{"status": ...}`` of a rollout that the backend knows, else ``None``."""
+        del rollout_id
+        return None
+
+    def cancel_rollouts(
+        self,
+        ids: Sequence[str] | None = None,
+        prefix: str | None = None,
+        all: bool = False,
+    ) -> dict[str, str]:
+        """Ask matching executions to stop, and return a disposition for each of them.
+
+        ``cancelled_queued`` or ``cancelled_running`` says that the backend sees to it and
+        that `execute` will return. For an id that is missing from the answer, or that is
+        ``not_found`` without a terminal `rollout_status`, the server cancels `execute` itself.
+        """
+        del ids, prefix, all
+        return {}
+
+    def health(self) -> dict[str, Any]:
+        """Return the backend's part of ``GET /health``, JSON types only."""
+        return {"status": "ok"}
+
+    async def shutdown(self) -> None:
+        """Release what the backend owns; called once, after the last execution has ended."""
+        await trio.lowlevel.checkpoint()

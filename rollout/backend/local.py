@@ -1,0 +1,478 @@
+"""Run workflow and grader in the server's own process.
+
+Theory of operation: an `_Execution` stands for a rollout from its admission to its end. It
+waits for a concurrency slot, then runs the workflow and, if asked to, the grader, each as a
+`rollout.backend.usercode.UserCall` with the deadline of its phase. A cancel request
+interrupts whatever call is under way and lets `execute` come to its end by itself, so that
+the slot is given back by the same code on every path.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import trio
+from attrs import define, field
+
+from rollout.backend.base import ExecutionBackend
+from rollout.backend.failures import (
+    categorize_exception,
+    describe_exception,
+    format_exception,
+    redact,
+)
+from rollout.backend.imports import resolve_object
+from rollout.backend.usercode import Outcome, UserCall
+from rollout.context import (
+    AgentWorkflowContext,
+    GraderContext,
+    RolloutContext,
+    get_rollout_context,
+)
+from rollout.errors import BackendConfigurationError, DuplicateRolloutError, InvalidFieldError
+from rollout.grader import Grader
+from rollout.types import (
+    AgentWorkflowConfig,
+    BaseConfig,
+    ExecutionOutcome,
+    ExecutionRequest,
+    ExecutionResult,
+    GraderConfig,
+    RolloutErrorCategory,
+    RolloutSample,
+    RolloutStatus,
+)
+from rollout.types.output import coerce_output
+from rollout.workflow import AgentWorkflow
+
+__all__ = ["DEFAULT_MAX_CONCURRENT", "LocalBackend"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_CONCURRENT = 4
+"""How many rollouts run at a time where no workflow config says otherwise."""
+
+_NOTEWORTHY_QUEUE_SEC = 0.1
+
+_PLACES = {
+    RolloutStatus.QUEUED: "it waited for a slot",
+    RolloutStatus.RUNNING: "its workflow ran",
+    RolloutStatus.GRADING: "its grader ran",
+}
+
+TBaseConfig = TypeVar("TBaseConfig", bound=BaseConfig)
+
+
+@define(eq=False)
+class _Execution:
+    """One rollout in this backend.
+
+    Attributes:
+        status: Where it stands; `queued` until it has a slot.
+        submitted_at: When it was admitted (trio time); the agent's deadline counts from here.
+        cancelled_at: When somebody asked for it to stop.
+        call: The call of user code that is under way.
+        queue_scope: The wait for a slot that is under way.
+    """
+
+    rollout_id: str
+    submitted_at: float
+    status: RolloutStatus = RolloutStatus.QUEUED
+    started: bool = False
+    cancelled_at: float = math.inf
+    call: UserCall | None = None
+    queue_scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+    async def run(self, call: UserCall, body: Callable[[], Awaitable[Any]]) -> Outcome:
+        """Run a call of user code so that `cancel` interrupts it."""
+        self.call = call
+        if self.cancelled_at < math.inf:
+            call.cancel()
+        try:
+            return await call.run(body)
+        finally:
+            self.call = None
+
+    def cancel(self) -> str:
+        if self.cancelled_at == math.inf:
+            self.cancelled_at = trio.current_time()
+            self.queue_scope.cancel()
+            if self.call is not None:
+                self.call.cancel()
+        if self.status is RolloutStatus.QUEUED:
+            return "cancelled_queued"
+        return "cancelled_running"
+
+
+class _Phase:
+    """One phase of an execution, and the rule that says who ended it.
+
+    Attributes:
+        name: ``workflow`` or ``grader``, for messages.
+        limit: The time that the request gives it, in seconds, or ``None``.
+        deadline: When that time is over (trio time).
+        queued_sec: How much of it went by in the queue.
+    """
+
+    def __init__(self, name: str, limit: float | None, since: float) -> None:
+        self.name = name
+        self.limit = limit
+        self.deadline = math.inf if limit is None else since + limit
+        self.queued_sec = 0.0
+
+    def interruption(self, execution: _Execution, now: float) -> ExecutionResult | None:
+        """Say whether the phase was ended from outside: by deadline or cancel, the earlier."""
+        if now >= self.deadline and self.deadline <= execution.cancelled_at:
+            text = f"{self.name} exceeded its deadline of {self.limit:g} s"
+            if self.queued_sec >= _NOTEWORTHY_QUEUE_SEC:
+                text += f" ({self.queued_sec:.1f} s of it in the queue)"
+            return _failure(text, RolloutErrorCategory.TIMEOUT)
+        if execution.cancelled_at < math.inf:
+            return ExecutionResult(
+                status=RolloutStatus.CANCELLED,
+                err_message=f"cancelled while {_PLACES[execution.status]}",
+            )
+        return None
+
+
+class LocalBackend(ExecutionBackend):
+    """Runs rollouts in this process, each in its own task.
+
+    Args:
+        workflow: An `AgentWorkflow` class, or ``"module:attr"`` of one.
+        workflow_config: Its config, or ``"module:attr"`` of one. Its
+            ``concurrency.max_concurrent`` is the number of slots: ``None`` for no limit, 4
+            without a config.
+        grader: A `Grader` class or ``"module:attr"``; without one no rollout can be graded.
+        grader_config: Its config. Its ``concurrency`` bounds gradings on top of the slots.
+        max_queue_depth: How many rollouts may wait for a slot; more are refused at admission.
+            ``None`` sets no bound.
+
+    Raises:
+        BackendConfigurationError: One of these is not what it should be.
+
+    A workflow that outlives its deadline, swallows its cancellation or blocks past it is
+    reported as a timeout even if it returned something, and it keeps its slot until it ends.
+    """
+
+    reports_agent_start: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        workflow: type[AgentWorkflow[Any]] | str,
+        workflow_config: AgentWorkflowConfig | str | None = None,
+        grader: type[Grader] | str | None = None,
+        grader_config: GraderConfig | str | None = None,
+        max_queue_depth: int | None = None,
+    ) -> None:
+        self.workflow_cls: Any = _class_with("run", workflow, name="workflow")
+        self.grader_cls: Any = (
+            None if grader is None else _class_with("grade", grader, name="grader")
+        )
+        self.workflow_config = _config(workflow_config, AgentWorkflowConfig, "workflow_config")
+        self.grader_config = _config(grader_config, GraderConfig, "grader_config")
+        if max_queue_depth is not None and (
+            isinstance(max_queue_depth, bool)
+            or not isinstance(max_queue_depth, int)
+            or max_queue_depth < 1
+        ):
+            raise BackendConfigurationError(
+                "max_queue_depth must be a whole number from 1 up, or None for no bound"
+            )
+        self.max_queue_depth = max_queue_depth
+        self.max_concurrent: int | None = (
+            self.workflow_config.concurrency.max_concurrent
+            if self.workflow_config is not None
+            else DEFAULT_MAX_CONCURRENT
+        )
+        grader_slots = (
+            self.grader_config.concurrency.max_concurrent
+            if self.grader_config is not None
+            else None
+        )
+        self._slots = trio.CapacityLimiter(self.max_concurrent or math.inf)
+        self._grader_slots = trio.CapacityLimiter(grader_slots or math.inf)
+        self._executions: dict[str, _Execution] = {}
+
+    # --- capacity -----------------------------------------------------------------------------
+
+    def has_capacity(self) -> bool:
+        """Whether a slot or a place in the queue is free, counting all that were admitted."""
+        if self.max_concurrent is None or self.max_queue_depth is None:
+            return True
+        return len(self._executions) < self.max_concurrent + self.max_queue_depth
+
+    def reserve(self, rollout_id: str) -> bool:
+        """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
+        if rollout_id in self._executions or not self.has_capacity():
+            return False
+        self._executions[rollout_id] = _Execution(rollout_id, trio.current_time())
+        return True
+
+    def release(self, rollout_id: str) -> None:
+        """Forget a rollout; see `ExecutionBackend.release`."""
+        self._executions.pop(rollout_id, None)
+
+    def health(self) -> dict[str, Any]:
+        """Return the status and the slots' counts."""
+        statuses = [execution.status for execution in self._executions.values()]
+        queued = statuses.count(RolloutStatus.QUEUED)
+        return {
+            "status": "ok",
+            "concurrency": {
+                "max_concurrent": self.max_concurrent,
+                "queued": queued,
+                "running": len(statuses) - queued,
+            },
+            "max_queue_depth": self.max_queue_depth,
+        }
+
+    # --- control ------------------------------------------------------------------------------
+
+    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the status of a rollout that has been admitted and has not ended."""
+        execution = self._executions.get(rollout_id)
+        return None if execution is None else {"status": execution.status}
+
+    def cancel_rollouts(
+        self,
+        ids: Sequence[str] | None = None,
+        prefix: str | None = None,
+        all: bool = False,
+    ) -> dict[str, str]:
+        """Interrupt matching rollouts; asking twice changes nothing."""
+        if ids is not None:
+            selected = list(ids)
+        else:
+            selected = [
+                rollout_id
+                for rollout_id in self._executions
+                if all or (prefix is not None and rollout_id.startswith(prefix))
+            ]
+        return {
+            rollout_id: self._executions[rollout_id].cancel()
+            if rollout_id in self._executions
+            else "not_found"
+            for rollout_id in selected
+        }
+
+    async def shutdown(self) -> None:
+        """Interrupt what still runs."""
+        self.cancel_rollouts(all=True)
+        await trio.lowlevel.checkpoint()
+
+    # --- execution ----------------------------------------------------------------------------
+
+    async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:
+        """Run one rollout; see `ExecutionBackend.execute`.
+
+        Raises:
+            DuplicateRolloutError: A rollout of that id is running here already.
+        """
+        reserved = request.id in self._executions
+        if not reserved:
+            self._executions[request.id] = _Execution(request.id, trio.current_time())
+        execution = self._executions[request.id]
+        if execution.started:
+            raise DuplicateRolloutError(f"rollout {request.id} is running already")
+        execution.started = True
+        try:
+            return await self._execute(request, execution)
+        finally:
+            if not reserved:
+                self.release(request.id)
+
+    async def _execute(self, request: ExecutionRequest, execution: _Execution) -> ExecutionOutcome:
+        problem = self._grading_problem(request)
+        if problem is not None:
+            await trio.lowlevel.checkpoint()
+            return ExecutionOutcome(
+                workflow=_failure(problem, RolloutErrorCategory.VALIDATION_ERROR)
+            )
+        phase = _Phase("workflow", request.agent_timeout_sec, execution.submitted_at)
+        acquired = await _acquire(self._slots, execution, phase.deadline)
+        try:
+            phase.queued_sec = trio.current_time() - execution.submitted_at
+            ended = phase.interruption(execution, trio.current_time())
+            if ended is not None:
+                return ExecutionOutcome(workflow=ended)
+            return await self._run_phases(request, execution, phase)
+        finally:
+            if acquired:
+                self._slots.release_on_behalf_of(execution)
+
+    async def _run_phases(
+        self, request: ExecutionRequest, execution: _Execution, phase: _Phase
+    ) -> ExecutionOutcome:
+        context = get_rollout_context() or RolloutContext(rollout_id=request.id)
+        execution.status = RolloutStatus.RUNNING
+        context.mark_agent_started()
+        workflow = await self._run_workflow(request, execution, context, phase)
+        if not request.grade or workflow.status is not RolloutStatus.SUCCESS:
+            return ExecutionOutcome(workflow=workflow)
+        execution.status = RolloutStatus.GRADING
+        context.report_status(RolloutStatus.GRADING)
+        acquired = await _acquire(self._grader_slots, execution, math.inf)
+        try:
+            phase = _Phase("grader", request.grader_timeout_sec, trio.current_time())
+            grader = await self._run_grader(request, execution, context, phase, workflow.sample)
+        finally:
+            if acquired:
+                self._grader_slots.release_on_behalf_of(execution)
+        return ExecutionOutcome(workflow=workflow, grader=grader)
+
+    def _grading_problem(self, request: ExecutionRequest) -> str | None:
+        if not request.grade:
+            return None
+        if self.grader_cls is None:
+            return (
+                "the rollout cannot be graded: this server has no grader "
+                "(configure one, or send grade=false)"
+            )
+        if request.label is None and request.metadata is None:
+            return (
+                "the rollout cannot be graded: the request has neither a label nor metadata "
+                "(send one of them, or grade=false)"
+            )
+        return None
+
+    async def _run_workflow(
+        self,
+        request: ExecutionRequest,
+        execution: _Execution,
+        context: RolloutContext,
+        phase: _Phase,
+    ) -> ExecutionResult:
+        call = UserCall(execution.rollout_id, phase.name, phase.deadline)
+
+        async def body() -> RolloutSample | None:
+            config = copy.deepcopy(self.workflow_config)
+            workflow = self.workflow_cls(config)
+            inner = AgentWorkflowContext(
+                prompt=copy.deepcopy(request.prompt),
+                config=config,
+                metadata=copy.deepcopy(request.metadata),
+            )
+            with context:
+                output = coerce_output(await call.invoke(workflow.run, inner))
+                if output is None:
+                    return _sample(await context.get_sample())
+            if output.messages is None:
+                return None
+            return RolloutSample(
+                messages=output.messages, label=request.label, metrics=dict(output.metrics)
+            )
+
+        outcome = await execution.run(call, body)
+        return (
+            phase.interruption(execution, outcome.ended)
+            or _user_failure(outcome, phase, execution, context)
+            or ExecutionResult(status=RolloutStatus.SUCCESS, sample=outcome.value)
+        )
+
+    async def _run_grader(
+        self,
+        request: ExecutionRequest,
+        execution: _Execution,
+        context: RolloutContext,
+        phase: _Phase,
+        sample: RolloutSample | None,
+    ) -> ExecutionResult:
+        call = UserCall(execution.rollout_id, phase.name, phase.deadline)
+        inner = GraderContext(
+            label=request.label, sample=sample, metadata=copy.deepcopy(request.metadata)
+        )
+
+        async def body() -> None:
+            grader = self.grader_cls(copy.deepcopy(self.grader_config))
+            with context:
+                returned = await call.invoke(grader.grade, inner)
+            _check_graded(_sample(inner.sample), returned)
+
+        outcome = await execution.run(call, body)
+        ended = phase.interruption(execution, outcome.ended) or _user_failure(
+            outcome, phase, execution, context
+        )
+        if ended is not None:
+            ended.sample = sample
+            return ended
+        return ExecutionResult(status=RolloutStatus.SUCCESS, sample=inner.sample)
+
+
+async def _acquire(slots: trio.CapacityLimiter, execution: _Execution, deadline: float) -> bool:
+    """Wait for a slot; ``False`` when the deadline or a cancel request came first."""
+    acquired = False
+    execution.queue_scope.deadline = deadline
+    with execution.queue_scope:
+        await slots.acquire_on_behalf_of(execution)
+        acquired = True
+    execution.queue_scope = trio.CancelScope()
+    if execution.cancelled_at < math.inf:
+        execution.queue_scope.cancel()
+    return acquired
+
+
+def _failure(message: str, category: RolloutErrorCategory) -> ExecutionResult:
+    return ExecutionResult(
+        status=RolloutStatus.FAILURE, err_message=message, err_category=category
+    )
+
+
+def _user_failure(
+    outcome: Outcome, phase: _Phase, execution: _Execution, context: RolloutContext
+) -> ExecutionResult | None:
+    """Turn what user code raised into a failure, and log it without the rollout's key."""
+    if outcome.error is None:
+        return None
+    secrets = [context.api_key]
+    logger.error(
+        "rollout %s: the %s failed\n%s",
+        execution.rollout_id,
+        phase.name,
+        format_exception(outcome.error, secrets),
+    )
+    return _failure(
+        redact(describe_exception(outcome.error), secrets), categorize_exception(outcome.error)
+    )
+
+
+def _sample(value: Any) -> RolloutSample | None:
+    if value is None or isinstance(value, RolloutSample):
+        return value
+    raise TypeError(f"the sample must be a RolloutSample, not {type(value).__name__}")
+
+
+def _check_graded(sample: RolloutSample | None, returned: Any) -> None:
+    if sample is None:
+        raise InvalidFieldError(
+            "sample",
+            "is missing: the workflow returned no messages and registered no sample source, "
+            "so there is nothing to grade",
+        )
+    if sample.reward is None and not sample.remove_sample:
+        hint = "" if returned is None else " (a value that grade() returns is ignored)"
+        raise InvalidFieldError("reward", f"was not set by the grader: call set_reward{hint}")
+
+
+def _class_with(method: str, reference: Any, *, name: str) -> type:
+    cls = resolve_object(reference, name=name)
+    if not isinstance(cls, type) or not callable(getattr(cls, method, None)):
+        raise BackendConfigurationError(f"{name} must be a class with a method {method!r}")
+    if inspect.isabstract(cls):
+        raise BackendConfigurationError(f"{name} {cls.__name__} has abstract methods left")
+    return cls
+
+
+def _config(reference: Any, kind: type[TBaseConfig], name: str) -> TBaseConfig | None:
+    if reference is None:
+        return None
+    config = resolve_object(reference, name=name)
+    if not isinstance(config, kind):
+        raise BackendConfigurationError(f"{name} must be an instance of {kind.__name__}")
+    return config

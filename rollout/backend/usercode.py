@@ -1,0 +1,121 @@
+"""Call users' code, whatever it is and whatever it raises, and say how that ended.
+
+An async function runs where it is called; a plain one runs in a worker thread, since it may
+block. Nothing but trio's own cancellation comes out of here as an exception: user code may
+raise `SystemExit`, exception groups with `trio.Cancelled` inside, or swallow a cancellation,
+and none of this may reach the nursery that all rollouts share.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import trio
+from attrs import define, field
+
+__all__ = ["Outcome", "UserCall"]
+
+# Slots bound how much runs at a time, so the threads need no bound of their own.
+_unbounded = trio.CapacityLimiter(math.inf)
+
+
+@define
+class Outcome:
+    """How a call of user code ended.
+
+    Attributes:
+        value: What it returned.
+        error: What it raised, ``None`` if it returned.
+        interrupted: Whether its cancel scope ended it.
+        ended: When control came back (trio time).
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    interrupted: bool = False
+    ended: float = math.nan
+
+
+@define(eq=False)
+class UserCall:
+    """One call of user code, interruptible by its deadline and by `cancel`.
+
+    Attributes:
+        rollout_id: Which rollout the code runs for. The watchdog reads it off the stack.
+        phase: ``workflow`` or ``grader``.
+        deadline: When the call is interrupted (trio time).
+    """
+
+    rollout_id: str
+    phase: str
+    deadline: float = math.inf
+    _scope: trio.CancelScope = field(factory=trio.CancelScope)
+    _thread_ends: list[trio.Event] = field(factory=list)
+
+    def cancel(self) -> None:
+        """Interrupt the call, now or as soon as it starts."""
+        self._scope.cancel()
+
+    async def run(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
+        """Await *body* and wait until its code has really ended.
+
+        A plain function that is interrupted runs on in its thread, which cannot be stopped;
+        this returns only after it. Cancellation from outside abandons the thread instead.
+        """
+        outcome = Outcome()
+        self._scope.deadline = self.deadline
+        with self._scope:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            outcome = await self._capture(body)
+        outcome.interrupted = self._scope.cancelled_caught
+        for event in self._thread_ends:
+            await event.wait()
+        outcome.ended = trio.current_time()
+        return outcome
+
+    async def invoke(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a user's function within `run`: async in place, plain in a worker thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        value = await self._run_in_thread(partial(function, *args))
+        return await value if inspect.isawaitable(value) else value
+
+    async def _capture(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
+        try:
+            return Outcome(value=await body())
+        except trio.Cancelled:
+            if trio.current_effective_deadline() == -math.inf:
+                raise
+            return Outcome(error=RuntimeError("trio.Cancelled was raised outside of its scope"))
+        except BaseExceptionGroup as group:
+            cancelled, rest = group.split(trio.Cancelled)
+            if rest is None:
+                if cancelled is not None and trio.current_effective_deadline() == -math.inf:
+                    raise
+                return Outcome(error=group)
+            return Outcome(error=rest)
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a workflow ends it alone
+            return Outcome(error=error)
+
+    async def _run_in_thread(self, function: Callable[[], Any]) -> Any:
+        event = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def body() -> Any:
+            try:
+                return function()
+            finally:
+                try:
+                    token.run_sync_soon(event.set)
+                except trio.RunFinishedError:
+                    pass  # abandoned, and the loop that could have waited is gone
+
+        # Past this check nothing can cancel before the thread has started, so every event in
+        # the list is going to be set.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._thread_ends.append(event)
+        return await trio.to_thread.run_sync(body, abandon_on_cancel=True, limiter=_unbounded)

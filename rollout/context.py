@@ -1,0 +1,184 @@
+"""What users' code is handed while a rollout runs.
+
+Theory of operation: a `RolloutContext` stands for the rollout as a whole. The server enters
+one around each execution, so that a context variable carries it to everything that the
+execution calls: the backend, the workflow, integrations, worker threads. Workflow and grader
+get small contexts of their own with what concerns their phase.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextvars import ContextVar, Token
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+import trio
+from attrs import define, field
+
+from rollout.errors import InvalidFieldError, SampleSourceError
+from rollout.types import AgentWorkflowConfig, RolloutSample, RolloutStatus
+
+__all__ = [
+    "AgentWorkflowContext",
+    "GraderContext",
+    "RolloutContext",
+    "RolloutProgress",
+    "SampleSource",
+    "get_rollout_context",
+]
+
+TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig)
+
+
+class SampleSource(ABC):
+    """Makes the sample of a rollout out of whatever an agent keeps.
+
+    An integration registers one with `RolloutContext.set_sample_source`; the backend asks it
+    once the workflow has returned ``None``. A rollout has exactly one sample, so it takes one
+    source.
+    """
+
+    @abstractmethod
+    async def get_sample(self) -> RolloutSample:
+        """Return the sample as it stands."""
+
+
+class RolloutProgress(Protocol):
+    """Where a context reports to. The server provides it."""
+
+    def report_status(self, status: RolloutStatus) -> None:
+        """Take a status report; one that does not lead forward is ignored."""
+
+    def report_agent_started(self) -> None:
+        """Take the moment of the agent's start; only the first one counts."""
+
+
+_current: ContextVar[RolloutContext | None] = ContextVar("rollout_context", default=None)
+
+
+def get_rollout_context() -> RolloutContext | None:
+    """Return the context of the rollout that runs here, ``None`` outside of one."""
+    return _current.get()
+
+
+@define
+class RolloutContext:
+    """One rollout, for the code that runs inside it.
+
+    Used as a context manager it becomes what `get_rollout_context` returns.
+
+    Attributes:
+        chat_completions_url: The OpenAI-compatible endpoint of the policy.
+        api_key: The key for it, ``None`` if it needs none; hidden from `repr`.
+        rollout_id: The rollout's id.
+        sample_source: Where the sample comes from when the workflow returns ``None``.
+        progress: Where to report to; ``None`` outside of a server.
+    """
+
+    chat_completions_url: str = ""
+    api_key: str | None = field(default=None, repr=False)
+    rollout_id: str = ""
+    sample_source: SampleSource | None = None
+    progress: RolloutProgress | None = field(default=None, repr=False)
+    _tokens: list[Token[RolloutContext | None]] = field(
+        factory=list, init=False, repr=False, eq=False
+    )
+
+    def __enter__(self) -> RolloutContext:
+        self._tokens.append(_current.set(self))
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _current.reset(self._tokens.pop())
+
+    def set_sample_source(self, source: SampleSource) -> None:
+        """Register where the sample comes from.
+
+        Raises:
+            SampleSourceError: There is one already; a rollout has one sample.
+        """
+        if self.sample_source is not None:
+            raise SampleSourceError(
+                "this rollout has a sample source already; a rollout has one sample, so build "
+                "one agent or session for each"
+            )
+        self.sample_source = source
+
+    async def get_sample(self) -> RolloutSample | None:
+        """Return the registered source's sample, ``None`` without a source."""
+        if self.sample_source is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        return await self.sample_source.get_sample()
+
+    def report_status(self, status: RolloutStatus) -> None:
+        """Report a phase at once, from the event loop. Statuses only move forward."""
+        if self.progress is not None:
+            self.progress.report_status(status)
+
+    async def set_status(self, status: RolloutStatus) -> None:
+        """Report a phase, then let others run. The report stands even if this is cancelled."""
+        self.report_status(status)
+        await trio.lowlevel.checkpoint()
+
+    def mark_agent_started(self) -> None:
+        """Record that the agent starts now, from the event loop; the first call wins.
+
+        For backends with `ExecutionBackend.reports_agent_start`. A queued rollout becomes
+        running with it.
+        """
+        if self.progress is not None:
+            self.progress.report_agent_started()
+
+
+@define
+class GraderContext:
+    """What `Grader.grade` is handed.
+
+    Attributes:
+        label: The request's label.
+        sample: The one sample of the rollout.
+        project_path: Where the project's files are, if the backend has any.
+        metadata: A copy of the request's metadata.
+        artifacts_dir: A folder for files of this rollout, if the backend keeps any.
+    """
+
+    label: str | None = None
+    sample: RolloutSample | None = None
+    project_path: str | None = None
+    metadata: dict[str, Any] | None = None
+    artifacts_dir: Path | None = None
+
+    def set_reward(self, reward: float) -> None:
+        """Give the sample its reward.
+
+        Raises:
+            InvalidFieldError: There is no sample, or the reward is no finite number.
+        """
+        if self.sample is None:
+            raise InvalidFieldError("sample", "is missing, so it cannot get a reward")
+        self.sample.reward = reward
+
+
+@define
+class AgentWorkflowContext(Generic[TConfig]):
+    """What `AgentWorkflow.run` is handed; all of it belongs to this rollout alone.
+
+    Attributes:
+        prompt: A copy of the initial messages.
+        config: A copy of the workflow's config.
+        metadata: A copy of the request's metadata.
+        artifacts_dir: A folder for files of this rollout, if the backend keeps any.
+    """
+
+    prompt: list[dict[str, Any]]
+    config: TConfig | None = None
+    metadata: dict[str, Any] | None = None
+    artifacts_dir: Path | None = None

@@ -1,0 +1,188 @@
+"""Every exception that this library raises of its own accord.
+
+Each error subclasses the builtin that fits it best, so that a caller who knows nothing of
+this library can still catch it. Errors of httpx (`httpx.TransportError` and its kin) pass
+through unchanged: they say more than a wrapper could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+__all__ = [
+    "BackendConfigurationError",
+    "DuplicateRolloutError",
+    "FieldProblem",
+    "InvalidBodyError",
+    "InvalidFieldError",
+    "InvalidLeaseError",
+    "InvalidTransitionError",
+    "RolloutAdmissionTimeoutError",
+    "RolloutCancelTimeoutError",
+    "RolloutClientClosedError",
+    "RolloutClientNotEnteredError",
+    "RolloutError",
+    "RolloutHandleCancelled",
+    "RolloutIdleTimeoutError",
+    "RolloutPollTimeoutError",
+    "RolloutProtocolError",
+    "RolloutServerError",
+    "SampleSourceError",
+    "UnknownRolloutError",
+]
+
+
+class RolloutError(Exception):
+    """Base of the errors that belong to this library alone."""
+
+
+class InvalidFieldError(RolloutError, ValueError):
+    """A value broke the rule of the field that it was meant for.
+
+    Raised by the types of `rollout.types` on construction and on assignment, and by the
+    codec while it reads a request or a response.
+
+    Attributes:
+        field: The name of the field.
+        reason: What the field asks for, without the value (a value may be a secret).
+        kind: A short machine-readable name of the rule, the ``type`` of a 422 answer.
+    """
+
+    def __init__(self, field: str, reason: str, *, kind: str = "value_error") -> None:
+        super().__init__(f"{field} {reason}")
+        self.field = field
+        self.reason = reason
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_invalid_field, (self.field, self.reason, self.kind))
+
+
+def _rebuild_invalid_field(field: str, reason: str, kind: str) -> InvalidFieldError:
+    return InvalidFieldError(field, reason, kind=kind)
+
+
+@frozen
+class FieldProblem:
+    """One thing that is wrong with a body.
+
+    Attributes:
+        loc: The way to the field, outermost first.
+        msg: What the field asks for.
+        type: A short name of the rule.
+    """
+
+    loc: tuple[str | int, ...]
+    msg: str
+    type: str
+
+    def __str__(self) -> str:
+        where = ".".join(str(part) for part in self.loc)
+        return f"{where}: {self.msg}" if where else self.msg
+
+
+class InvalidBodyError(RolloutError, ValueError):
+    """A body is no strict JSON, or does not fit its type.
+
+    Attributes:
+        problems: Everything that is wrong with it, in order of the fields.
+    """
+
+    def __init__(self, problems: Sequence[FieldProblem]) -> None:
+        super().__init__("; ".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+class InvalidTransitionError(RolloutError, ValueError):
+    """A rollout was asked to go from one status to another that cannot follow it."""
+
+
+class RolloutProtocolError(RolloutError, RuntimeError):
+    """The server answered, but not with what the protocol allows.
+
+    Raised by every method of `rollout.client.RolloutClient` that sends a request.
+
+    Attributes:
+        status_code: The HTTP status of the answer. An answer with the expected status but
+            an unusable body keeps that status (200 or 202).
+    """
+
+    def __init__(self, message: str, *, status_code: int) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_protocol_error, (str(self), self.status_code))
+
+
+def _rebuild_protocol_error(message: str, status_code: int) -> RolloutProtocolError:
+    return RolloutProtocolError(message, status_code=status_code)
+
+
+class RolloutAdmissionTimeoutError(RolloutError, TimeoutError):
+    """``admission_timeout_sec`` ran out before the server admitted the rollout.
+
+    When the deadline fell while a request was on its way, the message says that the
+    admission may have succeeded all the same. Nothing is cancelled on the server in that
+    case: its answer might have been that the id belongs to somebody else's rollout. An
+    admitted rollout that nobody polls ends with its polling lease.
+    """
+
+
+class RolloutCancelTimeoutError(RolloutError, TimeoutError):
+    """A cancel request was not answered within its five seconds of wall clock.
+
+    The server may or may not have received it; asking again is safe.
+    """
+
+
+class RolloutIdleTimeoutError(RolloutError, TimeoutError):
+    """The server did not become idle within ``timeout_sec`` of `wait_idle`."""
+
+
+class RolloutPollTimeoutError(RolloutError, TimeoutError):
+    """A result response trickled in so slowly that it outlived the polling lease."""
+
+
+class RolloutHandleCancelled(RolloutError):  # noqa: N818 - the name mirrors trio.Cancelled
+    """The handle that is awaited was cancelled, by `RolloutHandle.cancel` or by its client.
+
+    The rollout itself was not touched: it runs on until it ends or its lease expires.
+    """
+
+
+class RolloutClientNotEnteredError(RolloutError, RuntimeError):
+    """A method that polls in the background needs ``async with RolloutClient(...)``."""
+
+
+class RolloutClientClosedError(RolloutError, RuntimeError):
+    """The client was closed, so it takes no further calls."""
+
+
+class RolloutServerError(RolloutError, RuntimeError):
+    """The server cannot start, or its own tasks failed while it was serving."""
+
+
+class SampleSourceError(RolloutError, ValueError):
+    """A second sample source was registered for one rollout."""
+
+
+class BackendConfigurationError(RolloutError, ValueError):
+    """A backend, workflow or grader was set up in a way that cannot work."""
+
+
+class UnknownRolloutError(RolloutError, KeyError):
+    """No rollout of that id is active or retained."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "unknown rollout_id"
+
+
+class DuplicateRolloutError(RolloutError, ValueError):
+    """A rollout of that id is active, or its result is still retained."""
+
+
+class InvalidLeaseError(RolloutError, PermissionError):
+    """The polling lease token does not belong to that rollout."""

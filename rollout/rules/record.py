@@ -1,0 +1,141 @@
+"""The state of one rollout on its server, from admission to the end of its retention.
+
+A record takes what happened (a status report, the agent's start, a poll, the end, the passing
+of time) and answers what follows. It does no I/O and reads no clock: `now` is serving time,
+see `rollout.rules.lease.ServingClock`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from attrs import define, evolve, frozen
+
+from rollout.rules.lease import PollingLease
+from rollout.rules.status import is_terminal, may_follow
+from rollout.types import RolloutErrorCategory, RolloutResultResponse, RolloutStatus
+
+__all__ = ["RolloutRecord", "SeenState"]
+
+_AGENT_STARTED = "agent-started"
+
+
+@frozen
+class SeenState:
+    """What the holder of a lease has been told: a status, and whether the agent has started."""
+
+    status: RolloutStatus = RolloutStatus.QUEUED
+    agent_started: bool = False
+
+    def to_header(self) -> str:
+        """Write the value of `rollout.types.SEEN_STATE_HEADER`."""
+        return f"{self.status};{_AGENT_STARTED}" if self.agent_started else str(self.status)
+
+    @classmethod
+    def from_header(cls, header: str | None) -> SeenState | None:
+        """Read the header; ``None`` where it is missing or says nothing that we know."""
+        if not header:
+            return None
+        status, *flags = (part.strip().lower() for part in header.split(";"))
+        try:
+            return cls(RolloutStatus(status), _AGENT_STARTED in flags)
+        except ValueError:
+            return None
+
+
+@define(eq=False)
+class RolloutRecord:
+    """One rollout on its server.
+
+    Attributes:
+        rollout_id: Its id.
+        lease: The polling lease, in serving time.
+        status: Where it stands; only moves forward.
+        agent_started_at: When its agent started (UTC); set once.
+        result: The terminal result; set once.
+        reported: What was last reported to the holder of the lease.
+        delivered: Whether the terminal result was ever answered to a poll.
+    """
+
+    rollout_id: str
+    lease: PollingLease
+    status: RolloutStatus = RolloutStatus.QUEUED
+    agent_started_at: datetime | None = None
+    result: RolloutResultResponse | None = None
+    reported: SeenState = SeenState()
+    delivered: bool = False
+
+    @property
+    def state(self) -> SeenState:
+        """What there is to be seen now."""
+        return SeenState(self.status, self.agent_started_at is not None)
+
+    def advance(self, status: RolloutStatus) -> bool:
+        """Take a status report of an execution; ``False`` when it changes nothing.
+
+        A report that does not lead forward, or a terminal one (only `finish` ends a rollout),
+        is ignored: backends may report late.
+        """
+        if is_terminal(status) or not may_follow(status, self.status):
+            return False
+        self.status = status
+        return True
+
+    def mark_agent_started(self, when: datetime) -> bool:
+        """Record the agent's start; only the first one before the end counts."""
+        if self.agent_started_at is not None or self.result is not None:
+            return False
+        self.agent_started_at = when
+        return True
+
+    def renew(self, now: float) -> bool:
+        """Take a poll's renewal of the lease; ``False`` when it comes too late.
+
+        Once the rollout has ended there is no lease to lose, and every poll is in time.
+        """
+        return self.result is not None or self.lease.renew(now)
+
+    def expire(self, now: float) -> bool:
+        """End the rollout as `lease_expired` if its lease has ended at *now*."""
+        if self.result is not None or not self.lease.expired(now):
+            return False
+        self._end(
+            RolloutResultResponse(
+                rollout_id=self.rollout_id,
+                status=RolloutStatus.FAILURE,
+                err_message="polling lease expired",
+                err_category=RolloutErrorCategory.LEASE_EXPIRED,
+            )
+        )
+        return True
+
+    def finish(self, result: RolloutResultResponse, now: float) -> bool:
+        """End the rollout with what its execution made of it.
+
+        A lease that has ended before wins over the result, whether or not anyone has noticed
+        yet. The first end stays: ``False`` when this call was not the one that decided it
+        with *result*.
+        """
+        if self.result is not None or self.expire(now):
+            return False
+        self._end(result)
+        return True
+
+    def snapshot(self) -> RolloutResultResponse:
+        """Answer a poll: the terminal result, or the status alone while in flight."""
+        if self.result is not None:
+            return self.result
+        return RolloutResultResponse(
+            rollout_id=self.rollout_id,
+            status=self.status,
+            agent_started_at=self.agent_started_at,
+        )
+
+    def answered(self) -> None:
+        """Note that the current state went to the holder of the lease."""
+        self.reported = self.state
+        self.delivered = self.delivered or self.result is not None
+
+    def _end(self, result: RolloutResultResponse) -> None:
+        self.result = evolve(result, agent_started_at=self.agent_started_at)
+        self.status = result.status

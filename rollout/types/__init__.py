@@ -1,0 +1,44 @@
+"""The types of the rollout protocol, as attrs classes.
+
+Names and fields are those of the protocol. Constructors take keywords only and check what
+they are given; the error is a `ValueError` that names the field.
+"""
+
+from rollout.types.config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
+from rollout.types.execution import ExecutionOutcome, ExecutionRequest, ExecutionResult
+from rollout.types.output import AgentWorkflowOutput, MessageDict, Messages
+from rollout.types.protocol import (
+    POLLING_LEASE_HEADER,
+    SEEN_STATE_HEADER,
+    CancelRolloutsRequest,
+    CancelRolloutsResponse,
+    RolloutInitRequest,
+    RolloutInitResponse,
+    RolloutLifecycle,
+    RolloutResultResponse,
+)
+from rollout.types.sample import RolloutErrorCategory, RolloutSample, RolloutStatus
+
+__all__ = [
+    "POLLING_LEASE_HEADER",
+    "SEEN_STATE_HEADER",
+    "AgentWorkflowConfig",
+    "AgentWorkflowOutput",
+    "BaseConfig",
+    "CancelRolloutsRequest",
+    "CancelRolloutsResponse",
+    "ConcurrencyConfig",
+    "ExecutionOutcome",
+    "ExecutionRequest",
+    "ExecutionResult",
+    "GraderConfig",
+    "MessageDict",
+    "Messages",
+    "RolloutErrorCategory",
+    "RolloutInitRequest",
+    "RolloutInitResponse",
+    "RolloutLifecycle",
+    "RolloutResultResponse",
+    "RolloutSample",
+    "RolloutStatus",
+]

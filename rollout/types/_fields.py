@@ -1,0 +1,123 @@
+"""Converters and validators that several types share. Pure, and silent about values."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from rollout.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from attrs import Attribute
+
+MAX_QUOTED_ID_LENGTH = 32 * 1024
+"""Longest rollout_id, percent-encoded, that still fits a request line."""
+
+
+def instance_of(kind: type, *, name: str) -> Any:
+    """Validate that a value is a *kind*; *name* is how a message calls that type."""
+
+    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise InvalidFieldError(attribute.name, f"must be {name}", kind="type_error")
+
+    return check
+
+
+def optional(validator: Any) -> Any:
+    """Validate with *validator* unless the value is ``None``."""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if value is not None:
+            validator(instance, attribute, value)
+
+    return check
+
+
+def messages(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a list of message objects."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
+
+
+def path_segment_problem(value: str) -> str | None:
+    """Say why *value* cannot be a rollout id, or return ``None`` when it can."""
+    if value in {"", ".", ".."}:
+        return "must be a single path segment, not empty, '.' or '..'"
+    if any(separator in value for separator in ("/", "\\", "\x00")):
+        return "must be a single path segment, without '/', '\\' or NUL"
+    try:
+        quoted = quote(value, safe="")
+    except UnicodeEncodeError:
+        return "must be encodable as UTF-8, so it may not hold lone surrogates"
+    if len(quoted) > MAX_QUOTED_ID_LENGTH:
+        return f"must not exceed {MAX_QUOTED_ID_LENGTH} characters when percent-encoded"
+    return None
+
+
+def path_segment(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate an id that becomes one segment of a URL and of a file path."""
+    if not isinstance(value, str):
+        raise InvalidFieldError(attribute.name, "must be a string", kind="type_error")
+    if problem := path_segment_problem(value):
+        raise InvalidFieldError(attribute.name, problem)
+
+
+def timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a timeout: ``None`` for no limit, else any finite number of seconds."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidFieldError(attribute.name, "must be a number of seconds", kind="type_error")
+    if not is_finite(value):
+        raise InvalidFieldError(attribute.name, "must be finite; leave it out to run unbounded")
+
+
+def is_finite(value: float) -> bool:
+    """Whether *value* is a number that a float can hold and that is neither NaN nor infinite."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def plain_number(value: Any) -> float | None:
+    """Turn a foreign number scalar into a plain finite float; ``None`` when it is none.
+
+    Takes what `numbers.Real` covers (NumPy registers its scalars there), decimals, and
+    zero-dimensional arrays or tensors that unwrap with ``item()``.
+    """
+    if not isinstance(value, (numbers.Real, Decimal)):
+        item = getattr(value, "item", None)
+        if isinstance(value, (str, bytes)) or not callable(item):
+            return None
+        try:
+            value = item()
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        if not isinstance(value, (numbers.Real, Decimal)):
+            return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def finite_number(field: str) -> Any:
+    """Convert to a plain finite float or ``None``, or raise an error that names *field*."""
+
+    def convert(value: Any) -> float | None:
+        if value is None:
+            return None
+        number = plain_number(value)
+        if number is None:
+            raise InvalidFieldError(
+                field, f"must be a finite number, not {type(value).__name__}", kind="finite_number"
+            )
+        return number
+
+    return convert

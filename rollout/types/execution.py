@@ -1,0 +1,92 @@
+"""What a backend is asked for, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs import define, field
+
+from rollout.types._fields import instance_of, messages, optional, path_segment, timeout
+from rollout.types.output import MessageDict
+from rollout.types.sample import RolloutErrorCategory, RolloutSample, RolloutStatus
+
+__all__ = ["ExecutionOutcome", "ExecutionRequest", "ExecutionResult"]
+
+
+@define(kw_only=True)
+class ExecutionRequest:
+    """One rollout, as a backend gets it.
+
+    Attributes:
+        id: The rollout's id; one path segment.
+        prompt: The initial messages.
+        label: What a grader compares with.
+        metadata: The caller's own data.
+        agent_timeout_sec: Time for the agent in seconds, queue time included; ``None`` runs
+            unbounded, zero or below is a deadline that has already passed.
+        grader_timeout_sec: Time for the grader in seconds, its own full window.
+        grade: Whether the rollout is graded.
+
+    Raises:
+        InvalidFieldError: A field breaks its rule.
+    """
+
+    id: str = field(validator=path_segment)
+    prompt: list[MessageDict] = field(validator=messages)
+    label: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or null"))
+    )
+    metadata: dict[str, Any] | None = field(
+        default=None, validator=optional(instance_of(dict, name="an object or null"))
+    )
+    agent_timeout_sec: float | None = field(default=None, validator=timeout)
+    grader_timeout_sec: float | None = field(default=None, validator=timeout)
+    grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
+
+
+@define(kw_only=True)
+class ExecutionResult:
+    """How one phase of an execution ended.
+
+    Attributes:
+        status: `success`, `failure` or `cancelled`.
+        sample: The sample, if there is one.
+        err_message: What went wrong, for people.
+        err_category: What went wrong, for programs.
+        extra_fields: The backend's diagnostics; they never travel.
+    """
+
+    status: RolloutStatus
+    sample: RolloutSample | None = None
+    err_message: str | None = None
+    err_category: RolloutErrorCategory | None = None
+    extra_fields: dict[str, Any] | None = None
+
+
+@define(kw_only=True)
+class ExecutionOutcome:
+    """What one execution made: the workflow's result and, if it came so far, the grader's."""
+
+    workflow: ExecutionResult
+    grader: ExecutionResult | None = None
+
+    @property
+    def result(self) -> ExecutionResult:
+        """The result to report: the workflow's failure, else the grader's word, if any.
+
+        A failed workflow without a sample of its own reports the sample of a grader that
+        ran all the same.
+        """
+        if self.workflow.status is RolloutStatus.SUCCESS:
+            return self.grader or self.workflow
+        if self.workflow.sample is None and self.grader is not None and self.grader.sample:
+            return attrs.evolve(self.workflow, sample=self.grader.sample)
+        return self.workflow
+
+    @property
+    def result_to_save(self) -> ExecutionResult:
+        """The result to keep on disk: the one that has the graded sample."""
+        if self.grader is not None and self.grader.sample is not None:
+            return self.grader
+        return self.workflow

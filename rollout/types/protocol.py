@@ -1,0 +1,206 @@
+"""The bodies that travel between client and server."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from attrs import define, field
+
+from rollout.errors import InvalidFieldError
+from rollout.types._fields import (
+    instance_of,
+    is_finite,
+    messages,
+    optional,
+    path_segment,
+    timeout,
+)
+from rollout.types.output import MessageDict
+from rollout.types.sample import RolloutErrorCategory, RolloutSample, RolloutStatus
+
+__all__ = [
+    "POLLING_LEASE_HEADER",
+    "SEEN_STATE_HEADER",
+    "CancelRolloutsRequest",
+    "CancelRolloutsResponse",
+    "RolloutInitRequest",
+    "RolloutInitResponse",
+    "RolloutLifecycle",
+    "RolloutResultResponse",
+]
+
+POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
+"""The header that carries the polling lease token of a result request."""
+
+SEEN_STATE_HEADER = "X-Rollout-Seen"
+"""What the caller has seen so far: a status, then ``;agent-started`` once it knows of it.
+
+A server of this library answers a poll at once when it knows more than that. Without the
+header it compares with what it last reported, which a lost response makes wrong. Other
+servers ignore the header.
+"""
+
+
+def _secret(_: Any, attribute: Any, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise InvalidFieldError(attribute.name, "must be a string or null", kind="type_error")
+    if not value:
+        raise InvalidFieldError(attribute.name, "must be left out or not empty")
+
+
+@define(kw_only=True)
+class RolloutInitRequest:
+    """``POST /rollout``: ask the server to admit one rollout.
+
+    Attributes:
+        rollout_id: A fresh id; one path segment: not empty, not ``.`` or ``..``, without
+            ``/``, ``\\`` and NUL.
+        initial_messages: The prompt.
+        chat_completions_url: The OpenAI-compatible endpoint that the agent talks to.
+        llm_api_key: The key for that endpoint; hidden from `repr`, never logged.
+        label: What a grader compares with.
+        metadata: The caller's own data.
+        extra_fields: More of it, kept with the trajectory.
+        grade: Whether the rollout is graded.
+        agent_timeout_sec: Seconds for the agent, queue time included; ``None``: unbounded.
+        grader_timeout_sec: Seconds for the grader; ``None``: unbounded.
+
+    Raises:
+        InvalidFieldError: A field breaks its rule; the message names it.
+    """
+
+    initial_messages: list[MessageDict] = field(validator=messages)
+    label: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or null"))
+    )
+    metadata: dict[str, Any] | None = field(
+        default=None, validator=optional(instance_of(dict, name="an object or null"))
+    )
+    rollout_id: str = field(validator=path_segment)
+    chat_completions_url: str = field(validator=instance_of(str, name="a string"))
+    llm_api_key: str | None = field(default=None, validator=_secret, repr=False)
+    grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
+    agent_timeout_sec: float | None = field(default=None, validator=timeout)
+    grader_timeout_sec: float | None = field(default=None, validator=timeout)
+    extra_fields: dict[str, Any] | None = field(
+        default=None, validator=optional(instance_of(dict, name="an object or null"))
+    )
+
+
+def _positive_finite(_: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidFieldError(attribute.name, "must be a number", kind="type_error")
+    if not is_finite(value) or value <= 0:
+        raise InvalidFieldError(attribute.name, "must be positive and finite")
+
+
+@define(kw_only=True)
+class RolloutInitResponse:
+    """The admission (202).
+
+    Attributes:
+        rollout_id: The id that was admitted.
+        status: `queued`.
+        polling_lease_token: Proves on every poll who asks; hidden from `repr`.
+        result_wait_timeout_sec: How long a poll may be held, in seconds.
+        polling_lease_timeout_sec: How long the lease lasts without a poll, in seconds.
+
+    Raises:
+        InvalidFieldError: The token is empty, or the times are not positive and finite, or
+            the lease does not exceed the wait.
+    """
+
+    rollout_id: str = field(validator=instance_of(str, name="a string"))
+    status: RolloutStatus
+    polling_lease_token: str = field(repr=False)
+    result_wait_timeout_sec: float = field(validator=_positive_finite)
+    polling_lease_timeout_sec: float = field(validator=_positive_finite)
+
+    @polling_lease_token.validator
+    def _check_token(self, attribute: Any, value: Any) -> None:
+        if not isinstance(value, str) or not value:
+            raise InvalidFieldError(attribute.name, "must be a string that is not empty")
+
+    @polling_lease_timeout_sec.validator
+    def _check_lease_exceeds_wait(self, attribute: Any, value: float) -> None:
+        if value <= self.result_wait_timeout_sec:
+            raise InvalidFieldError(attribute.name, "must exceed result_wait_timeout_sec")
+
+
+@define(kw_only=True)
+class RolloutResultResponse:
+    """``GET /rollout/{rollout_id}/result`` (200): where a rollout stands, or how it ended.
+
+    Attributes:
+        rollout_id: The rollout.
+        status: Where it stands.
+        sample: The sample, once it has ended and has one. Its ``trajectory_messages`` never
+            travel, and its reward is null unless the status is `success`.
+        err_message: What went wrong, for people.
+        err_category: What went wrong, for programs.
+        agent_started_at: When the agent started (UTC), or ``None`` while it has not. A
+            failure without it happened before the agent ran.
+    """
+
+    rollout_id: str = field(validator=instance_of(str, name="a string"))
+    status: RolloutStatus
+    sample: RolloutSample | None = None
+    err_message: str | None = None
+    err_category: RolloutErrorCategory | None = None
+    agent_started_at: datetime | None = None
+
+
+@define(kw_only=True)
+class CancelRolloutsRequest:
+    """``POST /rollout/cancel``: exactly one of the three selects rollouts.
+
+    Attributes:
+        ids: These ids.
+        prefix: Every id that starts with this.
+        all: Every rollout.
+    """
+
+    ids: list[str] | None = None
+    prefix: str | None = None
+    all: bool = False
+
+    @property
+    def selectors(self) -> int:
+        """How many of the three are given; a server refuses all but one."""
+        return (self.ids is not None) + (self.prefix is not None) + self.all
+
+
+@define(kw_only=True)
+class CancelRolloutsResponse:
+    """What became of a cancel request, by id.
+
+    Attributes:
+        dispositions: ``cancelled_queued``, ``cancelled_running``, or ``not_found`` for an id
+            that is unknown or has already ended.
+    """
+
+    dispositions: dict[str, str]
+
+
+@define(kw_only=True)
+class RolloutLifecycle:
+    """What a server does as a whole, whatever its backend.
+
+    Attributes:
+        accepting_rollouts: Whether admissions are open.
+        active_rollouts: How many rollouts are not final yet.
+
+    Raises:
+        InvalidFieldError: The count is negative.
+    """
+
+    accepting_rollouts: bool
+    active_rollouts: int = field()
+
+    @active_rollouts.validator
+    def _check_count(self, attribute: Any, value: int) -> None:
+        if value < 0:
+            raise InvalidFieldError(attribute.name, "must not be negative")

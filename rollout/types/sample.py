@@ -1,0 +1,100 @@
+"""The sample of a rollout, and the vocabulary of its end."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from attrs import define, field
+
+from rollout.errors import InvalidFieldError
+from rollout.types._fields import finite_number, instance_of, optional
+
+__all__ = ["RolloutErrorCategory", "RolloutSample", "RolloutStatus"]
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutStatus(StrEnum):
+    """Where a rollout stands: in flight (the first three) or ended (the next three)."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    GRADING = "grading"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """Part of the vocabulary; no server publishes it."""
+
+
+class RolloutErrorCategory(StrEnum):
+    """What kind of failure ended a rollout."""
+
+    TIMEOUT = "timeout"
+    LEASE_EXPIRED = "lease_expired"
+    VALIDATION_ERROR = "validation_error"
+    HTTP_ERROR = "http_error"
+    AGENT_ERROR = "agent_error"
+    INTERNAL_ERROR = "internal_error"
+
+
+_FROM_MESSAGES: Any = object()
+
+
+def _message_sequence(_: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
+    if not all(isinstance(message, Mapping) for message in value):
+        raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
+
+
+@define(kw_only=True)
+class RolloutSample:
+    """The conversation of one rollout and what grading made of it.
+
+    Attributes:
+        messages: The message history.
+        trajectory_messages: The history to keep on disk; by default a deep copy of
+            `messages` taken on construction, ``None`` to keep none. It never travels.
+        label: The label that came with the request, or the workflow's own.
+        reward: A finite number or ``None``. Foreign number scalars (NumPy, 0-d tensors,
+            decimals, booleans) become plain floats; NaN, infinity and everything else is
+            refused on construction and on assignment alike.
+        remove_sample: The sample should not be trained on; its reward is not reported.
+        metrics: Measurements by name. Values without a JSON form are dropped on the way
+            out, with one warning.
+        extra_fields: Anything else that should travel along, under the same rule.
+
+    Raises:
+        InvalidFieldError: A field has the wrong type, or the reward is not finite.
+    """
+
+    messages: Sequence[Mapping[str, Any]] = field(factory=list, validator=_message_sequence)
+    trajectory_messages: Sequence[Mapping[str, Any]] | None = field(
+        default=_FROM_MESSAGES, repr=False, eq=False
+    )
+    label: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or null"))
+    )
+    reward: float | None = field(default=None, converter=finite_number("reward"))
+    remove_sample: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
+    metrics: dict[str, Any] = field(factory=dict, validator=instance_of(dict, name="an object"))
+    extra_fields: dict[str, Any] = field(
+        factory=dict, validator=instance_of(dict, name="an object")
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.trajectory_messages is not _FROM_MESSAGES:
+            return
+        try:
+            self.trajectory_messages = copy.deepcopy(list(self.messages))
+        except Exception:  # noqa: BLE001 - user objects may fail to copy in any way
+            logger.warning(
+                "the messages of a sample cannot be copied; its trajectory is not kept",
+                exc_info=True,
+            )
+            self.trajectory_messages = None
