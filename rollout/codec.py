@@ -41,6 +41,7 @@ __all__ = [
     "dump_json",
     "dump_request",
     "format_timestamp",
+    "nests_too_deep",
     "parse_json",
     "structure",
     "unstructure",
@@ -58,7 +59,8 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
-def _nests_too_deep(data: bytes) -> bool:
+def nests_too_deep(data: bytes) -> bool:
+    """Whether JSON text nests deeper than `MAX_JSON_DEPTH`, which no peer would read."""
     if data.count(b"[") + data.count(b"{") <= MAX_JSON_DEPTH:
         return False
     depth = 0
@@ -114,7 +116,7 @@ def parse_json(data: bytes) -> Any:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise refuse(f"the body is not UTF-8 (at byte {error.start})") from None
-    if _nests_too_deep(data):
+    if nests_too_deep(data):
         raise refuse(f"the body nests deeper than {MAX_JSON_DEPTH} levels")
     try:
         return _decoder.decode(text)

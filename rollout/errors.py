@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 __all__ = [
+    "AdmissionsClosedError",
     "BackendConfigurationError",
     "DuplicateRolloutError",
     "FieldProblem",
@@ -21,6 +22,7 @@ __all__ = [
     "InvalidTransitionError",
     "RolloutAdmissionTimeoutError",
     "RolloutCancelTimeoutError",
+    "RolloutCapacityError",
     "RolloutClientClosedError",
     "RolloutClientNotEnteredError",
     "RolloutError",
@@ -171,6 +173,14 @@ class SampleSourceError(RolloutError, ValueError):
 
 class BackendConfigurationError(RolloutError, ValueError):
     """A backend, workflow or grader was set up in a way that cannot work."""
+
+
+class RolloutCapacityError(RolloutError, RuntimeError):
+    """The backend takes no further rollout now; the server answers 429."""
+
+
+class AdmissionsClosedError(RolloutError, RuntimeError):
+    """The server takes no further rollout: it is shutting down, or has not started."""
 
 
 class UnknownRolloutError(RolloutError, KeyError):

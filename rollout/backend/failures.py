@@ -62,7 +62,11 @@ def describe_exception(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         members = "; ".join(describe_exception(inner) for inner in error.exceptions)
         return members if len(error.exceptions) == 1 else f"{error.message}: {members}"
-    return utf8(_text(error))[:_LONGEST_MESSAGE] or type(error).__name__
+    text = utf8(_text(error))[:_LONGEST_MESSAGE]
+    if not text or isinstance(error, KeyError) or not isinstance(error, Exception):
+        # Their messages say nothing without the type: a bare key, an exit code.
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text
 
 
 def redact(text: str, secrets: Iterable[str | None]) -> str:

@@ -73,10 +73,15 @@ class ServingClock:
         """The moment at which the serving time will be *serving_time*, without more stalls."""
         return serving_time + self.stalled_sec
 
-    def tick(self, now: float) -> float:
-        """Account for the time since the last tick; return the next one's due time."""
+    def tick(self, now: float, *, at_most: float) -> float:
+        """Account for the time since the last tick; return when the next one is due.
+
+        Args:
+            now: The moment of this tick.
+            at_most: A serving time at which the caller wants to be woken at the latest.
+        """
         self.stalled_sec += self._late(now)
-        self.due = now + self.tick_sec
+        self.due = min(now + self.tick_sec, max(now, self.at(at_most)))
         return self.due
 
     def stop(self, now: float) -> None:

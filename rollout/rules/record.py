@@ -131,6 +131,14 @@ class RolloutRecord:
             agent_started_at=self.agent_started_at,
         )
 
+    def has_news(self, seen: SeenState) -> bool:
+        """Whether a poll whose caller has *seen* that much is to be answered at once."""
+        return (
+            self.result is not None
+            or may_follow(self.status, seen.status)
+            or (self.agent_started_at is not None and not seen.agent_started)
+        )
+
     def answered(self) -> None:
         """Note that the current state went to the holder of the lease."""
         self.reported = self.state

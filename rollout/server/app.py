@@ -1,0 +1,347 @@
+"""The rollout server as an ASGI application: four routes over the registry.
+
+Theory of operation: handlers are thin. They parse strictly, call the registry, and turn its
+errors into JSON refusals; nothing that a peer sends becomes a 500 or a page of HTML. The
+application owns two nurseries, both opened by its lifespan: one for executions and leases
+(the registry's), one for whatever else is added to it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from rollout._keys import check_api_key
+from rollout.backend.base import ExecutionBackend
+from rollout.codec import dump_json, parse_json, structure, unstructure
+from rollout.errors import (
+    AdmissionsClosedError,
+    DuplicateRolloutError,
+    FieldProblem,
+    InvalidBodyError,
+    InvalidFieldError,
+    InvalidLeaseError,
+    RolloutCapacityError,
+    UnknownRolloutError,
+)
+from rollout.jsonfit import fit
+from rollout.rules import SeenState
+from rollout.server.body import RolloutRequest, drain
+from rollout.server.lifespan import RolloutLifespan
+from rollout.server.registry import RolloutRegistry
+from rollout.server.shutdown import ShutdownBudget, StagedShutdown
+from rollout.server.watchdog import LoopWatchdog
+from rollout.types import (
+    POLLING_LEASE_HEADER,
+    SEEN_STATE_HEADER,
+    CancelRolloutsRequest,
+    CancelRolloutsResponse,
+    RolloutInitRequest,
+    RolloutInitResponse,
+    RolloutStatus,
+)
+
+__all__ = [
+    "DEFAULT_POLLING_LEASE_TIMEOUT_SEC",
+    "DEFAULT_RESULT_RETENTION_SEC",
+    "DEFAULT_RESULT_WAIT_TIMEOUT_SEC",
+    "RolloutServer",
+    "create_rollout_server",
+]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_RESULT_WAIT_TIMEOUT_SEC = 30.0
+DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
+DEFAULT_RESULT_RETENTION_SEC = 900.0
+DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
+RETRY_AFTER_SEC = 5
+
+_LONGEST_CANCEL_LOG = 200
+
+Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
+
+
+class RolloutServer(QuartTrio):
+    """The application that `create_rollout_server` returns.
+
+    Attributes:
+        registry: The rollouts of this process.
+        backend: Where they run.
+        process_id: New for every application object, so for every process.
+        instance_id: ``ROLLOUT_INSTANCE_ID`` from the environment, else `process_id`.
+        shutdown_stages: The staged shutdown; running it twice waits for the first.
+    """
+
+    asgi_lifespan_class = RolloutLifespan
+    request_class = RolloutRequest
+
+    def __init__(
+        self, *, backend: ExecutionBackend, registry: RolloutRegistry, lifespan: Lifespan | None
+    ) -> None:
+        super().__init__("rollout.server", static_folder=None)
+        self.backend = backend
+        self.registry = registry
+        self.process_id = str(uuid4())
+        self.instance_id = os.environ.get("ROLLOUT_INSTANCE_ID") or self.process_id
+        self.shutdown_stages = StagedShutdown(registry, ShutdownBudget())
+        self.watchdog: LoopWatchdog | None = None
+        self.failure: BaseException | None = None
+        self.shutdown_requested = trio.Event()
+        self._user_lifespan = lifespan
+
+    def request_shutdown(self) -> None:
+        """Ask `rollout.server.serve` to shut down in stages, as a SIGTERM does."""
+        self.shutdown_requested.set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Own everything that serving takes, for the length of the block.
+
+        An ASGI server's lifespan enters it; so can code that calls the application in
+        process. Leaving it runs the staged shutdown, unless that has run before. Leaving it
+        by an exception or a cancellation cancels the executions at once.
+        """
+        async with AsyncExitStack() as stack:
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            self.nursery = nursery
+            await self.startup()
+            stack.push_async_callback(self.shutdown)
+            if self._user_lifespan is not None:
+                await stack.enter_async_context(self._user_lifespan(self))
+            if self.watchdog is not None and self.watchdog.applies():
+                await nursery.start(self.watchdog.run)
+            await stack.enter_async_context(self.registry.running())
+            yield
+            await self.shutdown_stages.run()
+
+
+def create_rollout_server(
+    *,
+    backend: ExecutionBackend,
+    lifespan: Lifespan | None = None,
+    configure_logging: bool = True,
+    result_wait_timeout_sec: float = DEFAULT_RESULT_WAIT_TIMEOUT_SEC,
+    polling_lease_timeout_sec: float = DEFAULT_POLLING_LEASE_TIMEOUT_SEC,
+    result_retention_sec: float = DEFAULT_RESULT_RETENTION_SEC,
+    api_key: str | None = None,
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
+    watchdog_sec: float | None = 1.0,
+) -> RolloutServer:
+    """Build a rollout server around a backend.
+
+    Run it with `rollout.server.serve`, with ``rollout serve`` on the command line, or with any
+    ASGI server that runs trio and supports lifespans.
+
+    Args:
+        backend: Where rollouts run.
+        lifespan: Called with the application; returns an async context manager that is
+            entered before the first admission and left after the backend's shutdown.
+        configure_logging: Give the root logger a handler if it has none.
+        result_wait_timeout_sec: How long a poll is held, in seconds.
+        polling_lease_timeout_sec: How long a rollout outlives the silence of its caller, in
+            seconds; must exceed the wait.
+        result_retention_sec: How long a terminal result stays readable, in seconds.
+        api_key: Ask for ``Authorization: Bearer <api_key>`` on every route.
+        max_request_bytes: Larger bodies are refused with 413.
+        watchdog_sec: Warn about code that blocks the event loop for longer than this many
+            seconds; ``None`` to watch nothing.
+
+    Raises:
+        ValueError: A time is not finite or too small, or the key is empty, blank, or cannot
+            stand in a header.
+    """
+    if configure_logging and not logging.getLogger().handlers:
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+    registry = RolloutRegistry(
+        backend=backend,
+        result_wait_timeout_sec=result_wait_timeout_sec,
+        polling_lease_timeout_sec=polling_lease_timeout_sec,
+        result_retention_sec=result_retention_sec,
+    )
+    key = check_api_key(api_key)
+    app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan)
+    if watchdog_sec is not None:
+        if not math.isfinite(watchdog_sec) or watchdog_sec <= 0:
+            raise InvalidFieldError("watchdog_sec", "must be positive and finite, or None")
+        app.watchdog = LoopWatchdog(watchdog_sec)
+    app.config["MAX_CONTENT_LENGTH"] = max_request_bytes
+    app.config["RESPONSE_TIMEOUT"] = None
+    app.url_map.merge_slashes = False
+    app.url_map.strict_slashes = True
+    _add_authentication(app, key)
+    _add_refusals(app)
+    _add_routes(app)
+    return app
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+def _json(body: bytes, status: int = 200, **headers: str) -> Response:
+    response = Response(body, status, mimetype="application/json")
+    for name, value in headers.items():
+        response.headers[name.replace("_", "-")] = value
+    return response
+
+
+def _refuse(status: int, detail: Any, **headers: str) -> Response:
+    return _json(dump_json({"detail": detail}), status, **headers)
+
+
+def _refuse_fields(where: str, problems: tuple[FieldProblem, ...]) -> Response:
+    detail = [
+        {"loc": [where, *problem.loc], "msg": problem.msg, "type": problem.type}
+        for problem in problems
+    ]
+    return _refuse(422, detail)
+
+
+def _add_authentication(app: RolloutServer, key: str | None) -> None:
+    if key is None:
+        return
+    expected = f"Bearer {key}".encode()
+
+    @app.before_request
+    async def authenticate() -> Response | None:
+        given = request.headers.get("Authorization", "").encode("latin-1", errors="replace")
+        await trio.lowlevel.checkpoint()
+        if hmac.compare_digest(given, expected):
+            return None
+        return _refuse(401, "missing or wrong api key", WWW_Authenticate="Bearer")
+
+
+def _add_refusals(app: RolloutServer) -> None:
+    @app.errorhandler(HTTPException)
+    async def refuse_http(error: HTTPException) -> Response:
+        await trio.lowlevel.checkpoint()
+        status = error.code or 500
+        response = _refuse(status, error.name.lower() if status != 413 else _too_large(app))
+        allowed = getattr(error, "valid_methods", None)
+        if allowed:
+            response.headers["Allow"] = ", ".join(sorted(set(allowed)))
+        return response
+
+    @app.errorhandler(InvalidBodyError)
+    async def refuse_body(error: InvalidBodyError) -> Response:
+        await trio.lowlevel.checkpoint()
+        return _refuse_fields("body", error.problems)
+
+    @app.errorhandler(Exception)
+    async def fail(error: Exception) -> Response:
+        await trio.lowlevel.checkpoint()
+        logger.error("%s %s failed", request.method, request.path, exc_info=error)
+        return _refuse(500, "internal server error")
+
+    @app.after_request
+    async def read_to_the_end(response: Response) -> Response:
+        return await drain(request._get_current_object(), response)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _too_large(app: RolloutServer) -> str:
+    return f"the body exceeds {app.config['MAX_CONTENT_LENGTH']} bytes"
+
+
+async def _read_json() -> Any:
+    """Read and parse the body.
+
+    Raises:
+        InvalidBodyError: It is not declared as JSON, or is none.
+    """
+    kind = request.mimetype
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        await trio.lowlevel.checkpoint()
+        raise InvalidBodyError(
+            [FieldProblem((), "the body must be sent as application/json", "content_type")]
+        )
+    return parse_json(await request.get_data(cache=False))
+
+
+# --- routes ---------------------------------------------------------------------------------
+
+
+def _add_routes(app: RolloutServer) -> None:
+    registry = app.registry
+
+    @app.get("/health", provide_automatic_options=False)
+    async def health() -> Response:
+        await trio.lowlevel.checkpoint()
+        return _json(dump_json(_health(app)))
+
+    @app.post("/rollout", provide_automatic_options=False)
+    async def admit() -> Response:
+        body = structure(await _read_json(), RolloutInitRequest)
+        try:
+            entry, token = registry.admit(body)
+        except DuplicateRolloutError as error:
+            return _refuse(409, str(error))
+        except RolloutCapacityError as error:
+            return _refuse(429, str(error), Retry_After=str(RETRY_AFTER_SEC))
+        except AdmissionsClosedError as error:
+            return _refuse(503, str(error), Retry_After=str(RETRY_AFTER_SEC))
+        admission = RolloutInitResponse(
+            rollout_id=entry.rollout_id,
+            status=RolloutStatus.QUEUED,
+            polling_lease_token=token,
+            result_wait_timeout_sec=registry.result_wait_timeout_sec,
+            polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
+        )
+        return _json(dump_json(unstructure(admission)), 202)
+
+    @app.get("/rollout/<rollout_id>/result", provide_automatic_options=False)
+    async def result(rollout_id: str) -> Response:
+        if request.method == "HEAD":  # it would renew the lease, and show nothing for it
+            await trio.lowlevel.checkpoint()
+            return _refuse(405, "method not allowed", Allow="GET")
+        token = request.headers.get(POLLING_LEASE_HEADER)
+        if not token:
+            await trio.lowlevel.checkpoint()
+            state = "is required" if token is None else "must not be empty"
+            problem = FieldProblem((POLLING_LEASE_HEADER.lower(),), state, "missing")
+            return _refuse_fields("header", (problem,))
+        seen = SeenState.from_header(request.headers.get(SEEN_STATE_HEADER))
+        try:
+            return _json(await registry.wait_for_result(rollout_id, token, seen))
+        except UnknownRolloutError as error:
+            return _refuse(404, str(error))
+        except InvalidLeaseError as error:
+            return _refuse(403, str(error))
+
+    @app.post("/rollout/cancel", provide_automatic_options=False)
+    async def cancel() -> Response:
+        body = structure(await _read_json(), CancelRolloutsRequest)
+        if body.selectors != 1:
+            msg = "must have exactly one of ids, prefix and all"
+            raise InvalidBodyError([FieldProblem((), msg, "selector")])
+        dispositions = registry.cancel(ids=body.ids, prefix=body.prefix, all_=body.all)
+        logger.info("cancel request for %d rollout(s)", len(dispositions))
+        return _json(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
+
+
+def _health(app: RolloutServer) -> dict[str, Any]:
+    payload: dict[str, Any] = {}
+    try:
+        fitted, _ = fit(dict(app.backend.health()))
+        payload.update(fitted)
+    except Exception:
+        logger.exception("the backend's health failed")
+        payload["status"] = "error"
+    payload.setdefault("status", "ok")
+    payload["instance_id"] = app.instance_id
+    payload["process_id"] = app.process_id
+    payload["lifecycle"] = unstructure(app.registry.lifecycle)
+    return payload

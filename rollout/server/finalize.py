@@ -1,0 +1,121 @@
+"""From what a backend returned to the bytes that every poll gets.
+
+A sample is user data: it may hold NaN, objects, NumPy scalars or a structure that contains
+itself. Whatever has no JSON form is left out and named; the reward is never the price.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from rollout.backend.failures import redact
+from rollout.codec import dump_json, nests_too_deep, unstructure
+from rollout.jsonfit import fit, utf8
+from rollout.rules.status import is_terminal
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionResult,
+    RolloutErrorCategory,
+    RolloutResultResponse,
+    RolloutSample,
+    RolloutStatus,
+)
+from rollout.types._fields import plain_number
+
+__all__ = ["encode", "result_of"]
+
+logger = logging.getLogger(__name__)
+
+
+def result_of(
+    rollout_id: str, outcome: Any, *, secrets: Sequence[str | None]
+) -> RolloutResultResponse:
+    """Make the terminal result out of what ``execute`` returned.
+
+    A backend that returned something else, or a status that is not terminal, has a defect:
+    the rollout fails as `internal_error`.
+    """
+    result = outcome.result if isinstance(outcome, ExecutionOutcome) else None
+    if not isinstance(result, ExecutionResult) or not is_terminal(result.status):
+        logger.error("rollout %s: the backend returned %s", rollout_id, type(outcome).__name__)
+        return RolloutResultResponse(
+            rollout_id=rollout_id,
+            status=RolloutStatus.FAILURE,
+            err_message="the execution backend returned no terminal outcome",
+            err_category=RolloutErrorCategory.INTERNAL_ERROR,
+        )
+    response = RolloutResultResponse(
+        rollout_id=rollout_id,
+        status=result.status,
+        err_message=None
+        if result.err_message is None
+        else redact(utf8(str(result.err_message)), secrets),
+        err_category=result.err_category,
+    )
+    if isinstance(result.sample, RolloutSample):
+        _attach_sample(response, result.sample)
+    return response
+
+
+def encode(response: RolloutResultResponse) -> bytes:
+    """Encode a response that `result_of` or the registry made."""
+    return dump_json(unstructure(response))
+
+
+def _attach_sample(response: RolloutResultResponse, sample: RolloutSample) -> None:
+    """Put a copy of the sample into the response that has a JSON form for certain."""
+    dropped: list[str] = []
+    messages = _plain("messages", list(sample.messages), dropped)
+    if dropped:
+        # A history with holes would be taken for what the agent said; better none at all.
+        note = f"the sample's messages have no JSON form and were left out ({dropped[0]})"
+        logger.warning("rollout %s: %s", response.rollout_id, note)
+        response.err_message = response.err_message or note
+        messages, dropped = [], []
+    metrics = _plain("metrics", sample.metrics, dropped)
+    extra_fields = _plain("extra_fields", sample.extra_fields, dropped)
+    if dropped:
+        logger.warning(
+            "rollout %s: left out of the sample, having no JSON form: %s",
+            response.rollout_id,
+            "; ".join(dropped),
+        )
+    response.sample = RolloutSample(
+        messages=messages,
+        trajectory_messages=None,
+        label=sample.label if isinstance(sample.label, str) else None,
+        reward=_reward(response, sample),
+        remove_sample=bool(sample.remove_sample),
+        metrics=metrics,
+        extra_fields=extra_fields,
+    )
+
+
+def _plain(name: str, value: Any, dropped: list[str]) -> Any:
+    try:
+        if not nests_too_deep(dump_json(value)):
+            return value
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        pass
+    fitted, left_out = fit(value)
+    dropped += [f"{name}{'' if line[0] == '[' else '.'}{line}" for line in left_out]
+    return fitted if isinstance(fitted, type(value)) else type(value)()
+
+
+def _reward(response: RolloutResultResponse, sample: RolloutSample) -> float | None:
+    """Return the reward to report: only a success has one, and it is a finite number."""
+    if response.status is not RolloutStatus.SUCCESS or sample.remove_sample:
+        return None
+    if sample.reward is None:
+        return None
+    reward = plain_number(sample.reward)
+    if reward is None:
+        response.status = RolloutStatus.FAILURE
+        response.err_category = RolloutErrorCategory.VALIDATION_ERROR
+        response.err_message = (
+            f"reward must be a finite number, not {type(sample.reward).__name__}"
+        )
+    return reward
+

@@ -1,0 +1,570 @@
+"""The rollouts of one server process: executions, leases, retention, cancellation.
+
+Theory of operation: every admitted rollout has an `Entry` around the pure
+`rollout.rules.RolloutRecord`. Its execution is a task in the registry's own nursery, started
+at admission, so no request and no disconnect has a hold on it. Whatever changes an entry does
+so without awaiting, hence a handler that is cancelled at any checkpoint leaves it whole.
+Polls wait for the entry's `changed` event. One task watches all leases and retention times
+in two heaps; renewals only move a deadline, and the heap catches up when it is due.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+import hmac
+import itertools
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from heapq import heappop, heappush
+
+import trio
+from attrs import define, field
+
+from rollout.backend.base import ExecutionBackend
+from rollout.backend.failures import categorize_exception, describe_exception, format_exception
+from rollout.backend.usercode import Outcome, UserCall
+from rollout.context import RolloutContext
+from rollout.errors import (
+    AdmissionsClosedError,
+    DuplicateRolloutError,
+    InvalidFieldError,
+    InvalidLeaseError,
+    RolloutCapacityError,
+    UnknownRolloutError,
+)
+from rollout.rules import PollingLease, RolloutRecord, SeenState, ServingClock
+from rollout.rules.status import TERMINAL_STATUSES
+from rollout.server.finalize import encode, result_of
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionRequest,
+    ExecutionResult,
+    RolloutErrorCategory,
+    RolloutInitRequest,
+    RolloutLifecycle,
+    RolloutResultResponse,
+    RolloutStatus,
+)
+
+__all__ = ["Entry", "RolloutRegistry"]
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_BYTES = 32
+_TICKS_PER_LEASE = 120
+_SEC_BETWEEN_POLLS = 5.0
+_DISPOSITIONS = frozenset({"cancelled_queued", "cancelled_running"})
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", errors="surrogateescape")).digest()
+
+
+@define(eq=False)
+class Entry:
+    """One admitted rollout. It is the `rollout.context.RolloutProgress` of its execution.
+
+    Attributes:
+        request: What the caller asked for; dropped once the execution is over.
+        record: Its state.
+        token_digest: The digest of the lease token; the token itself is not kept.
+        call: The call of ``backend.execute``.
+        executing: Whether that call has not ended yet.
+        changed: Set, and replaced, whenever a poll may have something to report.
+        body: The encoded terminal result.
+        disposition: What the first effective cancel request was answered with.
+        polled_at: When the last poll came (trio time), ``-inf`` before the first.
+        retained_until: When the terminal result may be forgotten (trio time).
+    """
+
+    request: RolloutInitRequest | None = field(repr=False)
+    record: RolloutRecord
+    token_digest: bytes = field(repr=False)
+    call: UserCall
+    executing: bool = True
+    changed: trio.Event = field(factory=trio.Event, repr=False)
+    body: bytes | None = field(default=None, repr=False)
+    disposition: str | None = None
+    polled_at: float = -math.inf
+    retained_until: float = math.inf
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout's id."""
+        return self.record.rollout_id
+
+    def report_status(self, status: RolloutStatus) -> None:
+        """Take a status report of the execution."""
+        if self.record.advance(status):
+            self.notify()
+
+    def report_agent_started(self) -> None:
+        """Take the start of the agent; a queued rollout is running from here on."""
+        started = self.record.mark_agent_started(datetime.now(UTC))
+        if self.record.advance(RolloutStatus.RUNNING) or started:
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake the polls that wait."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class RolloutRegistry:
+    """Admits, executes, reports, cancels, expires and forgets rollouts.
+
+    Args:
+        backend: Where they run.
+        result_wait_timeout_sec: How long a poll is held, in seconds.
+        polling_lease_timeout_sec: How long a rollout outlives the silence of its caller.
+        result_retention_sec: How long a terminal result stays readable.
+
+    Raises:
+        InvalidFieldError: A time is not finite or too small, or the lease does not exceed the
+            wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: ExecutionBackend,
+        result_wait_timeout_sec: float,
+        polling_lease_timeout_sec: float,
+        result_retention_sec: float,
+    ) -> None:
+        _check_times(result_wait_timeout_sec, polling_lease_timeout_sec, result_retention_sec)
+        self.backend = backend
+        self.result_wait_timeout_sec = float(result_wait_timeout_sec)
+        self.polling_lease_timeout_sec = float(polling_lease_timeout_sec)
+        self.result_retention_sec = float(result_retention_sec)
+        self.accepting = False
+        self._entries: dict[str, Entry] = {}
+        self._active = 0
+        self._idle = trio.Event()
+        self._delivered = trio.Event()
+        self._clock = ServingClock(self.polling_lease_timeout_sec / _TICKS_PER_LEASE)
+        self._sequence = itertools.count()
+        self._leases: list[tuple[float, int, Entry]] = []
+        self._retained: list[tuple[float, int, Entry]] = []
+        self._wake = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._context = contextvars.Context()
+        self._polls_closed = False
+
+    # --- lifetime -----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Own the executions for the length of the block; what still runs then is cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._context = contextvars.copy_context()
+            nursery.start_soon(self._watch)
+            self.accepting = True
+            try:
+                yield
+            finally:
+                self.accepting = False
+                self._nursery = None
+                self.release_polls()
+                nursery.cancel_scope.cancel()
+
+    def release_polls(self) -> None:
+        """Answer every waiting poll with the current state, and hold no further one."""
+        self._polls_closed = True
+        for entry in self._entries.values():
+            entry.notify()
+
+    @property
+    def lifecycle(self) -> RolloutLifecycle:
+        """Whether admissions are open, and how many rollouts are not final yet."""
+        return RolloutLifecycle(accepting_rollouts=self.accepting, active_rollouts=self._active)
+
+    @property
+    def active_ids(self) -> list[str]:
+        """The ids of the rollouts whose execution has not ended."""
+        return [entry.rollout_id for entry in self._entries.values() if entry.executing]
+
+    async def wait_idle(self) -> None:
+        """Return once no execution is left. Cancelling this leaves them alone."""
+        while self._active:
+            await self._idle.wait()
+        await trio.lowlevel.checkpoint()
+
+    async def wait_delivered(self) -> None:
+        """Return once every caller that still polls has been given its terminal result.
+
+        A caller counts as polling for a few seconds after its last poll, which is the time
+        that it may take to come back with the next one.
+        """
+        while (until := self._awaited_until()) > trio.current_time():
+            with trio.move_on_at(until):
+                await self._delivered.wait()
+        await trio.lowlevel.checkpoint()
+
+    def _awaited_until(self) -> float:
+        return max(
+            (
+                entry.polled_at + _SEC_BETWEEN_POLLS
+                for entry in self._entries.values()
+                if entry.record.result is not None and not entry.record.delivered
+            ),
+            default=-math.inf,
+        )
+
+    # --- admission ----------------------------------------------------------------------------
+
+    def admit(self, request: RolloutInitRequest) -> tuple[Entry, str]:
+        """Admit a rollout and start its execution, all in one step.
+
+        Returns:
+            The entry, and the polling lease token, which is not kept.
+
+        Raises:
+            AdmissionsClosedError: The server is shutting down or has not started.
+            DuplicateRolloutError: The id is active or retained.
+            RolloutCapacityError: The backend has no place for it.
+        """
+        nursery = self._nursery
+        if not self.accepting or nursery is None:
+            raise AdmissionsClosedError("the rollout server is not accepting rollouts")
+        if request.rollout_id in self._entries:
+            raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
+        if not self.backend.reserve(request.rollout_id):
+            raise RolloutCapacityError("the rollout queue is full; retry later")
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        now = trio.current_time()
+        lease = PollingLease.starting(self._clock.time(now), self.polling_lease_timeout_sec)
+        entry = Entry(
+            request=request,
+            record=RolloutRecord(request.rollout_id, lease),
+            token_digest=_digest(token),
+            call=UserCall(request.rollout_id, "backend"),
+        )
+        self._entries[request.rollout_id] = entry
+        self._active += 1
+        self._push_lease(entry)
+        # A fresh copy of the registry's own context: that of the request would live as long
+        # as the rollout does, with the request's body in it.
+        self._context.copy().run(nursery.start_soon, self._execute, entry)
+        return entry, token
+
+    # --- execution ----------------------------------------------------------------------------
+
+    async def _execute(self, entry: Entry) -> None:
+        request = entry.request
+        result = RolloutResultResponse(
+            rollout_id=entry.rollout_id,
+            status=RolloutStatus.CANCELLED,
+            err_message="cancelled",
+        )
+        try:
+            if request is not None:
+                result = await self._run_backend(entry, request) or result
+        finally:
+            entry.executing = False
+            entry.request = None
+            self._release(entry)
+            self._end(entry, result)
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+                self._idle = trio.Event()
+
+    async def _run_backend(
+        self, entry: Entry, request: RolloutInitRequest
+    ) -> RolloutResultResponse | None:
+        async def body() -> ExecutionOutcome:
+            if not self.backend.reports_agent_start:
+                entry.report_agent_started()
+            with RolloutContext(
+                chat_completions_url=request.chat_completions_url,
+                api_key=request.llm_api_key,
+                rollout_id=request.rollout_id,
+                progress=entry,
+            ):
+                return await self.backend.execute(
+                    ExecutionRequest(
+                        id=request.rollout_id,
+                        prompt=request.initial_messages,
+                        label=request.label,
+                        metadata=request.metadata,
+                        agent_timeout_sec=request.agent_timeout_sec,
+                        grader_timeout_sec=request.grader_timeout_sec,
+                        grade=request.grade,
+                    )
+                )
+
+        outcome = await entry.call.run(body)
+        if outcome.interrupted:
+            return None
+        try:
+            return self._result(entry, outcome, [request.llm_api_key])
+        except Exception:
+            logger.exception("rollout %s: its result cannot be built", entry.rollout_id)
+            return _crash(entry.rollout_id)
+
+    def _result(
+        self, entry: Entry, outcome: Outcome, secrets_: Sequence[str | None]
+    ) -> RolloutResultResponse:
+        value = outcome.value
+        if outcome.error is not None:
+            logger.error(
+                "rollout %s: the backend failed\n%s",
+                entry.rollout_id,
+                format_exception(outcome.error, secrets_),
+            )
+            value = ExecutionOutcome(
+                workflow=ExecutionResult(
+                    status=RolloutStatus.FAILURE,
+                    err_message=describe_exception(outcome.error),
+                    err_category=categorize_exception(outcome.error),
+                )
+            )
+        return result_of(entry.rollout_id, value, secrets=secrets_)
+
+    def _release(self, entry: Entry) -> None:
+        try:
+            self.backend.release(entry.rollout_id)
+        except Exception:
+            logger.exception("rollout %s: the backend's release failed", entry.rollout_id)
+
+    def _end(self, entry: Entry, result: RolloutResultResponse) -> None:
+        """Publish a terminal result unless there is one already."""
+        if entry.record.result is not None:
+            self._forget_if_over(entry)
+            return
+        entry.record.finish(result, self._clock.time(trio.current_time()))
+        self._published(entry)
+
+    def _published(self, entry: Entry) -> None:
+        result = entry.record.result
+        if result is None:
+            return
+        try:
+            entry.body = encode(result)
+        except (TypeError, ValueError, RecursionError):
+            logger.exception("rollout %s: its result cannot be encoded", entry.rollout_id)
+            entry.body = encode(_crash(entry.rollout_id))
+        # The bytes are all that is needed from here on.
+        entry.record.result = RolloutResultResponse(
+            rollout_id=result.rollout_id,
+            status=result.status,
+            err_message=result.err_message,
+            err_category=result.err_category,
+            agent_started_at=result.agent_started_at,
+        )
+        entry.retained_until = trio.current_time() + self.result_retention_sec
+        heappush(self._retained, (entry.retained_until, next(self._sequence), entry))
+        self._wake.set()
+        entry.notify()
+        logger.debug("rollout %s: %s", entry.rollout_id, result.status)
+
+    def abandon(self) -> list[str]:
+        """Publish an end for executions that cannot be stopped; return their ids."""
+        stuck = [entry for entry in self._entries.values() if entry.executing]
+        for entry in stuck:
+            self._end(
+                entry,
+                RolloutResultResponse(
+                    rollout_id=entry.rollout_id,
+                    status=RolloutStatus.CANCELLED,
+                    err_message="the server shut down and the execution did not stop in time",
+                ),
+            )
+        return [entry.rollout_id for entry in stuck]
+
+    # --- polls --------------------------------------------------------------------------------
+
+    async def wait_for_result(self, rollout_id: str, token: str, seen: SeenState | None) -> bytes:
+        """Answer a poll, once there is something new or the wait is over.
+
+        Args:
+            rollout_id: Which rollout.
+            token: The lease token; a valid one renews the lease at once.
+            seen: What the caller says it has seen; else what was last reported counts.
+
+        Returns:
+            The encoded `RolloutResultResponse`.
+
+        Raises:
+            UnknownRolloutError: There is no such rollout.
+            InvalidLeaseError: The token is not its token; nothing was renewed.
+
+        Cancelling this (a disconnect) changes nothing but the lease, which stays renewed.
+        """
+        entry = self._entries.get(rollout_id)
+        if entry is None:
+            raise UnknownRolloutError("unknown rollout_id")
+        if not hmac.compare_digest(entry.token_digest, _digest(token)):
+            raise InvalidLeaseError("invalid polling lease")
+        record = entry.record
+        now = trio.current_time()
+        entry.polled_at = now
+        if not record.renew(self._clock.time(now)):
+            self._expire(entry, now)
+        baseline = seen or record.reported
+        with trio.move_on_after(self.result_wait_timeout_sec):
+            await trio.lowlevel.checkpoint()
+            while not record.has_news(baseline) and not self._polls_closed:
+                await entry.changed.wait()
+        entry.polled_at = max(entry.polled_at, trio.current_time())
+        record.answered()
+        if record.delivered:
+            self._delivered.set()
+            self._delivered = trio.Event()
+        return entry.body if entry.body is not None else encode(record.snapshot())
+
+    # --- cancellation -------------------------------------------------------------------------
+
+    def cancel(
+        self,
+        *,
+        ids: Iterable[str] | None = None,
+        prefix: str | None = None,
+        all_: bool = False,
+    ) -> dict[str, str]:
+        """Ask matching executions to stop; return a disposition for each id.
+
+        Their results follow when the cleanup is over. Asking again changes nothing.
+        """
+        if ids is None:
+            ids = [
+                rollout_id
+                for rollout_id in self._entries
+                if all_ or (prefix is not None and rollout_id.startswith(prefix))
+            ]
+        dispositions: dict[str, str] = {}
+        for rollout_id in ids:
+            entry = self._entries.get(rollout_id)
+            if entry is None or entry.record.result is not None:
+                dispositions[rollout_id] = "not_found"
+            else:
+                dispositions[rollout_id] = self._request_stop(entry)
+        return dispositions
+
+    def stop_all(self, *, force: bool = False) -> None:
+        """Ask every execution to stop, also those whose result is out; *force* cancels them."""
+        for entry in list(self._entries.values()):
+            if entry.executing:
+                self._request_stop(entry)
+                if force:
+                    entry.call.cancel()
+
+    def _request_stop(self, entry: Entry) -> str:
+        if entry.disposition is not None:
+            return entry.disposition
+        queued = entry.record.status is RolloutStatus.QUEUED
+        entry.disposition = "cancelled_queued" if queued else "cancelled_running"
+        try:
+            answer = self.backend.cancel_rollouts(ids=[entry.rollout_id]).get(entry.rollout_id)
+            if answer == "not_found" and self._ended_in_backend(entry):
+                # Its result is on the way; cancelling the delivery would lose it.
+                entry.disposition = answer
+                return answer
+        except Exception:
+            logger.exception("rollout %s: the backend failed to cancel it", entry.rollout_id)
+            answer = None
+        if answer in _DISPOSITIONS:
+            entry.disposition = answer
+        else:
+            entry.call.cancel()
+        return entry.disposition
+
+    def _ended_in_backend(self, entry: Entry) -> bool:
+        state = self.backend.rollout_status(entry.rollout_id)
+        return state is not None and state.get("status") in TERMINAL_STATUSES
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def _expire(self, entry: Entry, now: float) -> None:
+        if entry.record.expire(self._clock.time(now)):
+            logger.warning("rollout %s: its polling lease expired", entry.rollout_id)
+            self._published(entry)
+            if entry.executing:
+                self._request_stop(entry)
+
+    def _push_lease(self, entry: Entry) -> None:
+        deadline = entry.record.lease.deadline
+        heappush(self._leases, (deadline, next(self._sequence), entry))
+        if self._clock.due is None or self._clock.at(deadline) < self._clock.due:
+            self._wake.set()
+
+    async def _watch(self) -> None:
+        while True:
+            self._wake = trio.Event()
+            now = trio.current_time()
+            next_lease = self._expire_leases(now)
+            if next_lease is None:
+                self._clock.stop(now)
+                wake_at = math.inf
+            else:
+                wake_at = self._clock.tick(now, at_most=next_lease)
+            wake_at = min(wake_at, self._forget_results(now))
+            with trio.move_on_at(wake_at):
+                await self._wake.wait()
+
+    def _expire_leases(self, now: float) -> float | None:
+        """Expire what is due; return the next lease deadline in serving time, if any."""
+        serving = self._clock.time(now)
+        while self._leases:
+            deadline, _, entry = self._leases[0]
+            if entry.record.result is not None:
+                heappop(self._leases)
+            elif entry.record.lease.deadline > deadline:
+                heappop(self._leases)
+                self._push_lease(entry)
+            elif deadline <= serving:
+                heappop(self._leases)
+                self._expire(entry, now)
+            else:
+                return deadline
+        return None
+
+    def _forget_results(self, now: float) -> float:
+        """Forget results whose retention is over; return when the next one's is (trio time)."""
+        while self._retained and self._retained[0][0] <= now:
+            _, _, entry = heappop(self._retained)
+            self._forget_if_over(entry)
+        return self._retained[0][0] if self._retained else math.inf
+
+    def _forget_if_over(self, entry: Entry) -> None:
+        over = entry.retained_until <= trio.current_time()
+        if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
+            del self._entries[entry.rollout_id]
+
+
+def _crash(rollout_id: str) -> RolloutResultResponse:
+    return RolloutResultResponse(
+        rollout_id=rollout_id,
+        status=RolloutStatus.FAILURE,
+        err_message="the server failed to finish this rollout",
+        err_category=RolloutErrorCategory.INTERNAL_ERROR,
+    )
+
+
+def _check_times(wait: float, lease: float, retention: float) -> None:
+    for name, value in (
+        ("result_wait_timeout_sec", wait),
+        ("polling_lease_timeout_sec", lease),
+        ("result_retention_sec", retention),
+    ):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+        ):
+            raise InvalidFieldError(name, "must be a finite number of seconds")
+    if wait <= 0:
+        raise InvalidFieldError("result_wait_timeout_sec", "must be greater than zero")
+    if lease <= wait:
+        raise InvalidFieldError(
+            "polling_lease_timeout_sec", "must exceed result_wait_timeout_sec"
+        )
+    if retention < 0:
+        raise InvalidFieldError("result_retention_sec", "must not be negative")

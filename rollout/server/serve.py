@@ -1,0 +1,173 @@
+"""Run a rollout server on Hypercorn's trio worker, and stop it in stages."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import hypercorn.trio
+import trio
+from hypercorn.config import Config
+
+from rollout._groups import sole_error
+from rollout.errors import RolloutServerError
+from rollout.server.app import RolloutServer
+from rollout.server.shutdown import ShutdownBudget
+
+__all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SEC = 75.0
+"""How long an idle connection stays open; longer than any client of ours keeps one."""
+
+_GRACE_SEC = 10.0
+_LONGEST_REQUEST_HEAD = 128 * 1024
+
+
+async def serve(
+    app: RolloutServer,
+    *,
+    bind: str = "127.0.0.1:8000",
+    certfile: str | Path | None = None,
+    keyfile: str | Path | None = None,
+    keyfile_password: str | None = None,
+    ca_certs: str | Path | None = None,
+    shutdown: ShutdownBudget | None = None,
+    handle_signals: bool = True,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve *app* until SIGTERM or SIGINT, then shut down in stages.
+
+    Start it in a nursery to learn where it listens::
+
+        urls = await nursery.start(partial(serve, app, bind="127.0.0.1:0"))
+
+    While the stages run, admissions are answered with 503 and polls are still served. A
+    second signal skips the drain, never the cleanup.
+
+    Args:
+        app: What `create_rollout_server` returned.
+        bind: ``host:port``, ``[ipv6]:port`` or ``unix:path``; port 0 takes a free one.
+        certfile: A PEM file with the certificate chain, for TLS; goes with *keyfile*.
+        keyfile: A PEM file with its key.
+        keyfile_password: The password of the key.
+        ca_certs: A PEM file of authorities; clients must then present a certificate.
+        shutdown: How long the stages may take.
+        handle_signals: Whether to act on SIGTERM and SIGINT, which works in the main thread
+            only; elsewhere, and with ``False``, stop it with `request_shutdown`.
+        task_status: Told the URLs once they accept connections.
+
+    Raises:
+        RolloutServerError: The address cannot be bound, a TLS file cannot be used, the
+            lifespan failed, or the server's own tasks failed while it was serving.
+
+    Cancelling this cancels all executions at once; only the signals and `request_shutdown`
+    lead through the stages.
+    """
+    if shutdown is not None:
+        app.shutdown_stages.budget = shutdown
+    config = _config(app, bind, certfile, keyfile, keyfile_password, ca_certs)
+    stop_listening = trio.Event()
+    try:
+        async with trio.open_nursery() as nursery:
+            urls = await nursery.start(
+                partial(
+                    hypercorn.trio.serve,
+                    app,  # type: ignore[arg-type]
+                    config,
+                    shutdown_trigger=stop_listening.wait,
+                )
+            )
+            task_status.started(urls)
+            async with _signals(handle_signals) as received:
+                await _until_stopped(app, received)
+            stop_listening.set()
+    except BaseException as error:
+        _raise_plain(error, app, bind)
+        raise
+
+
+def _raise_plain(error: BaseException, app: RolloutServer, bind: str) -> None:
+    plain = sole_error(error)
+    if app.failure is not None:
+        raise RolloutServerError(
+            f"the server failed: {type(app.failure).__name__}: {app.failure}"
+        ) from app.failure
+    if isinstance(plain, OSError):
+        raise RolloutServerError(f"cannot listen on {bind}: {plain}") from plain
+    if isinstance(plain, Exception) and plain is not error:
+        raise plain
+
+
+@asynccontextmanager
+async def _signals(wanted: bool) -> AsyncIterator[AsyncIterator[int] | None]:
+    if wanted and threading.current_thread() is threading.main_thread():
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+            yield received
+    else:
+        with nullcontext():
+            yield None
+
+
+async def _until_stopped(app: RolloutServer, received: AsyncIterator[int] | None) -> None:
+    """Wait for a reason to stop, then run the stages; signals in between skip the drain."""
+    async with trio.open_nursery() as watchers:
+        if received is not None:
+            watchers.start_soon(_watch_signals, app, received)
+        await app.shutdown_requested.wait()
+        await app.shutdown_stages.run()
+        watchers.cancel_scope.cancel()
+
+
+async def _watch_signals(app: RolloutServer, received: AsyncIterator[int]) -> None:
+    async for number in received:
+        if app.shutdown_requested.is_set():
+            logger.warning("received %s again: not waiting for work to finish", signal.Signals(number).name)
+            app.shutdown_stages.skip_drain()
+        else:
+            logger.info("received %s: shutting down", signal.Signals(number).name)
+            app.request_shutdown()
+
+
+def _config(
+    app: RolloutServer,
+    bind: str,
+    certfile: str | Path | None,
+    keyfile: str | Path | None,
+    keyfile_password: str | None,
+    ca_certs: str | Path | None,
+) -> Config:
+    if (certfile is None) != (keyfile is None):
+        raise RolloutServerError("TLS needs both a certfile and a keyfile")
+    for name, path in (("certfile", certfile), ("keyfile", keyfile), ("ca_certs", ca_certs)):
+        if path is not None and not Path(path).is_file():
+            raise RolloutServerError(f"{name}: there is no file {path}")
+    config = Config()
+    config.bind = [bind]
+    config.certfile = None if certfile is None else str(certfile)
+    config.keyfile = None if keyfile is None else str(keyfile)
+    config.keyfile_password = keyfile_password
+    config.ca_certs = None if ca_certs is None else str(ca_certs)
+    if ca_certs is not None:
+        import ssl  # noqa: PLC0415 - only with client certificates
+
+        config.verify_mode = ssl.VerifyMode.CERT_REQUIRED
+    config.keep_alive_timeout = KEEP_ALIVE_SEC
+    config.keep_alive_max_requests = 2**62
+    config.graceful_timeout = _GRACE_SEC
+    config.startup_timeout = math.inf
+    config.shutdown_timeout = app.shutdown_stages.budget.total_sec + _GRACE_SEC
+    config.h11_max_incomplete_size = _LONGEST_REQUEST_HEAD
+    config.include_server_header = False
+    config.accesslog = None
+    http_log = logging.getLogger("rollout.server.http")
+    http_log.setLevel(logging.WARNING)  # its start message speaks of one process of many
+    config.errorlog = http_log
+    return config

@@ -1,0 +1,137 @@
+"""The staged shutdown: let work finish, then ask, then force, then hand the results over.
+
+Each stage has a budget and ends within it. Polls are served all the while, so a caller that
+keeps polling gets its result before the process exits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import trio
+from attrs import field, frozen
+
+from rollout.errors import InvalidFieldError
+from rollout.server.registry import RolloutRegistry
+
+__all__ = ["ShutdownBudget", "StagedShutdown"]
+
+logger = logging.getLogger(__name__)
+
+
+def _seconds(_: Any, attribute: Any, value: Any) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value < 0
+    ):
+        raise InvalidFieldError(attribute.name, "must be a finite number of seconds from 0 up")
+
+
+@frozen(kw_only=True)
+class ShutdownBudget:
+    """How long each stage of a shutdown may take, in seconds.
+
+    Attributes:
+        drain_sec: For work to finish by itself; admissions are refused from here on.
+        cleanup_sec: For executions to stop after they were asked to.
+        forced_sec: For executions to stop after they were cancelled by force.
+        delivery_sec: For callers that still poll to fetch their results.
+        backend_sec: For the backend's own shutdown.
+
+    Raises:
+        InvalidFieldError: One of them is negative or not finite.
+    """
+
+    drain_sec: float = field(default=10.0, validator=_seconds)
+    cleanup_sec: float = field(default=120.0, validator=_seconds)
+    forced_sec: float = field(default=10.0, validator=_seconds)
+    delivery_sec: float = field(default=10.0, validator=_seconds)
+    backend_sec: float = field(default=60.0, validator=_seconds)
+
+    @property
+    def total_sec(self) -> float:
+        """The longest time that a shutdown can take."""
+        return (
+            self.drain_sec
+            + self.cleanup_sec
+            + self.forced_sec
+            + self.delivery_sec
+            + self.backend_sec
+        )
+
+
+class StagedShutdown:
+    """Runs the stages once.
+
+    Attributes:
+        budget: How long they may take; may be replaced before they run.
+        stuck: The ids of executions that did not even stop by force.
+    """
+
+    def __init__(self, registry: RolloutRegistry, budget: ShutdownBudget) -> None:
+        self.budget = budget
+        self.stuck: list[str] = []
+        self._registry = registry
+        self._drain_scope = trio.CancelScope()
+        self._started = False
+        self._finished = trio.Event()
+
+    def skip_drain(self) -> None:
+        """Stop waiting for work to finish by itself. The cleanup is never skipped."""
+        self._drain_scope.cancel()
+
+    async def run(self) -> None:
+        """Run the stages, or wait until an earlier call has run them.
+
+        Cancelling this cuts the stages short; the executions end with the server's nursery.
+        """
+        if self._started:
+            await self._finished.wait()
+            return
+        self._started = True
+        try:
+            await self._stop_executions()
+            with trio.move_on_after(self.budget.delivery_sec):
+                await self._registry.wait_delivered()
+            await self._shut_down_backend()
+            self._registry.release_polls()
+        finally:
+            self._finished.set()
+
+    async def _stop_executions(self) -> None:
+        registry, budget = self._registry, self.budget
+        registry.accepting = False
+        active = registry.lifecycle.active_rollouts
+        if active:
+            logger.info("shutting down: waiting up to %g s for %d rollout(s)", budget.drain_sec, active)
+        self._drain_scope.deadline = trio.current_time() + budget.drain_sec
+        with self._drain_scope:
+            await registry.wait_idle()
+        if not registry.active_ids:
+            return
+        logger.info("shutting down: asking %d rollout(s) to stop", len(registry.active_ids))
+        registry.stop_all()
+        with trio.move_on_after(budget.cleanup_sec):
+            await registry.wait_idle()
+        if not registry.active_ids:
+            return
+        logger.warning("shutting down: cancelling by force: %s", ", ".join(registry.active_ids))
+        registry.stop_all(force=True)
+        with trio.move_on_after(budget.forced_sec):
+            await registry.wait_idle()
+        self.stuck = registry.abandon()
+        if self.stuck:
+            logger.error("shutting down: these did not stop: %s", ", ".join(self.stuck))
+
+    async def _shut_down_backend(self) -> None:
+        with trio.move_on_after(self.budget.backend_sec) as scope:
+            try:
+                await self._registry.backend.shutdown()
+            except Exception:
+                logger.exception("the backend's shutdown failed")
+        if scope.cancelled_caught:
+            logger.error("the backend's shutdown took longer than %g s", self.budget.backend_sec)
