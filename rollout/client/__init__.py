@@ -1,0 +1,28 @@
+"""The client: admission, polling, handles."""
+
+from rollout.client.client import RolloutClient
+from rollout.client.handle import RolloutHandle, StatusStream
+from rollout.errors import (
+    RolloutAdmissionTimeoutError,
+    RolloutCancelTimeoutError,
+    RolloutClientClosedError,
+    RolloutClientNotEnteredError,
+    RolloutHandleCancelled,
+    RolloutIdleTimeoutError,
+    RolloutPollTimeoutError,
+    RolloutProtocolError,
+)
+
+__all__ = [
+    "RolloutAdmissionTimeoutError",
+    "RolloutCancelTimeoutError",
+    "RolloutClient",
+    "RolloutClientClosedError",
+    "RolloutClientNotEnteredError",
+    "RolloutHandle",
+    "RolloutHandleCancelled",
+    "RolloutIdleTimeoutError",
+    "RolloutPollTimeoutError",
+    "RolloutProtocolError",
+    "StatusStream",
+]

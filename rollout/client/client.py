@@ -1,0 +1,356 @@
+"""The client of a rollout server."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any
+
+import httpx
+import trio
+
+from rollout._keys import check_api_key
+from rollout.client.handle import RolloutHandle
+from rollout.client.idle import wait_until_idle
+from rollout.client.polling import Admission, Poller, admit
+from rollout.client.wire import Wire, check_url, own_http_client
+from rollout.errors import (
+    InvalidFieldError,
+    RolloutCancelTimeoutError,
+    RolloutClientClosedError,
+    RolloutClientNotEnteredError,
+)
+from rollout.types import (
+    CancelRolloutsRequest,
+    CancelRolloutsResponse,
+    MessageDict,
+    RolloutInitRequest,
+    RolloutResultResponse,
+)
+
+__all__ = ["RolloutClient"]
+
+CANCEL_TIMEOUT_SEC = 5.0
+_CLOSE_TIMEOUT_SEC = 2.0
+
+
+class RolloutClient:
+    """Submits rollouts to a server and polls for their results.
+
+    As an async context manager it owns a nursery in which handles are polled::
+
+        async with RolloutClient(url="http://127.0.0.1:8000") as client:
+            handle = await client.run_rollout_async(...)
+            result = await handle
+
+    Leaving the block waits for handles that still poll, as a nursery waits for its children.
+    An exception in the block cancels them, and comes out as it is. If polling failed and
+    nobody ever awaited that handle, the errors are raised at the end of the block, grouped.
+
+    Everything but `run_rollout_async` also works on a client that was not entered; close it
+    with `aclose` then.
+
+    Args:
+        url: Base URL of the server.
+        http_client: Sends the requests; the caller closes it, and keeps it open until all
+            handles are done. Without one the client makes its own, fit for long polls.
+        admission_timeout_sec: Bounds each admission, requests and waits included, in seconds.
+            It does not limit what follows. ``None`` asks for as long as it takes.
+        api_key: Sent as ``Authorization: Bearer`` with every request. No redirect is ever
+            followed, so it goes to no other place.
+
+    Raises:
+        ValueError: The URL, the timeout or the key cannot be used; the message says why.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        http_client: httpx.AsyncClient | None = None,
+        admission_timeout_sec: float | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        if admission_timeout_sec is not None and (
+            isinstance(admission_timeout_sec, bool)
+            or not isinstance(admission_timeout_sec, (int, float))
+            or not math.isfinite(admission_timeout_sec)
+        ):
+            raise InvalidFieldError(
+                "admission_timeout_sec", "must be finite; leave it out to wait without a bound"
+            )
+        key = check_api_key(api_key)
+        self.url = check_url(url)
+        self.admission_timeout_sec = admission_timeout_sec
+        self._owns_http = http_client is None
+        self._wire = Wire(self.url, http_client or own_http_client(self.url), key)
+        self._nursery_manager: AbstractAsyncContextManager[trio.Nursery] | None = None
+        self._nursery: trio.Nursery | None = None
+        self._handles: set[RolloutHandle] = set()
+        self._failed: list[RolloutHandle] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "entered" if self._nursery else "open"
+        polling = f", polling {len(self._handles)}" if self._handles else ""
+        return f"<RolloutClient {httpx.URL(self.url).copy_with(userinfo=b'')} {state}{polling}>"
+
+    @property
+    def http_client(self) -> httpx.AsyncClient:
+        """What sends the requests."""
+        return self._wire.http
+
+    # --- lifetime -----------------------------------------------------------------------------
+
+    async def __aenter__(self) -> RolloutClient:
+        self._check_open()
+        if self._nursery is not None:
+            raise RolloutClientNotEnteredError("this client was entered already")
+        self._nursery_manager = trio.open_nursery()
+        self._nursery = await self._nursery_manager.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        nursery, manager = self._nursery, self._nursery_manager
+        assert nursery is not None  # noqa: S101 - __aenter__ came before
+        assert manager is not None  # noqa: S101
+        if exc is not None:
+            nursery.cancel_scope.cancel()
+        cancelled: BaseException | None = None
+        try:
+            await manager.__aexit__(None, None, None)
+        except (trio.Cancelled, BaseExceptionGroup) as error:
+            # Poll tasks raise nothing, so this can only be a cancellation from outside.
+            cancelled = _first_cancelled(error)
+        finally:
+            self._nursery = self._nursery_manager = None
+            await self._close()
+        unseen = [failure for handle in self._failed if (failure := handle._unseen_failure)]  # noqa: SLF001
+        self._failed.clear()
+        if exc is not None:
+            for failure in unseen:
+                exc.add_note(f"a rollout that nobody awaited failed too: {failure!r}")
+            return
+        if cancelled is not None:
+            raise cancelled
+        if unseen:
+            raise ExceptionGroup(
+                f"polling failed for {len(unseen)} rollout(s) that nobody awaited", unseen
+            )
+
+    async def aclose(self) -> None:
+        """Cancel handles that still poll and close the client's own HTTP client.
+
+        Calling it twice is fine. Calls that come later raise `RolloutClientClosedError`.
+        """
+        for handle in list(self._handles):
+            handle.cancel()
+        await self._close()
+        await trio.lowlevel.checkpoint()
+
+    async def _close(self) -> None:
+        self._closed = True
+        if self._owns_http:
+            with trio.move_on_after(_CLOSE_TIMEOUT_SEC, shield=True):
+                await self._wire.http.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RolloutClientClosedError("this client was closed")
+
+    # --- rollouts -----------------------------------------------------------------------------
+
+    async def run_rollout(
+        self,
+        initial_messages: list[MessageDict],
+        chat_completions_url: str,
+        rollout_id: str,
+        llm_api_key: str | None = None,
+        label: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        grade: bool = True,
+        agent_timeout_sec: float | None = None,
+        grader_timeout_sec: float | None = None,
+        extra_fields: dict[str, Any] | None = None,
+    ) -> RolloutResultResponse:
+        """Run one rollout and return its terminal result, whether success or failure.
+
+        The arguments are the fields of `rollout.types.RolloutInitRequest`.
+
+        Raises:
+            InvalidFieldError: A field breaks its rule; nothing was sent.
+            RolloutAdmissionTimeoutError: ``admission_timeout_sec`` ran out.
+            RolloutProtocolError: The server answered outside of the protocol.
+            RolloutPollTimeoutError: A result trickled in past the end of the lease.
+            httpx.TransportError: A request failed, and the retries that it may have.
+
+        Cancelling this sends nothing to the server: an admitted rollout runs on until its
+        lease ends. Call `cancel_rollout` to end it at once.
+        """
+        admission = await self._admit(
+            RolloutInitRequest(
+                initial_messages=initial_messages,
+                label=label,
+                metadata=metadata,
+                rollout_id=rollout_id,
+                chat_completions_url=chat_completions_url,
+                llm_api_key=llm_api_key,
+                grade=grade,
+                agent_timeout_sec=agent_timeout_sec,
+                grader_timeout_sec=grader_timeout_sec,
+                extra_fields=extra_fields,
+            )
+        )
+        return await Poller(self._wire, admission, lambda _: None).run()
+
+    async def run_rollout_async(
+        self,
+        initial_messages: list[MessageDict],
+        chat_completions_url: str,
+        rollout_id: str,
+        llm_api_key: str | None = None,
+        label: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        grade: bool = True,
+        agent_timeout_sec: float | None = None,
+        grader_timeout_sec: float | None = None,
+        extra_fields: dict[str, Any] | None = None,
+    ) -> RolloutHandle:
+        """Return a handle once the rollout is admitted; polling goes on in the background.
+
+        Takes the arguments of `run_rollout` and raises what it raises until admission.
+
+        Raises:
+            RolloutClientNotEnteredError: The client was not entered, so it has no nursery.
+
+        Cancelling this may leave an admitted rollout behind, which ends with its lease.
+        """
+        self._check_open()
+        if self._nursery is None:
+            raise RolloutClientNotEnteredError(
+                "run_rollout_async polls in the background, so it needs the client's nursery: "
+                "use it inside 'async with RolloutClient(...) as client:' "
+                "(run_rollout works without)"
+            )
+        admission = await self._admit(
+            RolloutInitRequest(
+                initial_messages=initial_messages,
+                label=label,
+                metadata=metadata,
+                rollout_id=rollout_id,
+                chat_completions_url=chat_completions_url,
+                llm_api_key=llm_api_key,
+                grade=grade,
+                agent_timeout_sec=agent_timeout_sec,
+                grader_timeout_sec=grader_timeout_sec,
+                extra_fields=extra_fields,
+            )
+        )
+        self._check_open()
+        handle = RolloutHandle(rollout_id)
+        self._handles.add(handle)
+        self._nursery.start_soon(self._poll, handle, admission, name=f"poll {rollout_id}")
+        return handle
+
+    async def _admit(self, request: RolloutInitRequest) -> Admission:
+        self._check_open()
+        return await admit(self._wire, request, timeout_sec=self.admission_timeout_sec)
+
+    async def _poll(self, handle: RolloutHandle, admission: Admission) -> None:
+        try:
+            await handle._poll(self._wire, admission)  # noqa: SLF001 - the client owns its handles
+        finally:
+            self._handles.discard(handle)
+            if handle._unseen_failure is not None:  # noqa: SLF001
+                self._failed.append(handle)
+
+    async def cancel_rollout(self, rollout_id: str) -> CancelRolloutsResponse:
+        """Ask the server to stop one rollout; asking again is fine.
+
+        The answer acknowledges the request; the terminal result follows once the server has
+        cleaned up, so keep polling for it.
+
+        Raises:
+            RolloutCancelTimeoutError: Five seconds of wall clock were not enough, waiting for
+                a connection included. The server may have received the request all the same.
+            RolloutProtocolError: The server answered outside of the protocol.
+            httpx.TransportError: The request failed; it is not sent again.
+        """
+        return await self.cancel_rollouts(ids=[rollout_id])
+
+    async def cancel_rollouts(
+        self, *, ids: list[str] | None = None, prefix: str | None = None, all: bool = False
+    ) -> CancelRolloutsResponse:
+        """Ask the server to stop many rollouts: by ids, by prefix, or all of them.
+
+        Raises:
+            ValueError: Not exactly one of the three is given.
+
+        Otherwise as `cancel_rollout`.
+        """
+        self._check_open()
+        request = CancelRolloutsRequest(ids=ids, prefix=prefix, all=all)
+        if request.selectors != 1:
+            raise InvalidFieldError("ids", "or prefix or all: give exactly one of the three")
+        with trio.move_on_after(CANCEL_TIMEOUT_SEC):
+            return await self._wire.cancel(request, timeout_sec=CANCEL_TIMEOUT_SEC)
+        raise RolloutCancelTimeoutError(
+            f"the server did not answer a cancel request within {CANCEL_TIMEOUT_SEC:g} s; "
+            "it may have received it"
+        )
+
+    # --- the server ---------------------------------------------------------------------------
+
+    async def health(self) -> dict[str, Any]:
+        """Return the payload of ``GET /health``.
+
+        Raises:
+            RolloutProtocolError: The server answered outside of the protocol.
+            httpx.TransportError: The request failed.
+        """
+        self._check_open()
+        return await self._wire.health()
+
+    async def wait_idle(
+        self,
+        *,
+        timeout_sec: float = 120,
+        poll_interval_sec: float = 1,
+        process_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Wait until the server has no active rollout; return that health payload.
+
+        This observes; it does not stop new admissions.
+
+        Args:
+            timeout_sec: How long to wait, in seconds.
+            poll_interval_sec: How long between two looks, in seconds.
+            process_id: The server process that is meant, from an earlier health payload.
+                Without it, the first one that answers.
+
+        Raises:
+            RolloutIdleTimeoutError: The time ran out (a `TimeoutError`). Until then transport
+                errors and HTTP 408, 429, 500, 502, 503 and 504 are waited out.
+            RolloutProtocolError: Another process answered, or the server reports no
+                lifecycle, or refused the request.
+            ValueError: A time is not positive and finite.
+        """
+        self._check_open()
+        return await wait_until_idle(
+            self._wire,
+            timeout_sec=timeout_sec,
+            poll_interval_sec=poll_interval_sec,
+            process_id=process_id,
+        )
+
+
+def _first_cancelled(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
