@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import attrs
 from cattrs import BaseValidationError, ClassValidationError, Converter, IterableValidationError
+from cattrs.errors import IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
@@ -77,8 +78,8 @@ def nests_too_deep(data: bytes) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
         raise InvalidFieldError(twice, "stands more than once in an object", kind="duplicate_key")
     return value
 
@@ -281,7 +282,7 @@ def _problems(error: BaseException, loc: tuple[str | int, ...]) -> list[FieldPro
     if isinstance(error, (ClassValidationError, IterableValidationError)):
         noted, plain = error.group_exceptions()
         for inner, note in noted:
-            step = note.name if isinstance(error, ClassValidationError) else note.index
+            step = note.index if isinstance(note, IterableValidationNote) else note.name
             found += _problems(inner, (*loc, step))
         for inner in plain:
             found += _problems(inner, loc)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from contextvars import ContextVar, Token
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import trio
 from attrs import define, field
@@ -86,7 +86,7 @@ class RolloutContext:
         factory=list, init=False, repr=False, eq=False
     )
 
-    def __enter__(self) -> RolloutContext:
+    def __enter__(self) -> Self:
         self._tokens.append(_current.set(self))
         return self
 

@@ -50,7 +50,7 @@ class ExecutionBackend(ABC):
         del rollout_id
         return self.has_capacity()
 
-    def release(self, rollout_id: str) -> None:
+    def release(self, rollout_id: str) -> None:  # noqa: B027 - most backends count nothing
         """Give back the place that `reserve` took: the execution is over, or never began."""
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:

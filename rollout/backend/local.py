@@ -47,6 +47,7 @@ from rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
+from rollout.types._fields import is_whole_from_one
 from rollout.types.output import coerce_output
 from rollout.workflow import AgentWorkflow
 
@@ -177,11 +178,7 @@ class LocalBackend(ExecutionBackend):
         )
         self.workflow_config = _config(workflow_config, AgentWorkflowConfig, "workflow_config")
         self.grader_config = _config(grader_config, GraderConfig, "grader_config")
-        if max_queue_depth is not None and (
-            isinstance(max_queue_depth, bool)
-            or not isinstance(max_queue_depth, int)
-            or max_queue_depth < 1
-        ):
+        if max_queue_depth is not None and not is_whole_from_one(max_queue_depth):
             raise BackendConfigurationError(
                 "max_queue_depth must be a whole number from 1 up, or None for no bound"
             )
@@ -419,9 +416,7 @@ async def _acquire(slots: trio.CapacityLimiter, execution: _Execution, deadline:
 
 
 def _failure(message: str, category: RolloutErrorCategory) -> ExecutionResult:
-    return ExecutionResult(
-        status=RolloutStatus.FAILURE, err_message=message, err_category=category
-    )
+    return ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
 
 
 def _user_failure(

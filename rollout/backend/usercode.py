@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -109,10 +110,9 @@ class UserCall:
             try:
                 return function()
             finally:
-                try:
+                # An abandoned thread may outlive the loop, and then nobody waits for it.
+                with suppress(trio.RunFinishedError):
                     token.run_sync_soon(event.set)
-                except trio.RunFinishedError:
-                    pass  # abandoned, and the loop that could have waited is gone
 
         # Past this check nothing can cancel before the thread has started, so every event in
         # the list is going to be set.

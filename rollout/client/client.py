@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import trio
@@ -28,6 +27,7 @@ from rollout.types import (
     RolloutInitRequest,
     RolloutResultResponse,
 )
+from rollout.types._fields import is_finite_number
 
 __all__ = ["RolloutClient"]
 
@@ -72,11 +72,7 @@ class RolloutClient:
         admission_timeout_sec: float | None = None,
         api_key: str | None = None,
     ) -> None:
-        if admission_timeout_sec is not None and (
-            isinstance(admission_timeout_sec, bool)
-            or not isinstance(admission_timeout_sec, (int, float))
-            or not math.isfinite(admission_timeout_sec)
-        ):
+        if admission_timeout_sec is not None and not is_finite_number(admission_timeout_sec):
             raise InvalidFieldError(
                 "admission_timeout_sec", "must be finite; leave it out to wait without a bound"
             )
@@ -103,7 +99,7 @@ class RolloutClient:
 
     # --- lifetime -----------------------------------------------------------------------------
 
-    async def __aenter__(self) -> RolloutClient:
+    async def __aenter__(self) -> Self:
         self._check_open()
         if self._nursery is not None:
             raise RolloutClientNotEnteredError("this client was entered already")

@@ -9,7 +9,7 @@ whether result, error or cancellation, is kept in the handle and given to every 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Self
 
 import trio
 from attrs import define, field
@@ -39,7 +39,7 @@ class StatusStream:
         self._handle = handle
         self._channel = channel
 
-    def __aiter__(self) -> StatusStream:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RolloutStatus:
@@ -60,7 +60,7 @@ class StatusStream:
         """Unsubscribe, with a checkpoint."""
         await self._channel.aclose()
 
-    async def __aenter__(self) -> StatusStream:
+    async def __aenter__(self) -> Self:
         await trio.lowlevel.checkpoint()
         return self
 

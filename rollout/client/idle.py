@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from rollout.errors import (
     RolloutProtocolError,
 )
 from rollout.types import RolloutLifecycle
+from rollout.types._fields import is_finite_number
 
 __all__ = ["wait_until_idle"]
 
@@ -28,12 +28,7 @@ async def wait_until_idle(
 ) -> dict[str, Any]:
     """See `rollout.client.RolloutClient.wait_idle`."""
     for name, value in (("timeout_sec", timeout_sec), ("poll_interval_sec", poll_interval_sec)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-            or value <= 0
-        ):
+        if not is_finite_number(value) or value <= 0:
             raise InvalidFieldError(name, "must be positive and finite")
     last = "the server did not answer"
     with trio.move_on_after(timeout_sec):

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _RETRYABLE = (httpx.RemoteProtocolError, httpx.NetworkError, httpx.ReadTimeout)
 _LONGEST_PAUSE_SEC = 0.5
+_TOO_MANY_REQUESTS = 429
 
 
 @define
@@ -48,9 +49,7 @@ class Admission:
     lease_deadline: float
 
 
-async def admit(
-    wire: Wire, request: RolloutInitRequest, *, timeout_sec: float | None
-) -> Admission:
+async def admit(wire: Wire, request: RolloutInitRequest, *, timeout_sec: float | None) -> Admission:
     """Ask for admission until the server has room, or the time is up.
 
     Only 429 is tried again, after its ``Retry-After``. A transport error is raised as it is:
@@ -74,7 +73,7 @@ async def admit(
             sent_at = trio.current_time()
             response = await wire.admit(body)
             underway = False
-            if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+            if response.status_code != _TOO_MANY_REQUESTS:
                 admission = wire.read_admission(response, request.rollout_id)
                 return Admission(admission, sent_at + admission.polling_lease_timeout_sec)
             delay = retry_after_sec(response.headers.get("Retry-After"), datetime.now(UTC))

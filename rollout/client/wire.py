@@ -209,9 +209,7 @@ class Wire:
             status_code=response.status_code,
         )
 
-    def _expect_id(
-        self, answered: str, asked: str, response: httpx.Response, route: str
-    ) -> None:
+    def _expect_id(self, answered: str, asked: str, response: httpx.Response, route: str) -> None:
         if answered != asked:
             raise RolloutProtocolError(
                 f"{route} answered for a different rollout_id", status_code=response.status_code

@@ -12,7 +12,7 @@ import hmac
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,7 @@ from uuid import uuid4
 import trio
 from quart import Response, request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from rollout._keys import check_api_key
 from rollout.backend.base import ExecutionBackend
@@ -68,8 +68,6 @@ DEFAULT_RESULT_RETENTION_SEC = 900.0
 DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
 RETRY_AFTER_SEC = 5
 
-_LONGEST_CANCEL_LOG = 200
-
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
 
 
@@ -106,7 +104,7 @@ class RolloutServer(QuartTrio):
         self.shutdown_requested.set()
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serving(self) -> AsyncGenerator[None, None]:
         """Own everything that serving takes, for the length of the block.
 
         An ASGI server's lifespan enters it; so can code that calls the application in
@@ -149,7 +147,7 @@ def create_rollout_server(
         backend: Where rollouts run.
         lifespan: Called with the application; returns an async context manager that is
             entered before the first admission and left after the backend's shutdown.
-        configure_logging: Give the root logger a handler if it has none.
+        configure_logging: Log to stderr if the root logger has no handler yet.
         result_wait_timeout_sec: How long a poll is held, in seconds.
         polling_lease_timeout_sec: How long a rollout outlives the silence of its caller, in
             seconds; must exceed the wait.
@@ -163,10 +161,8 @@ def create_rollout_server(
         ValueError: A time is not finite or too small, or the key is empty, blank, or cannot
             stand in a header.
     """
-    if configure_logging and not logging.getLogger().handlers:
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+    if configure_logging:
+        _configure_logging()
     registry = RolloutRegistry(
         backend=backend,
         result_wait_timeout_sec=result_wait_timeout_sec,
@@ -187,6 +183,18 @@ def create_rollout_server(
     _add_refusals(app)
     _add_routes(app)
     return app
+
+
+def _configure_logging() -> None:
+    """Log to stderr, unless the program has set up logging of its own."""
+    if logging.getLogger().handlers:
+        return
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    http = logging.getLogger("httpx")
+    if http.level == logging.NOTSET:
+        http.setLevel(logging.WARNING)  # it has a line for every single request
 
 
 # --- answers --------------------------------------------------------------------------------
@@ -229,8 +237,8 @@ def _add_refusals(app: RolloutServer) -> None:
     @app.errorhandler(HTTPException)
     async def refuse_http(error: HTTPException) -> Response:
         await trio.lowlevel.checkpoint()
-        status = error.code or 500
-        response = _refuse(status, error.name.lower() if status != 413 else _too_large(app))
+        detail = _too_large(app) if isinstance(error, RequestEntityTooLarge) else error.name.lower()
+        response = _refuse(error.code or 500, detail)
         allowed = getattr(error, "valid_methods", None)
         if allowed:
             response.headers["Allow"] = ", ".join(sorted(set(allowed)))
@@ -268,15 +276,14 @@ async def _read_json() -> Any:
         raise InvalidBodyError(
             [FieldProblem((), "the body must be sent as application/json", "content_type")]
         )
-    return parse_json(await request.get_data(cache=False))
+    data = await request.get_data(cache=False)
+    return parse_json(data if isinstance(data, bytes) else data.encode())
 
 
 # --- routes ---------------------------------------------------------------------------------
 
 
 def _add_routes(app: RolloutServer) -> None:
-    registry = app.registry
-
     @app.get("/health", provide_automatic_options=False)
     async def health() -> Response:
         await trio.lowlevel.checkpoint()
@@ -284,52 +291,62 @@ def _add_routes(app: RolloutServer) -> None:
 
     @app.post("/rollout", provide_automatic_options=False)
     async def admit() -> Response:
-        body = structure(await _read_json(), RolloutInitRequest)
-        try:
-            entry, token = registry.admit(body)
-        except DuplicateRolloutError as error:
-            return _refuse(409, str(error))
-        except RolloutCapacityError as error:
-            return _refuse(429, str(error), Retry_After=str(RETRY_AFTER_SEC))
-        except AdmissionsClosedError as error:
-            return _refuse(503, str(error), Retry_After=str(RETRY_AFTER_SEC))
-        admission = RolloutInitResponse(
-            rollout_id=entry.rollout_id,
-            status=RolloutStatus.QUEUED,
-            polling_lease_token=token,
-            result_wait_timeout_sec=registry.result_wait_timeout_sec,
-            polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
-        )
-        return _json(dump_json(unstructure(admission)), 202)
+        return _admit(app.registry, structure(await _read_json(), RolloutInitRequest))
 
     @app.get("/rollout/<rollout_id>/result", provide_automatic_options=False)
     async def result(rollout_id: str) -> Response:
-        if request.method == "HEAD":  # it would renew the lease, and show nothing for it
-            await trio.lowlevel.checkpoint()
-            return _refuse(405, "method not allowed", Allow="GET")
-        token = request.headers.get(POLLING_LEASE_HEADER)
-        if not token:
-            await trio.lowlevel.checkpoint()
-            state = "is required" if token is None else "must not be empty"
-            problem = FieldProblem((POLLING_LEASE_HEADER.lower(),), state, "missing")
-            return _refuse_fields("header", (problem,))
-        seen = SeenState.from_header(request.headers.get(SEEN_STATE_HEADER))
-        try:
-            return _json(await registry.wait_for_result(rollout_id, token, seen))
-        except UnknownRolloutError as error:
-            return _refuse(404, str(error))
-        except InvalidLeaseError as error:
-            return _refuse(403, str(error))
+        return await _poll(app.registry, rollout_id)
 
     @app.post("/rollout/cancel", provide_automatic_options=False)
     async def cancel() -> Response:
-        body = structure(await _read_json(), CancelRolloutsRequest)
-        if body.selectors != 1:
-            msg = "must have exactly one of ids, prefix and all"
-            raise InvalidBodyError([FieldProblem((), msg, "selector")])
-        dispositions = registry.cancel(ids=body.ids, prefix=body.prefix, all_=body.all)
-        logger.info("cancel request for %d rollout(s)", len(dispositions))
-        return _json(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
+        return _cancel(app.registry, structure(await _read_json(), CancelRolloutsRequest))
+
+
+def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:
+    try:
+        entry, token = registry.admit(body)
+    except DuplicateRolloutError as error:
+        return _refuse(409, str(error))
+    except RolloutCapacityError as error:
+        return _refuse(429, str(error), Retry_After=str(RETRY_AFTER_SEC))
+    except AdmissionsClosedError as error:
+        return _refuse(503, str(error), Retry_After=str(RETRY_AFTER_SEC))
+    admission = RolloutInitResponse(
+        rollout_id=entry.rollout_id,
+        status=RolloutStatus.QUEUED,
+        polling_lease_token=token,
+        result_wait_timeout_sec=registry.result_wait_timeout_sec,
+        polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
+    )
+    return _json(dump_json(unstructure(admission)), 202)
+
+
+async def _poll(registry: RolloutRegistry, rollout_id: str) -> Response:
+    token = request.headers.get(POLLING_LEASE_HEADER)
+    if request.method == "HEAD":  # it would renew the lease, and show nothing for it
+        await trio.lowlevel.checkpoint()
+        return _refuse(405, "method not allowed", Allow="GET")
+    if not token:
+        await trio.lowlevel.checkpoint()
+        state = "is required" if token is None else "must not be empty"
+        problem = FieldProblem((POLLING_LEASE_HEADER.lower(),), state, "missing")
+        return _refuse_fields("header", (problem,))
+    seen = SeenState.from_header(request.headers.get(SEEN_STATE_HEADER))
+    try:
+        return _json(await registry.wait_for_result(rollout_id, token, seen))
+    except UnknownRolloutError as error:
+        return _refuse(404, str(error))
+    except InvalidLeaseError as error:
+        return _refuse(403, str(error))
+
+
+def _cancel(registry: RolloutRegistry, body: CancelRolloutsRequest) -> Response:
+    if body.selectors != 1:
+        msg = "must have exactly one of ids, prefix and all"
+        raise InvalidBodyError([FieldProblem((), msg, "selector")])
+    dispositions = registry.cancel(ids=body.ids, prefix=body.prefix, all_=body.all)
+    logger.info("cancel request for %d rollout(s)", len(dispositions))
+    return _json(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
 
 
 def _health(app: RolloutServer) -> dict[str, Any]:

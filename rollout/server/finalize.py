@@ -114,8 +114,5 @@ def _reward(response: RolloutResultResponse, sample: RolloutSample) -> float | N
     if reward is None:
         response.status = RolloutStatus.FAILURE
         response.err_category = RolloutErrorCategory.VALIDATION_ERROR
-        response.err_message = (
-            f"reward must be a finite number, not {type(sample.reward).__name__}"
-        )
+        response.err_message = f"reward must be a finite number, not {type(sample.reward).__name__}"
     return reward
-

@@ -36,7 +36,7 @@ class RolloutLifespan(TrioASGILifespan):
                 await receive()
         except trio.Cancelled:
             raise
-        except BaseException as error:  # noqa: BLE001 - the ASGI server is told, and raises it
+        except BaseException as error:
             plain = sole_error(error)
             if isinstance(plain, trio.Cancelled | BaseExceptionGroup) and not isinstance(
                 plain, ExceptionGroup

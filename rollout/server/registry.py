@@ -11,19 +11,16 @@ in two heaps; renewals only move a deadline, and the heap catches up when it is 
 from __future__ import annotations
 
 import contextvars
-import hashlib
 import hmac
 import itertools
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from heapq import heappop, heappush
 
 import trio
-from attrs import define, field
 
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.failures import categorize_exception, describe_exception, format_exception
@@ -32,26 +29,25 @@ from rollout.context import RolloutContext
 from rollout.errors import (
     AdmissionsClosedError,
     DuplicateRolloutError,
-    InvalidFieldError,
     InvalidLeaseError,
     RolloutCapacityError,
     UnknownRolloutError,
 )
 from rollout.rules import PollingLease, RolloutRecord, SeenState, ServingClock
 from rollout.rules.status import TERMINAL_STATUSES
+from rollout.server.entry import Entry, check_times, crash_result, token_digest
 from rollout.server.finalize import encode, result_of
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,
     ExecutionResult,
-    RolloutErrorCategory,
     RolloutInitRequest,
     RolloutLifecycle,
     RolloutResultResponse,
     RolloutStatus,
 )
 
-__all__ = ["Entry", "RolloutRegistry"]
+__all__ = ["RolloutRegistry"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,60 +55,6 @@ _TOKEN_BYTES = 32
 _TICKS_PER_LEASE = 120
 _SEC_BETWEEN_POLLS = 5.0
 _DISPOSITIONS = frozenset({"cancelled_queued", "cancelled_running"})
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", errors="surrogateescape")).digest()
-
-
-@define(eq=False)
-class Entry:
-    """One admitted rollout. It is the `rollout.context.RolloutProgress` of its execution.
-
-    Attributes:
-        request: What the caller asked for; dropped once the execution is over.
-        record: Its state.
-        token_digest: The digest of the lease token; the token itself is not kept.
-        call: The call of ``backend.execute``.
-        executing: Whether that call has not ended yet.
-        changed: Set, and replaced, whenever a poll may have something to report.
-        body: The encoded terminal result.
-        disposition: What the first effective cancel request was answered with.
-        polled_at: When the last poll came (trio time), ``-inf`` before the first.
-        retained_until: When the terminal result may be forgotten (trio time).
-    """
-
-    request: RolloutInitRequest | None = field(repr=False)
-    record: RolloutRecord
-    token_digest: bytes = field(repr=False)
-    call: UserCall
-    executing: bool = True
-    changed: trio.Event = field(factory=trio.Event, repr=False)
-    body: bytes | None = field(default=None, repr=False)
-    disposition: str | None = None
-    polled_at: float = -math.inf
-    retained_until: float = math.inf
-
-    @property
-    def rollout_id(self) -> str:
-        """The rollout's id."""
-        return self.record.rollout_id
-
-    def report_status(self, status: RolloutStatus) -> None:
-        """Take a status report of the execution."""
-        if self.record.advance(status):
-            self.notify()
-
-    def report_agent_started(self) -> None:
-        """Take the start of the agent; a queued rollout is running from here on."""
-        started = self.record.mark_agent_started(datetime.now(UTC))
-        if self.record.advance(RolloutStatus.RUNNING) or started:
-            self.notify()
-
-    def notify(self) -> None:
-        """Wake the polls that wait."""
-        self.changed.set()
-        self.changed = trio.Event()
 
 
 class RolloutRegistry:
@@ -137,7 +79,7 @@ class RolloutRegistry:
         polling_lease_timeout_sec: float,
         result_retention_sec: float,
     ) -> None:
-        _check_times(result_wait_timeout_sec, polling_lease_timeout_sec, result_retention_sec)
+        check_times(result_wait_timeout_sec, polling_lease_timeout_sec, result_retention_sec)
         self.backend = backend
         self.result_wait_timeout_sec = float(result_wait_timeout_sec)
         self.polling_lease_timeout_sec = float(polling_lease_timeout_sec)
@@ -159,7 +101,7 @@ class RolloutRegistry:
     # --- lifetime -----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncGenerator[None, None]:
         """Own the executions for the length of the block; what still runs then is cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -243,7 +185,7 @@ class RolloutRegistry:
         entry = Entry(
             request=request,
             record=RolloutRecord(request.rollout_id, lease),
-            token_digest=_digest(token),
+            token_digest=token_digest(token),
             call=UserCall(request.rollout_id, "backend"),
         )
         self._entries[request.rollout_id] = entry
@@ -307,7 +249,7 @@ class RolloutRegistry:
             return self._result(entry, outcome, [request.llm_api_key])
         except Exception:
             logger.exception("rollout %s: its result cannot be built", entry.rollout_id)
-            return _crash(entry.rollout_id)
+            return crash_result(entry.rollout_id)
 
     def _result(
         self, entry: Entry, outcome: Outcome, secrets_: Sequence[str | None]
@@ -350,7 +292,7 @@ class RolloutRegistry:
             entry.body = encode(result)
         except (TypeError, ValueError, RecursionError):
             logger.exception("rollout %s: its result cannot be encoded", entry.rollout_id)
-            entry.body = encode(_crash(entry.rollout_id))
+            entry.body = encode(crash_result(entry.rollout_id))
         # The bytes are all that is needed from here on.
         entry.record.result = RolloutResultResponse(
             rollout_id=result.rollout_id,
@@ -401,7 +343,7 @@ class RolloutRegistry:
         entry = self._entries.get(rollout_id)
         if entry is None:
             raise UnknownRolloutError("unknown rollout_id")
-        if not hmac.compare_digest(entry.token_digest, _digest(token)):
+        if not hmac.compare_digest(entry.token_digest, token_digest(token)):
             raise InvalidLeaseError("invalid polling lease")
         record = entry.record
         now = trio.current_time()
@@ -537,34 +479,3 @@ class RolloutRegistry:
         over = entry.retained_until <= trio.current_time()
         if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
             del self._entries[entry.rollout_id]
-
-
-def _crash(rollout_id: str) -> RolloutResultResponse:
-    return RolloutResultResponse(
-        rollout_id=rollout_id,
-        status=RolloutStatus.FAILURE,
-        err_message="the server failed to finish this rollout",
-        err_category=RolloutErrorCategory.INTERNAL_ERROR,
-    )
-
-
-def _check_times(wait: float, lease: float, retention: float) -> None:
-    for name, value in (
-        ("result_wait_timeout_sec", wait),
-        ("polling_lease_timeout_sec", lease),
-        ("result_retention_sec", retention),
-    ):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-        ):
-            raise InvalidFieldError(name, "must be a finite number of seconds")
-    if wait <= 0:
-        raise InvalidFieldError("result_wait_timeout_sec", "must be greater than zero")
-    if lease <= wait:
-        raise InvalidFieldError(
-            "polling_lease_timeout_sec", "must exceed result_wait_timeout_sec"
-        )
-    if retention < 0:
-        raise InvalidFieldError("result_retention_sec", "must not be negative")

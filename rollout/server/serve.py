@@ -6,7 +6,7 @@ import logging
 import math
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ async def serve(
             urls = await nursery.start(
                 partial(
                     hypercorn.trio.serve,
-                    app,  # type: ignore[arg-type]
+                    app,
                     config,
                     shutdown_trigger=stop_listening.wait,
                 )
@@ -107,7 +107,7 @@ def _raise_plain(error: BaseException, app: RolloutServer, bind: str) -> None:
 
 
 @asynccontextmanager
-async def _signals(wanted: bool) -> AsyncIterator[AsyncIterator[int] | None]:
+async def _signals(wanted: bool) -> AsyncGenerator[AsyncIterator[int] | None, None]:
     if wanted and threading.current_thread() is threading.main_thread():
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
             yield received
@@ -129,7 +129,9 @@ async def _until_stopped(app: RolloutServer, received: AsyncIterator[int] | None
 async def _watch_signals(app: RolloutServer, received: AsyncIterator[int]) -> None:
     async for number in received:
         if app.shutdown_requested.is_set():
-            logger.warning("received %s again: not waiting for work to finish", signal.Signals(number).name)
+            logger.warning(
+                "received %s again: not waiting for work to finish", signal.Signals(number).name
+            )
             app.shutdown_stages.skip_drain()
         else:
             logger.info("received %s: shutting down", signal.Signals(number).name)

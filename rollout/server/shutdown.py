@@ -7,7 +7,6 @@ keeps polling gets its result before the process exits.
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
 import trio
@@ -15,6 +14,7 @@ from attrs import field, frozen
 
 from rollout.errors import InvalidFieldError
 from rollout.server.registry import RolloutRegistry
+from rollout.types._fields import is_finite_number
 
 __all__ = ["ShutdownBudget", "StagedShutdown"]
 
@@ -22,12 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def _seconds(_: Any, attribute: Any, value: Any) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value < 0
-    ):
+    if not is_finite_number(value) or value < 0:
         raise InvalidFieldError(attribute.name, "must be a finite number of seconds from 0 up")
 
 
@@ -107,7 +102,9 @@ class StagedShutdown:
         registry.accepting = False
         active = registry.lifecycle.active_rollouts
         if active:
-            logger.info("shutting down: waiting up to %g s for %d rollout(s)", budget.drain_sec, active)
+            logger.info(
+                "shutting down: waiting up to %g s for %d rollout(s)", budget.drain_sec, active
+            )
         self._drain_scope.deadline = trio.current_time() + budget.drain_sec
         with self._drain_scope:
             await registry.wait_idle()

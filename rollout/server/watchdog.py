@@ -43,9 +43,7 @@ class LoopWatchdog:
         """Whether the running clock is real. Under trio's MockClock nothing takes time."""
         return not hasattr(trio.lowlevel.current_clock(), "autojump_threshold")
 
-    async def run(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the heartbeat until cancelled; the thread ends with it."""
         self._thread_id = threading.get_ident()
         self._beat = time.monotonic()

@@ -84,6 +84,16 @@ def is_finite(value: float) -> bool:
         return False
 
 
+def is_finite_number(value: object) -> bool:
+    """Whether *value* is an int or a float, no boolean, and finite."""
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and is_finite(value)
+
+
+def is_whole_from_one(value: object) -> bool:
+    """Whether *value* is a whole number from 1 up, and no boolean."""
+    return not isinstance(value, bool) and isinstance(value, int) and value >= 1
+
+
 def plain_number(value: Any) -> float | None:
     """Turn a foreign number scalar into a plain finite float; ``None`` when it is none.
 
@@ -107,17 +117,13 @@ def plain_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def finite_number(field: str) -> Any:
+def finite_number(field: str, value: Any) -> float | None:
     """Convert to a plain finite float or ``None``, or raise an error that names *field*."""
-
-    def convert(value: Any) -> float | None:
-        if value is None:
-            return None
-        number = plain_number(value)
-        if number is None:
-            raise InvalidFieldError(
-                field, f"must be a finite number, not {type(value).__name__}", kind="finite_number"
-            )
-        return number
-
-    return convert
+    if value is None:
+        return None
+    number = plain_number(value)
+    if number is None:
+        raise InvalidFieldError(
+            field, f"must be a finite number, not {type(value).__name__}", kind="finite_number"
+        )
+    return number

@@ -10,15 +10,13 @@ import attrs
 from attrs import field, frozen
 
 from rollout.errors import InvalidFieldError
-from rollout.types._fields import instance_of, optional
+from rollout.types._fields import instance_of, is_whole_from_one, optional
 
 __all__ = ["AgentWorkflowConfig", "BaseConfig", "ConcurrencyConfig", "GraderConfig"]
 
 
 def _whole_number_from_one(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if value is not None and not is_whole_from_one(value):
         raise InvalidFieldError(attribute.name, "must be a whole number from 1 up, or None")
 
 
@@ -49,49 +47,12 @@ def _default_of(value: Any) -> Any:
     return value
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(attrs.field,))
-class BaseConfig:
-    """Base of the configs. Subclass it to add fields of your own; no decorator is needed::
-
-        class SolverConfig(AgentWorkflowConfig):
-            temperature: float = 0.7
-            tools: list[str] = []
-
-        SolverConfig(name="solver", temperature=0.2)
-
-    Annotated attributes become keyword-only fields, plain defaults and `attrs.field` both
-    work, mutable defaults are copied for each instance. Decorating the subclass with
-    `attrs.define` is fine too.
-
-    Attributes:
-        name: A name for people: logs and reports show it.
-        description: What the component does, or ``None``.
-    """
-
-    name: str = field(validator=instance_of(str, name="a string"))
-    description: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or None"))
-    )
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "__attrs_attrs__" not in cls.__dict__:  # attrs.define builds slotted classes twice
-            _collect_fields(cls)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        attribute: attrs.Attribute[Any] | None = attrs.fields_dict(type(self)).get(name)
-        if attribute is not None:
-            value = attrs.setters.convert(self, attribute, value)
-            attrs.setters.validate(self, attribute, value)
-        super().__setattr__(name, value)
-
-
 def _collect_fields(cls: type) -> None:
     """Make *cls* an attrs class from its own annotations, leaving its body as it stands.
 
     The fields are handed over explicitly, since attrs would otherwise take the defaults out
     of the class body and a second decoration by the user would find them gone. For the same
-    reason attrs writes no ``__setattr__`` here; `BaseConfig` has one for all.
+    reason attrs writes no ``__setattr__`` here; `_Config` has one for all.
     """
     these: dict[str, Any] = {}
     for name, annotation in inspect.get_annotations(cls).items():
@@ -117,7 +78,51 @@ def _collect_fields(cls: type) -> None:
         del cls.__setattr__
 
 
-_collect_fields(BaseConfig)
+@dataclass_transform(kw_only_default=True, field_specifiers=(attrs.field,))
+class _Config:
+    """Makes every subclass an attrs class."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__attrs_attrs__" not in cls.__dict__:  # attrs.define builds slotted classes twice
+            _collect_fields(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        attribute = _attributes(type(self)).get(name)
+        if attribute is not None:
+            value = attrs.setters.convert(self, attribute, value)
+            attrs.setters.validate(self, attribute, value)
+        super().__setattr__(name, value)
+
+
+def _attributes(cls: Any) -> dict[str, attrs.Attribute[Any]]:
+    return attrs.fields_dict(cls)
+
+
+class BaseConfig(_Config):
+    """Base of the configs; subclass it to add fields of your own, no decorator is needed.
+
+    Example::
+
+        class SolverConfig(AgentWorkflowConfig):
+            temperature: float = 0.7
+            tools: list[str] = []
+
+        SolverConfig(name="solver", temperature=0.2)
+
+    Annotated attributes become keyword-only fields, plain defaults and `attrs.field` both
+    work, mutable defaults are copied for each instance. Decorating the subclass with
+    `attrs.define` is fine too.
+
+    Attributes:
+        name: A name for people: logs and reports show it.
+        description: What the component does, or ``None``.
+    """
+
+    name: str = field(validator=instance_of(str, name="a string"))
+    description: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or None"))
+    )
 
 
 class AgentWorkflowConfig(BaseConfig):

@@ -53,11 +53,11 @@ def _secret(_: Any, attribute: Any, value: Any) -> None:
 
 @define(kw_only=True)
 class RolloutInitRequest:
-    """``POST /rollout``: ask the server to admit one rollout.
+    r"""``POST /rollout``: ask the server to admit one rollout.
 
     Attributes:
         rollout_id: A fresh id; one path segment: not empty, not ``.`` or ``..``, without
-            ``/``, ``\\`` and NUL.
+            ``/``, ``\`` and NUL.
         initial_messages: The prompt.
         chat_completions_url: The OpenAI-compatible endpoint that the agent talks to.
         llm_api_key: The key for that endpoint; hidden from `repr`, never logged.
@@ -97,6 +97,21 @@ def _positive_finite(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be positive and finite")
 
 
+def _token(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidFieldError(attribute.name, "must be a string that is not empty")
+
+
+def _exceeds_wait(admission: Any, attribute: Any, value: float) -> None:
+    if value <= admission.result_wait_timeout_sec:
+        raise InvalidFieldError(attribute.name, "must exceed result_wait_timeout_sec")
+
+
+def _not_negative(_: Any, attribute: Any, value: int) -> None:
+    if value < 0:
+        raise InvalidFieldError(attribute.name, "must not be negative")
+
+
 @define(kw_only=True)
 class RolloutInitResponse:
     """The admission (202).
@@ -115,19 +130,9 @@ class RolloutInitResponse:
 
     rollout_id: str = field(validator=instance_of(str, name="a string"))
     status: RolloutStatus
-    polling_lease_token: str = field(repr=False)
+    polling_lease_token: str = field(repr=False, validator=_token)
     result_wait_timeout_sec: float = field(validator=_positive_finite)
-    polling_lease_timeout_sec: float = field(validator=_positive_finite)
-
-    @polling_lease_token.validator
-    def _check_token(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, str) or not value:
-            raise InvalidFieldError(attribute.name, "must be a string that is not empty")
-
-    @polling_lease_timeout_sec.validator
-    def _check_lease_exceeds_wait(self, attribute: Any, value: float) -> None:
-        if value <= self.result_wait_timeout_sec:
-            raise InvalidFieldError(attribute.name, "must exceed result_wait_timeout_sec")
+    polling_lease_timeout_sec: float = field(validator=[_positive_finite, _exceeds_wait])
 
 
 @define(kw_only=True)
@@ -198,9 +203,4 @@ class RolloutLifecycle:
     """
 
     accepting_rollouts: bool
-    active_rollouts: int = field()
-
-    @active_rollouts.validator
-    def _check_count(self, attribute: Any, value: int) -> None:
-        if value < 0:
-            raise InvalidFieldError(attribute.name, "must not be negative")
+    active_rollouts: int = field(validator=_not_negative)

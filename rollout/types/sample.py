@@ -52,6 +52,10 @@ def _message_sequence(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
 
 
+def _reward(value: Any) -> float | None:
+    return finite_number("reward", value)
+
+
 @define(kw_only=True)
 class RolloutSample:
     """The conversation of one rollout and what grading made of it.
@@ -80,7 +84,7 @@ class RolloutSample:
     label: str | None = field(
         default=None, validator=optional(instance_of(str, name="a string or null"))
     )
-    reward: float | None = field(default=None, converter=finite_number("reward"))
+    reward: float | None = field(default=None, converter=_reward)
     remove_sample: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
     metrics: dict[str, Any] = field(factory=dict, validator=instance_of(dict, name="an object"))
     extra_fields: dict[str, Any] = field(
@@ -92,7 +96,7 @@ class RolloutSample:
             return
         try:
             self.trajectory_messages = copy.deepcopy(list(self.messages))
-        except Exception:  # noqa: BLE001 - user objects may fail to copy in any way
+        except Exception:
             logger.warning(
                 "the messages of a sample cannot be copied; its trajectory is not kept",
                 exc_info=True,

@@ -1,0 +1,109 @@
+"""One admitted rollout on its server, and the small things that go with it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from datetime import UTC, datetime
+
+import trio
+from attrs import define, field
+
+from rollout.backend.usercode import UserCall
+from rollout.errors import InvalidFieldError
+from rollout.rules import RolloutRecord
+from rollout.types import (
+    RolloutErrorCategory,
+    RolloutInitRequest,
+    RolloutResultResponse,
+    RolloutStatus,
+)
+from rollout.types._fields import is_finite_number
+
+__all__ = ["Entry", "check_times", "crash_result", "token_digest"]
+
+
+def token_digest(token: str) -> bytes:
+    """Return what a server keeps of a lease token, of any text that a header can hold."""
+    return hashlib.sha256(token.encode("utf-8", errors="surrogateescape")).digest()
+
+
+@define(eq=False)
+class Entry:
+    """One admitted rollout. It is the `rollout.context.RolloutProgress` of its execution.
+
+    Attributes:
+        request: What the caller asked for; dropped once the execution is over.
+        record: Its state.
+        token_digest: The digest of the lease token; the token itself is not kept.
+        call: The call of ``backend.execute``.
+        executing: Whether that call has not ended yet.
+        changed: Set, and replaced, whenever a poll may have something to report.
+        body: The encoded terminal result.
+        disposition: What the first effective cancel request was answered with.
+        polled_at: When the last poll came (trio time), ``-inf`` before the first.
+        retained_until: When the terminal result may be forgotten (trio time).
+    """
+
+    request: RolloutInitRequest | None = field(repr=False)
+    record: RolloutRecord
+    token_digest: bytes = field(repr=False)
+    call: UserCall
+    executing: bool = True
+    changed: trio.Event = field(factory=trio.Event, repr=False)
+    body: bytes | None = field(default=None, repr=False)
+    disposition: str | None = None
+    polled_at: float = -math.inf
+    retained_until: float = math.inf
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout's id."""
+        return self.record.rollout_id
+
+    def report_status(self, status: RolloutStatus) -> None:
+        """Take a status report of the execution."""
+        if self.record.advance(status):
+            self.notify()
+
+    def report_agent_started(self) -> None:
+        """Take the start of the agent; a queued rollout is running from here on."""
+        started = self.record.mark_agent_started(datetime.now(UTC))
+        if self.record.advance(RolloutStatus.RUNNING) or started:
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake the polls that wait."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+def crash_result(rollout_id: str) -> RolloutResultResponse:
+    """Return the end of a rollout that the server itself failed to bring to one."""
+    return RolloutResultResponse(
+        rollout_id=rollout_id,
+        status=RolloutStatus.FAILURE,
+        err_message="the server failed to finish this rollout",
+        err_category=RolloutErrorCategory.INTERNAL_ERROR,
+    )
+
+
+def check_times(wait: float, lease: float, retention: float) -> None:
+    """Check the three times of a server.
+
+    Raises:
+        InvalidFieldError: One is not finite or too small, or the lease does not exceed the wait.
+    """
+    for name, value in (
+        ("result_wait_timeout_sec", wait),
+        ("polling_lease_timeout_sec", lease),
+        ("result_retention_sec", retention),
+    ):
+        if not is_finite_number(value):
+            raise InvalidFieldError(name, "must be a finite number of seconds")
+    if wait <= 0:
+        raise InvalidFieldError("result_wait_timeout_sec", "must be greater than zero")
+    if lease <= wait:
+        raise InvalidFieldError("polling_lease_timeout_sec", "must exceed result_wait_timeout_sec")
+    if retention < 0:
+        raise InvalidFieldError("result_retention_sec", "must not be negative")

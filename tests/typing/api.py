@@ -1,0 +1,39 @@
+"""Uses the public face as users do; the type checkers read it, nothing runs it."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext
+from rollout.client import RolloutClient, RolloutHandle
+from rollout.types import RolloutResultResponse, RolloutStatus
+
+
+class SolverConfig(AgentWorkflowConfig):
+    temperature: float = 0.7
+
+
+class Solve(AgentWorkflow[SolverConfig]):
+    async def run(self, ctx: AgentWorkflowContext[SolverConfig]) -> list[dict[str, str]]:
+        assert ctx.config is not None
+        assert_type(ctx.config.temperature, float)
+        return [{"role": "assistant", "content": "42"}]
+
+
+class Compare(Grader):
+    def grade(self, ctx: GraderContext) -> None:
+        ctx.set_reward(1.0)
+
+
+config = SolverConfig(name="solver", temperature=0.2)
+
+
+async def use(client: RolloutClient) -> None:
+    handle = await client.run_rollout_async([], "http://127.0.0.1/v1", "id")
+    assert_type(handle, RolloutHandle)
+    assert_type(await handle, RolloutResultResponse)
+    assert_type(await handle.wait_for_grading(), RolloutStatus)
+    async for status in handle.statuses():
+        assert_type(status, RolloutStatus)
+    result = await client.run_rollout([], "http://127.0.0.1/v1", "id", grade=False)
+    assert_type(result.sample.reward if result.sample else None, float | None)
