@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -74,6 +75,7 @@ async def serve(
     if shutdown is not None:
         app.shutdown_stages.budget = shutdown
     config = _config(app, bind, certfile, keyfile, keyfile_password, ca_certs)
+    _check_address(bind)
     stop_listening = trio.Event()
     try:
         async with trio.open_nursery() as nursery:
@@ -138,6 +140,21 @@ async def _watch_signals(app: RolloutServer, received: AsyncIterator[int]) -> No
             app.request_shutdown()
 
 
+def _check_address(bind: str) -> None:
+    """Find out that an address is taken before the lifespan has warmed anything up."""
+    host, _, port = bind.rpartition(":")
+    if bind.startswith(("unix:", "fd://")) or not port.isdigit():
+        return
+    host = host.strip("[]")
+    try:
+        with socket.create_server(
+            (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ):
+            pass
+    except (OSError, OverflowError) as error:
+        raise RolloutServerError(f"cannot listen on {bind}: {error}") from error
+
+
 def _config(
     app: RolloutServer,
     bind: str,
@@ -161,6 +178,10 @@ def _config(
         import ssl  # noqa: PLC0415 - only with client certificates
 
         config.verify_mode = ssl.VerifyMode.CERT_REQUIRED
+    try:
+        config.create_ssl_context()
+    except (OSError, ValueError) as error:
+        raise RolloutServerError(f"TLS: the certificate or key cannot be used: {error}") from error
     config.keep_alive_timeout = KEEP_ALIVE_SEC
     config.keep_alive_max_requests = 2**62
     config.graceful_timeout = _GRACE_SEC
