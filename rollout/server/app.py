@@ -38,6 +38,7 @@ from rollout.errors import (
 from rollout.jsonfit import fit
 from rollout.rules import SeenState
 from rollout.server.body import RolloutRequest, drain
+from rollout.server.connection import RolloutHTTPConnection
 from rollout.server.lifespan import RolloutLifespan
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
@@ -82,6 +83,7 @@ class RolloutServer(QuartTrio):
         shutdown_stages: The staged shutdown; running it twice waits for the first.
     """
 
+    asgi_http_class = RolloutHTTPConnection
     asgi_lifespan_class = RolloutLifespan
     request_class = RolloutRequest
 

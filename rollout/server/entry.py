@@ -37,11 +37,11 @@ class Entry:
         record: Its state.
         token_digest: The digest of the lease token; the token itself is not kept.
         call: The call of ``backend.execute``.
+        polled_at: When the caller was last heard of (trio time).
         executing: Whether that call has not ended yet.
         changed: Set, and replaced, whenever a poll may have something to report.
         body: The encoded terminal result.
         disposition: What the first effective cancel request was answered with.
-        polled_at: When the last poll came (trio time), ``-inf`` before the first.
         retained_until: When the terminal result may be forgotten (trio time).
     """
 
@@ -49,11 +49,11 @@ class Entry:
     record: RolloutRecord
     token_digest: bytes = field(repr=False)
     call: UserCall
+    polled_at: float
     executing: bool = True
     changed: trio.Event = field(factory=trio.Event, repr=False)
     body: bytes | None = field(default=None, repr=False)
     disposition: str | None = None
-    polled_at: float = -math.inf
     retained_until: float = math.inf
 
     @property

@@ -187,6 +187,7 @@ class RolloutRegistry:
             record=RolloutRecord(request.rollout_id, lease),
             token_digest=token_digest(token),
             call=UserCall(request.rollout_id, "backend"),
+            polled_at=now,  # its caller is there, and about to poll
         )
         self._entries[request.rollout_id] = entry
         self._active += 1

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_SEC = 75.0
 """How long an idle connection stays open; longer than any client of ours keeps one."""
 
-_GRACE_SEC = 10.0
+_GRACE_SEC = 3.0
 _LONGEST_REQUEST_HEAD = 128 * 1024
 
 

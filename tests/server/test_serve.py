@@ -13,7 +13,17 @@ import httpx
 import pytest
 import trio
 import trustme
-from support import CHAT_URL, Script, connected, fresh_id, local_backend, make_app, prompt, served
+from support import (
+    CHAT_URL,
+    Script,
+    connected,
+    fresh_id,
+    local_backend,
+    make_app,
+    prompt,
+    receive_until_closed,
+    served,
+)
 
 from rollout.client import RolloutClient
 from rollout.errors import RolloutServerError
@@ -192,3 +202,11 @@ def test_it_runs_outside_of_the_main_thread():
     thread.start()
     thread.join()
     assert outcome == ["ok"]
+
+
+async def test_a_used_connection_is_closed_once_it_has_been_idle(monkeypatch):
+    monkeypatch.setattr("rollout.server.serve.KEEP_ALIVE_SEC", 0.05)
+    async with served(make_app()) as url, connected(url) as stream:
+        await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        with trio.fail_after(30):
+            assert (await receive_until_closed(stream)).startswith(b"HTTP/1.1 200")

@@ -1,0 +1,24 @@
+"""One HTTP request, between the ASGI server and the application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+__all__ = ["RolloutHTTPConnection"]
+
+
+class RolloutHTTPConnection(TrioASGIHTTPConnection):
+    """Sends a response to its very end.
+
+    The ASGI server reports a disconnect as soon as the response is complete, while the last
+    call to ``send`` is still putting the connection back to its idle state. Quart-Trio takes
+    that report as a reason to cancel the handler, `send` included, and the connection would
+    then never time out and hold up a shutdown.
+    """
+
+    async def _send_response(self, send: Any, response: Any) -> None:
+        with trio.CancelScope(shield=True):
+            await super()._send_response(send, response)
