@@ -205,7 +205,7 @@ def test_it_runs_outside_of_the_main_thread():
 
 
 async def test_a_used_connection_is_closed_once_it_has_been_idle(monkeypatch):
-    monkeypatch.setattr("rollout.server.serve.KEEP_ALIVE_SEC", 0.05)
+    monkeypatch.setattr("rollout.server.runner.KEEP_ALIVE_SEC", 0.05)
     async with served(make_app()) as url, connected(url) as stream:
         await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
         with trio.fail_after(30):
