@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -41,6 +42,36 @@ def messages(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate a list of message objects."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
+
+
+def strings(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a list of strings."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InvalidFieldError(attribute.name, "must be a list of strings", kind="type_error")
+
+
+def string_map(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a mapping from strings to strings."""
+    if not isinstance(value, dict) or not all(
+        isinstance(part, str) for pair in value.items() for part in pair
+    ):
+        raise InvalidFieldError(attribute.name, "must be an object of strings", kind="type_error")
+
+
+def utc_time(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a time that says its offset."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidFieldError(
+            attribute.name, "must be a datetime with a time zone", kind="type_error"
+        )
+
+
+def count(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a whole number from 0 up."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidFieldError(attribute.name, "must be a whole number", kind="type_error")
+    if value < 0:
+        raise InvalidFieldError(attribute.name, "must not be negative")
 
 
 def path_segment_problem(value: str) -> str | None:
@@ -98,21 +129,16 @@ def plain_number(value: Any) -> float | None:
     """Turn a foreign number scalar into a plain finite float; ``None`` when it is none.
 
     Takes what `numbers.Real` covers (NumPy registers its scalars there), decimals, and
-    zero-dimensional arrays or tensors that unwrap with ``item()``.
+    zero-dimensional arrays or tensors that unwrap with ``item()``. A foreign class may raise
+    anything at all while it is asked; then it is no number.
     """
-    if not isinstance(value, (numbers.Real, Decimal)):
-        item = getattr(value, "item", None)
-        if isinstance(value, (str, bytes)) or not callable(item):
-            return None
-        try:
-            value = item()
-        except (TypeError, ValueError, RuntimeError):
-            return None
-        if not isinstance(value, (numbers.Real, Decimal)):
-            return None
     try:
+        if not isinstance(value, (numbers.Real, Decimal)):
+            value = value.item()
+            if not isinstance(value, (numbers.Real, Decimal)):
+                return None
         number = float(value)
-    except (OverflowError, ValueError):
+    except Exception:  # noqa: BLE001 - see above
         return None
     return number if math.isfinite(number) else None
 

@@ -7,9 +7,21 @@ from typing import Any
 import attrs
 from attrs import define, field
 
-from rollout.types._fields import instance_of, messages, optional, path_segment, timeout
+from rollout.types._fields import (
+    instance_of,
+    messages,
+    optional,
+    path_segment,
+    timeout,
+)
 from rollout.types.output import MessageDict
-from rollout.types.sample import RolloutErrorCategory, RolloutSample, RolloutStatus
+from rollout.types.sample import (
+    RolloutErrorCategory,
+    RolloutSample,
+    RolloutStatus,
+    to_category,
+    to_status,
+)
 
 __all__ = ["ExecutionOutcome", "ExecutionRequest", "ExecutionResult"]
 
@@ -55,21 +67,46 @@ class ExecutionResult:
         err_message: What went wrong, for people.
         err_category: What went wrong, for programs.
         extra_fields: The backend's diagnostics; they never travel.
+
+    Raises:
+        InvalidFieldError: A field has the wrong type.
     """
 
-    status: RolloutStatus
-    sample: RolloutSample | None = None
-    err_message: str | None = None
-    err_category: RolloutErrorCategory | None = None
-    extra_fields: dict[str, Any] | None = None
+    status: RolloutStatus = field(
+        converter=to_status,
+        validator=instance_of(RolloutStatus, name="a RolloutStatus"),
+    )
+    sample: RolloutSample | None = field(
+        default=None, validator=optional(instance_of(RolloutSample, name="a RolloutSample or None"))
+    )
+    err_message: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or None"))
+    )
+    err_category: RolloutErrorCategory | None = field(
+        default=None,
+        converter=to_category,
+        validator=optional(instance_of(RolloutErrorCategory, name="a RolloutErrorCategory")),
+    )
+    extra_fields: dict[str, Any] | None = field(
+        default=None, validator=optional(instance_of(dict, name="an object or None"))
+    )
 
 
 @define(kw_only=True)
 class ExecutionOutcome:
-    """What one execution made: the workflow's result and, if it came so far, the grader's."""
+    """What one execution made: the workflow's result and, if it came so far, the grader's.
 
-    workflow: ExecutionResult
-    grader: ExecutionResult | None = None
+    Raises:
+        InvalidFieldError: One of them is no `ExecutionResult`.
+    """
+
+    workflow: ExecutionResult = field(
+        validator=instance_of(ExecutionResult, name="an ExecutionResult")
+    )
+    grader: ExecutionResult | None = field(
+        default=None,
+        validator=optional(instance_of(ExecutionResult, name="an ExecutionResult or None")),
+    )
 
     @property
     def result(self) -> ExecutionResult:

@@ -9,15 +9,25 @@ from attrs import define, field
 
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import (
+    count,
     instance_of,
     is_finite,
     messages,
     optional,
     path_segment,
+    string_map,
+    strings,
     timeout,
+    utc_time,
 )
 from rollout.types.output import MessageDict
-from rollout.types.sample import RolloutErrorCategory, RolloutSample, RolloutStatus
+from rollout.types.sample import (
+    RolloutErrorCategory,
+    RolloutSample,
+    RolloutStatus,
+    to_category,
+    to_status,
+)
 
 __all__ = [
     "POLLING_LEASE_HEADER",
@@ -107,11 +117,6 @@ def _exceeds_wait(admission: Any, attribute: Any, value: float) -> None:
         raise InvalidFieldError(attribute.name, "must exceed result_wait_timeout_sec")
 
 
-def _not_negative(_: Any, attribute: Any, value: int) -> None:
-    if value < 0:
-        raise InvalidFieldError(attribute.name, "must not be negative")
-
-
 @define(kw_only=True)
 class RolloutInitResponse:
     """The admission (202).
@@ -129,7 +134,10 @@ class RolloutInitResponse:
     """
 
     rollout_id: str = field(validator=instance_of(str, name="a string"))
-    status: RolloutStatus
+    status: RolloutStatus = field(
+        converter=to_status,
+        validator=instance_of(RolloutStatus, name="a RolloutStatus"),
+    )
     polling_lease_token: str = field(repr=False, validator=_token)
     result_wait_timeout_sec: float = field(validator=_positive_finite)
     polling_lease_timeout_sec: float = field(validator=[_positive_finite, _exceeds_wait])
@@ -148,14 +156,28 @@ class RolloutResultResponse:
         err_category: What went wrong, for programs.
         agent_started_at: When the agent started (UTC), or ``None`` while it has not. A
             failure without it happened before the agent ran.
+
+    Raises:
+        InvalidFieldError: A field has the wrong type, or the time has no time zone.
     """
 
     rollout_id: str = field(validator=instance_of(str, name="a string"))
-    status: RolloutStatus
-    sample: RolloutSample | None = None
-    err_message: str | None = None
-    err_category: RolloutErrorCategory | None = None
-    agent_started_at: datetime | None = None
+    status: RolloutStatus = field(
+        converter=to_status,
+        validator=instance_of(RolloutStatus, name="a RolloutStatus"),
+    )
+    sample: RolloutSample | None = field(
+        default=None, validator=optional(instance_of(RolloutSample, name="a RolloutSample or None"))
+    )
+    err_message: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or None"))
+    )
+    err_category: RolloutErrorCategory | None = field(
+        default=None,
+        converter=to_category,
+        validator=optional(instance_of(RolloutErrorCategory, name="a RolloutErrorCategory")),
+    )
+    agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
 
 
 @define(kw_only=True)
@@ -166,11 +188,16 @@ class CancelRolloutsRequest:
         ids: These ids.
         prefix: Every id that starts with this.
         all: Every rollout.
+
+    Raises:
+        InvalidFieldError: A field has the wrong type.
     """
 
-    ids: list[str] | None = None
-    prefix: str | None = None
-    all: bool = False
+    ids: list[str] | None = field(default=None, validator=optional(strings))
+    prefix: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or null"))
+    )
+    all: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
 
     @property
     def selectors(self) -> int:
@@ -185,9 +212,12 @@ class CancelRolloutsResponse:
     Attributes:
         dispositions: ``cancelled_queued``, ``cancelled_running``, or ``not_found`` for an id
             that is unknown or has already ended.
+
+    Raises:
+        InvalidFieldError: It is no mapping from strings to strings.
     """
 
-    dispositions: dict[str, str]
+    dispositions: dict[str, str] = field(validator=string_map)
 
 
 @define(kw_only=True)
@@ -199,8 +229,8 @@ class RolloutLifecycle:
         active_rollouts: How many rollouts are not final yet.
 
     Raises:
-        InvalidFieldError: The count is negative.
+        InvalidFieldError: A field has the wrong type, or the count is negative.
     """
 
-    accepting_rollouts: bool
-    active_rollouts: int = field(validator=_not_negative)
+    accepting_rollouts: bool = field(validator=instance_of(bool, name="a boolean"))
+    active_rollouts: int = field(validator=count)

@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 from attrs import define, field
 
@@ -42,6 +42,26 @@ class RolloutErrorCategory(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
+def to_status(value: Any) -> RolloutStatus:
+    """Convert a status or its name to the member, since code compares with ``is``.
+
+    Anything else is left to the validator, which knows the name of the field.
+    """
+    return cast("RolloutStatus", _member(RolloutStatus, value))
+
+
+def to_category(value: Any) -> RolloutErrorCategory | None:
+    """Convert a category or its name to the member, like `to_status`."""
+    return cast("RolloutErrorCategory | None", _member(RolloutErrorCategory, value))
+
+
+def _member(kind: type[StrEnum], value: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        return value
+
+
 _FROM_MESSAGES: Any = object()
 
 
@@ -50,6 +70,11 @@ def _message_sequence(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
     if not all(isinstance(message, Mapping) for message in value):
         raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
+
+
+def _trajectory(instance: Any, attribute: Any, value: Any) -> None:
+    if value is not None and value is not _FROM_MESSAGES:
+        _message_sequence(instance, attribute, value)
 
 
 def _reward(value: Any) -> float | None:
@@ -79,7 +104,7 @@ class RolloutSample:
 
     messages: Sequence[Mapping[str, Any]] = field(factory=list, validator=_message_sequence)
     trajectory_messages: Sequence[Mapping[str, Any]] | None = field(
-        default=_FROM_MESSAGES, repr=False, eq=False
+        default=_FROM_MESSAGES, validator=_trajectory, repr=False, eq=False
     )
     label: str | None = field(
         default=None, validator=optional(instance_of(str, name="a string or null"))
@@ -96,9 +121,10 @@ class RolloutSample:
             return
         try:
             self.trajectory_messages = copy.deepcopy(list(self.messages))
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - objects among the messages may raise anything
+            # Without its text, which may hold what no log should.
             logger.warning(
-                "the messages of a sample cannot be copied; its trajectory is not kept",
-                exc_info=True,
+                "the messages of a sample cannot be copied (%s); its trajectory is not kept",
+                type(error).__name__,
             )
             self.trajectory_messages = None
