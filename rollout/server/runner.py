@@ -29,6 +29,9 @@ KEEP_ALIVE_SEC = 75.0
 """How long an idle connection stays open; longer than any client of ours keeps one."""
 
 _GRACE_SEC = 3.0
+_BACKLOG = 4096
+"""Connections that may wait to be accepted; a loop that starts thousands at once needs it."""
+
 _LONGEST_REQUEST_HEAD = 128 * 1024
 
 
@@ -183,6 +186,7 @@ def _config(
     except (OSError, ValueError) as error:
         raise RolloutServerError(f"TLS: the certificate or key cannot be used: {error}") from error
     config.keep_alive_timeout = KEEP_ALIVE_SEC
+    config.backlog = _BACKLOG
     config.keep_alive_max_requests = 2**62
     config.graceful_timeout = _GRACE_SEC
     config.startup_timeout = math.inf
