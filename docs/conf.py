@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version as installed_version
+from typing import Any
+
+from sphinx.util.nodes import make_refnode
 
 project = "trio-rollout"
 author = "trio-rollout contributors"
@@ -24,8 +28,7 @@ default_role = "py:obj"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -33,6 +36,8 @@ python_maximum_signature_line_length = 88
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+
+_LINKED = {"class", "exception", "function"}
 
 html_theme = "furo"
 html_title = f"trio-rollout {release}"
@@ -50,3 +55,36 @@ html_theme_options = {
         "color-brand-content": "#5cc8c0",
     },
 }
+
+
+def _plain_signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: Any
+) -> tuple[str | None, Any]:
+    """Show ``...`` for defaults that attrs makes anew for every instance."""
+    del app, what, name, obj, options
+    if signature is not None:
+        signature = signature.replace("= NOTHING", "= ...")
+        signature = re.sub(r"= <object object[^>]*>", "= ...", signature)
+    return signature, returns
+
+
+def _known_by_its_name(app: Any, env: Any, node: Any, content: Any) -> Any:
+    """Link a name that is documented under another module than the one it was written in."""
+    if node.get("refdomain") != "py":
+        return None
+    python = env.get_domain("py")
+    last = node["reftarget"].rpartition(".")[2]
+    found = [
+        name for name in python.objects if name.startswith("rollout") and name.endswith(f".{last}")
+    ]
+    modules = {name: entry for name in found if (entry := python.objects[name]).objtype in _LINKED}
+    if len(modules) != 1:
+        return None
+    ((name, entry),) = modules.items()
+    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, name)
+
+
+def setup(app: Any) -> None:
+    """Register the hooks above."""
+    app.connect("autodoc-process-signature", _plain_signature)
+    app.connect("missing-reference", _known_by_its_name)
