@@ -9,7 +9,7 @@ get small contexts of their own with what concerns their phase.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -55,12 +55,15 @@ class RolloutProgress(Protocol):
         """Take the moment of the agent's start; only the first one counts."""
 
 
-_current: ContextVar[RolloutContext | None] = ContextVar("rollout_context", default=None)
+# Each task, and each worker thread, works on its own copy of the tuple, so that any number of
+# them can enter the same context.
+_entered: ContextVar[tuple[RolloutContext, ...]] = ContextVar("rollout_context", default=())
 
 
 def get_rollout_context() -> RolloutContext | None:
     """Return the context of the rollout that runs here, ``None`` outside of one."""
-    return _current.get()
+    entered = _entered.get()
+    return entered[-1] if entered else None
 
 
 @define
@@ -82,12 +85,9 @@ class RolloutContext:
     rollout_id: str = ""
     sample_source: SampleSource | None = None
     progress: RolloutProgress | None = field(default=None, repr=False)
-    _tokens: list[Token[RolloutContext | None]] = field(
-        factory=list, init=False, repr=False, eq=False
-    )
 
     def __enter__(self) -> Self:
-        self._tokens.append(_current.set(self))
+        _entered.set((*_entered.get(), self))
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ class RolloutContext:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _current.reset(self._tokens.pop())
+        _entered.set(_entered.get()[:-1])
 
     def set_sample_source(self, source: SampleSource) -> None:
         """Register where the sample comes from.

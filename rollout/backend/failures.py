@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from urllib.parse import quote
 
 import trio
 
@@ -19,11 +21,13 @@ _PROVIDER_ERRORS = frozenset(
         "PoolStateStoreUnavailableException",
     }
 )
-_PROVIDER_API_ERRORS = frozenset({"SandboxApiException", "SandboxAPIError"})
+_PROVIDER_API_ERROR = "SandboxApiException"
 _PROVIDER_STATUSES = frozenset({401, 402, 403, 429, 500, 502, 503, 504})
 
 _SHORTEST_SECRET = 4
 _LONGEST_MESSAGE = 8_000
+_MOST_GROUP_MEMBERS = 100
+_CUT = " [cut]"
 
 
 def categorize_exception(error: BaseException) -> RolloutErrorCategory:
@@ -34,20 +38,40 @@ def categorize_exception(error: BaseException) -> RolloutErrorCategory:
     names of its exceptions so that no SDK has to be installed; the rest is `agent_error`.
     A group has the category that all of its members share.
     """
-    if isinstance(error, BaseExceptionGroup):
-        categories = {categorize_exception(inner) for inner in error.exceptions}
-        return categories.pop() if len(categories) == 1 else RolloutErrorCategory.AGENT_ERROR
+    categories = {_categorize_plain(inner) for inner in _leaves(error)}
+    return categories.pop() if len(categories) == 1 else RolloutErrorCategory.AGENT_ERROR
+
+
+def _categorize_plain(error: BaseException) -> RolloutErrorCategory:
     if isinstance(error, (TimeoutError, trio.TooSlowError)):
         return RolloutErrorCategory.TIMEOUT
     if isinstance(error, (ValueError, TypeError, AssertionError)):
         return RolloutErrorCategory.VALIDATION_ERROR
     names = {cls.__name__ for cls in type(error).__mro__}
-    status = getattr(error, "status_code", None)
     if names & _PROVIDER_ERRORS or (
-        names & _PROVIDER_API_ERRORS and isinstance(status, int) and status in _PROVIDER_STATUSES
+        _PROVIDER_API_ERROR in names and _status_code(error) in _PROVIDER_STATUSES
     ):
         return RolloutErrorCategory.HTTP_ERROR
     return RolloutErrorCategory.AGENT_ERROR
+
+
+def _status_code(error: BaseException) -> int | None:
+    try:
+        status = getattr(error, "status_code", None)
+    except Exception:  # noqa: BLE001 - a property of a foreign class may do anything
+        return None
+    return status if isinstance(status, int) else None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the plain exceptions in a group of groups, however deep, in their order."""
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, BaseExceptionGroup):
+            pending.extend(reversed(current.exceptions))
+        else:
+            yield current
 
 
 def _text(error: BaseException) -> str:
@@ -57,23 +81,45 @@ def _text(error: BaseException) -> str:
         return f"(its message cannot be shown: {type(broken).__name__})"
 
 
-def describe_exception(error: BaseException) -> str:
-    """Say in one text what went wrong: messages, or type names where there are none."""
-    if isinstance(error, BaseExceptionGroup):
-        members = "; ".join(describe_exception(inner) for inner in error.exceptions)
-        return members if len(error.exceptions) == 1 else f"{error.message}: {members}"
-    text = utf8(_text(error))[:_LONGEST_MESSAGE]
+def describe_exception(error: BaseException, secrets: Iterable[str | None] = ()) -> str:
+    """Say in one text what went wrong: messages, or type names where there are none.
+
+    Secrets are blanked out before a long text is cut, so that no part of one is left.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return _cut(redact(_describe_plain(error), secrets))
+    members = list(islice(_leaves(error), _MOST_GROUP_MEMBERS + 1))
+    text = "; ".join(_describe_plain(inner) for inner in members[:_MOST_GROUP_MEMBERS])
+    if len(members) > 1:
+        text = f"{error.message}: {text}"
+    if len(members) > _MOST_GROUP_MEMBERS:
+        text += "; and more"
+    return _cut(redact(utf8(text), secrets))
+
+
+def _describe_plain(error: BaseException) -> str:
+    text = utf8(_text(error))
     if not text or isinstance(error, KeyError) or not isinstance(error, Exception):
         # Their messages say nothing without the type: a bare key, an exit code.
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text
 
 
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST_MESSAGE:
+        return text
+    return text[: _LONGEST_MESSAGE - len(_CUT)] + _CUT
+
+
 def redact(text: str, secrets: Iterable[str | None]) -> str:
-    """Blank out secrets in *text*. Very short ones are left: they would shred it."""
+    """Blank out secrets in *text*, also as `repr` and URLs write them.
+
+    Very short ones are left: they would shred it.
+    """
     for secret in secrets:
         if secret and len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "[redacted]")
+            for form in (secret, utf8(secret), repr(secret)[1:-1], quote(utf8(secret), safe="")):
+                text = text.replace(form, "[redacted]")
     return text
 
 

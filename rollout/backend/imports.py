@@ -25,7 +25,7 @@ def resolve_object(reference: Any, *, name: str) -> Any:
     if not isinstance(reference, str):
         return reference
     module_name, colon, path = reference.partition(":")
-    if not colon or not module_name or not path:
+    if not colon or not all(map(str.isidentifier, module_name.split(".") + path.split("."))):
         raise BackendConfigurationError(
             f"{name} must be an object or 'module:attr', not {reference!r}"
         )

@@ -24,7 +24,6 @@ from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
     format_exception,
-    redact,
 )
 from rollout.backend.imports import resolve_object
 from rollout.backend.usercode import Outcome, UserCall
@@ -277,6 +276,7 @@ class LocalBackend(ExecutionBackend):
             self._executions[request.id] = _Execution(request.id, trio.current_time())
         execution = self._executions[request.id]
         if execution.started:
+            await trio.lowlevel.checkpoint()
             raise DuplicateRolloutError(f"rollout {request.id} is running already")
         execution.started = True
         try:
@@ -350,16 +350,16 @@ class LocalBackend(ExecutionBackend):
 
         async def body() -> RolloutSample | None:
             config = copy.deepcopy(self.workflow_config)
-            workflow = self.workflow_cls(config)
             inner = AgentWorkflowContext(
                 prompt=copy.deepcopy(request.prompt),
                 config=config,
                 metadata=copy.deepcopy(request.metadata),
             )
             with context:
+                workflow = self.workflow_cls(config)
                 output = coerce_output(await call.invoke(workflow.run, inner))
                 if output is None:
-                    return _sample(await context.get_sample())
+                    return _labelled(_sample(await context.get_sample()), request.label)
             if output.messages is None:
                 return None
             return RolloutSample(
@@ -382,13 +382,13 @@ class LocalBackend(ExecutionBackend):
         sample: RolloutSample | None,
     ) -> ExecutionResult:
         call = UserCall(execution.rollout_id, phase.name, phase.deadline)
-        inner = GraderContext(
-            label=request.label, sample=sample, metadata=copy.deepcopy(request.metadata)
-        )
+        inner = GraderContext(label=request.label, sample=sample)
 
         async def body() -> None:
-            grader = self.grader_cls(copy.deepcopy(self.grader_config))
+            inner.metadata = copy.deepcopy(request.metadata)
+            config = copy.deepcopy(self.grader_config)
             with context:
+                grader = self.grader_cls(config)
                 returned = await call.invoke(grader.grade, inner)
             _check_graded(_sample(inner.sample), returned)
 
@@ -432,15 +432,20 @@ def _user_failure(
         phase.name,
         format_exception(outcome.error, secrets),
     )
-    return _failure(
-        redact(describe_exception(outcome.error), secrets), categorize_exception(outcome.error)
-    )
+    return _failure(describe_exception(outcome.error, secrets), categorize_exception(outcome.error))
 
 
 def _sample(value: Any) -> RolloutSample | None:
     if value is None or isinstance(value, RolloutSample):
         return value
     raise TypeError(f"the sample must be a RolloutSample, not {type(value).__name__}")
+
+
+def _labelled(sample: RolloutSample | None, label: str | None) -> RolloutSample | None:
+    """Give a sample out of a source the request's label, unless it has one of its own."""
+    if sample is not None and sample.label is None:
+        sample.label = label
+    return sample
 
 
 def _check_graded(sample: RolloutSample | None, returned: Any) -> None:

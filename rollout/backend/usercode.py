@@ -12,7 +12,6 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import trio
@@ -69,9 +68,14 @@ class UserCall:
         """
         outcome = Outcome()
         self._scope.deadline = self.deadline
-        with self._scope:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            outcome = await self._capture(body)
+        try:
+            with self._scope:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                outcome = await self._capture(body)
+        except RuntimeError as error:
+            # Nothing but trio itself raises here: the code has left a cancel scope of its own
+            # open, and trio has closed it.
+            outcome = Outcome(error=error)
         outcome.interrupted = self._scope.cancelled_caught
         for event in self._thread_ends:
             await event.wait()
@@ -82,7 +86,8 @@ class UserCall:
         """Call a user's function within `run`: async in place, plain in a worker thread."""
         if inspect.iscoroutinefunction(function):
             return await function(*args)
-        value = await self._run_in_thread(partial(function, *args))
+        # In a list, since trio takes a bare coroutine out of a thread for a mistake.
+        (value,) = await self._run_in_thread(lambda: [function(*args)])
         return await value if inspect.isawaitable(value) else value
 
     async def _capture(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
@@ -93,12 +98,10 @@ class UserCall:
                 raise
             return Outcome(error=RuntimeError("trio.Cancelled was raised outside of its scope"))
         except BaseExceptionGroup as group:
-            cancelled, rest = group.split(trio.Cancelled)
-            if rest is None:
-                if cancelled is not None and trio.current_effective_deadline() == -math.inf:
-                    raise
-                return Outcome(error=group)
-            return Outcome(error=rest)
+            rest = _without_cancelled(group)
+            if rest is None and trio.current_effective_deadline() == -math.inf:
+                raise
+            return Outcome(error=rest or group)
         except BaseException as error:  # noqa: BLE001 - SystemExit of a workflow ends it alone
             return Outcome(error=error)
 
@@ -114,8 +117,19 @@ class UserCall:
                 with suppress(trio.RunFinishedError):
                     token.run_sync_soon(event.set)
 
-        # Past this check nothing can cancel before the thread has started, so every event in
-        # the list is going to be set.
+        # Past this check nothing can cancel before the thread has started, so the event of a
+        # thread that is left behind is going to be set.
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._thread_ends.append(event)
-        return await trio.to_thread.run_sync(body, abandon_on_cancel=True, limiter=_unbounded)
+        try:
+            return await trio.to_thread.run_sync(body, abandon_on_cancel=True, limiter=_unbounded)
+        except trio.Cancelled:
+            self._thread_ends.append(event)
+            raise
+
+
+def _without_cancelled(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """Return what is left of a group, ``None`` if it held nothing but cancellations."""
+    try:
+        return group.split(trio.Cancelled)[1]
+    except Exception:  # noqa: BLE001 - too deep, or a subclass that cannot be split
+        return group

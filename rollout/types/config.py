@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
+import sys
 from typing import Any, ClassVar, dataclass_transform, get_origin
 
 import attrs
@@ -34,9 +36,12 @@ class ConcurrencyConfig:
     max_concurrent: int | None = field(default=None, validator=_whole_number_from_one)
 
 
+_CLASS_VAR = re.compile(r"(?:\w+\.)*ClassVar\b")
+
+
 def _class_var(annotation: Any) -> bool:
     if isinstance(annotation, str):
-        return annotation.replace("typing.", "").replace("t.", "").startswith("ClassVar")
+        return _CLASS_VAR.match(annotation) is not None
     return annotation is ClassVar or get_origin(annotation) is ClassVar
 
 
@@ -47,6 +52,15 @@ def _default_of(value: Any) -> Any:
     return value
 
 
+def _annotations(cls: type) -> dict[str, Any]:
+    if sys.version_info >= (3, 14):
+        # Names that only a type checker can see stay unresolved instead of failing.
+        from annotationlib import Format, get_annotations  # noqa: PLC0415
+
+        return get_annotations(cls, format=Format.FORWARDREF)
+    return inspect.get_annotations(cls)
+
+
 def _collect_fields(cls: type) -> None:
     """Make *cls* an attrs class from its own annotations, leaving its body as it stands.
 
@@ -55,7 +69,7 @@ def _collect_fields(cls: type) -> None:
     reason attrs writes no ``__setattr__`` here; `_Config` has one for all.
     """
     these: dict[str, Any] = {}
-    for name, annotation in inspect.get_annotations(cls).items():
+    for name, annotation in _annotations(cls).items():
         if _class_var(annotation):
             continue
         value = cls.__dict__.get(name, attrs.NOTHING)
