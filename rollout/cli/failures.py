@@ -1,0 +1,166 @@
+"""What ends a command: one line that says what to do, and an exit code.
+
+Expected errors, be they of this library, of httpx or of click, never show a traceback.
+Anything else is a fault of the program, and does.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import TracebackType
+from typing import Any
+
+import click
+import trio
+from attrs import frozen
+
+from rollout._groups import sole_error
+from rollout.cli.text import one_line
+from rollout.errors import (
+    RolloutAdmissionTimeoutError,
+    RolloutError,
+    RolloutIdleTimeoutError,
+    RolloutProtocolError,
+)
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_FORCED",
+    "EXIT_USAGE",
+    "CommandError",
+    "Failure",
+    "explain",
+    "interrupted",
+    "last_place",
+    "run_async",
+]
+
+EXIT_FAILED = 1
+"""The rollout ended otherwise than with success, or the server did not become idle."""
+
+EXIT_USAGE = 2
+"""Wrong use, or no usable answer from the server."""
+
+EXIT_FORCED = 3
+"""``rollout serve`` had to end executions that did not stop, and the process with them."""
+
+_SIGNAL_BASE = 128
+
+_ADVICE = {
+    401: "name the variable that holds the server's key with --api-key-env",
+    403: "another caller holds this rollout's lease",
+    404: "is this the base URL of a rollout server?",
+    409: "take another --id",
+    413: "send a smaller request",
+    503: "it is shutting down or has not started; try again later",
+}
+
+
+@frozen
+class Failure:
+    """How a command ends when it does not succeed.
+
+    Attributes:
+        line: What happened and what to do, in one line.
+        exit_code: The exit code of the process.
+    """
+
+    line: str
+    exit_code: int
+
+
+class CommandError(click.ClickException):
+    """A command cannot go on; its message is the one line that the user sees.
+
+    Attributes:
+        code: The exit code of the process.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_USAGE) -> None:
+        super().__init__(message)
+        self.code = exit_code
+
+
+def interrupted(number: int, note: str = "") -> CommandError:
+    """Build the end of a command that a signal ended."""
+    name = signal.Signals(number).name
+    return CommandError(
+        f"interrupted by {name}" + (f"; {note}" if note else ""), exit_code=_SIGNAL_BASE + number
+    )
+
+
+def explain(error: BaseException) -> Failure | None:
+    """Say how *error* ends a command, ``None`` if it is not one that is expected."""
+    plain = sole_error(error)
+    if isinstance(plain, BaseExceptionGroup):
+        # Siblings that failed for the same reason: the first speaks for all.
+        known = [explain(inner) for inner in plain.exceptions]
+        return None if None in known else known[0]
+    failure = _of_click(plain) or _of_rollout(plain) or _of_httpx(plain)
+    if failure is None:
+        return None
+    return Failure(one_line(failure.line), failure.exit_code)
+
+
+def _of_click(error: BaseException) -> Failure | None:
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return Failure("interrupted", _SIGNAL_BASE + signal.SIGINT)
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx is not None else "rollout"
+        return Failure(f"{error.format_message().rstrip('.')} (see {path} --help)", EXIT_USAGE)
+    if isinstance(error, click.ClickException):
+        code = error.code if isinstance(error, CommandError) else EXIT_USAGE
+        return Failure(error.format_message(), code)
+    return None
+
+
+def _of_rollout(error: BaseException) -> Failure | None:
+    if isinstance(error, RolloutIdleTimeoutError):
+        return Failure(f"{error}; wait longer with --timeout-sec", EXIT_FAILED)
+    if isinstance(error, RolloutAdmissionTimeoutError):
+        return Failure(f"{error}; wait longer with --admission-timeout-sec", EXIT_USAGE)
+    if isinstance(error, RolloutProtocolError):
+        advice = _ADVICE.get(error.status_code)
+        return Failure(f"{error}; {advice}" if advice else str(error), EXIT_USAGE)
+    if isinstance(error, RolloutError):
+        return Failure(str(error), EXIT_USAGE)
+    return None
+
+
+def _of_httpx(error: BaseException) -> Failure | None:
+    httpx: Any = sys.modules.get("httpx")  # a command that never sent anything has not loaded it
+    if httpx is None:
+        return None
+    if isinstance(error, httpx.InvalidURL):
+        return Failure(f"the URL cannot be used: {error}", EXIT_USAGE)
+    if isinstance(error, httpx.TransportError):
+        where = "the server"
+        if getattr(error, "_request", None) is not None:
+            url = error.request.url
+            where = f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}"
+        reason = type(error).__name__ + (f": {error}" if str(error) else "")
+        return Failure(
+            f"no answer from {where} ({reason}); is a rollout server running there?", EXIT_USAGE
+        )
+    return None
+
+
+def last_place(error: BaseException) -> str:
+    """Say where *error* was raised, as ``" (app.py, line 3)"``; empty if that is not known."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f" ({error.filename}, line {error.lineno})"
+    place: TracebackType | None = error.__traceback__
+    if place is None:
+        return ""
+    while place.tb_next is not None:
+        place = place.tb_next
+    return f" ({place.tb_frame.f_code.co_filename}, line {place.tb_lineno})"
+
+
+def run_async(function: Any, *args: Any) -> Any:
+    """Run an async function to its end, as a command's body.
+
+    Ctrl-C reaches it at a checkpoint only, so that it never tears a task apart in between.
+    """
+    return trio.run(function, *args, restrict_keyboard_interrupt_to_checkpoints=True)

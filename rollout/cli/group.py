@@ -1,0 +1,81 @@
+"""The command group: finds commands lazily and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from rollout.cli.failures import explain
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "serve": "Serve an application until SIGTERM or SIGINT.",
+    "run": "Run one rollout and print its result.",
+    "health": "Print what a server says of itself.",
+    "wait-idle": "Wait until a server has no active rollout.",
+    "cancel": "Ask a server to stop rollouts.",
+    "demo": "Run rollouts against a scripted model, all on this machine.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports the module of a command when it is needed; the list of commands needs none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_COMMANDS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"rollout.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}, only {', '.join(_COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run a command. Standing alone, it ends the process with the exit code."""
+        run: Any = super().main
+        if not standalone_mode:
+            return run(*args, standalone_mode=False, **extra)
+        try:
+            status = run(*args, standalone_mode=False, **extra)
+        except BaseException as error:
+            failure = explain(error)
+            if failure is None:
+                raise
+            click.echo(f"rollout: {failure.line}", err=True)
+            sys.exit(failure.exit_code)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+@click.group(cls=_LazyGroup, no_args_is_help=False)
+@click.version_option(package_name="trio-rollout", prog_name="rollout")
+def main() -> None:
+    """Run LLM agent rollouts over HTTP.
+
+    Exit codes: 0 done, 1 the rollout failed or was cancelled, 2 wrong use or no usable
+    answer, 128 and the signal's number when a signal ended it. One line on stderr says what
+    to do.
+    """

@@ -1,0 +1,54 @@
+"""Signals for commands that have something to tidy up before they end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, field
+
+__all__ = ["Interrupts", "interrupts"]
+
+
+@define(eq=False)
+class Interrupts:
+    """What the signals of a command lead to.
+
+    Attributes:
+        number: The first signal that came, ``None`` so far.
+        work: Cancelled by the first signal; the command's work belongs into it.
+        tidying: Cancelled by the second one; what follows the first belongs into it.
+    """
+
+    number: int | None = None
+    work: trio.CancelScope = field(factory=trio.CancelScope)
+    tidying: trio.CancelScope = field(factory=trio.CancelScope)
+
+    async def watch(self, received: AsyncIterator[int]) -> None:
+        """Take signals for as long as the command lasts."""
+        async for number in received:
+            if self.number is None:
+                self.number = number
+                self.work.cancel()
+            else:
+                self.tidying.cancel()
+
+
+@asynccontextmanager
+async def interrupts() -> AsyncGenerator[Interrupts, None]:
+    """Take SIGINT and SIGTERM for the length of the block.
+
+    Outside of the main thread, where Python lets nobody handle signals, none ever comes.
+    """
+    state = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield state
+        return
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(state.watch, received)
+            yield state
+            nursery.cancel_scope.cancel()

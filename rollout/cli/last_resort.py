@@ -1,0 +1,74 @@
+"""End a server process whose tasks do not end.
+
+A workflow in a worker thread that never returns, or a task that shields itself from its
+cancellation, holds up trio's nurseries for good, and with them the exit of the process. The
+staged shutdown gives such executions up and delivers results for them; this ends the process
+once that is done. A thread keeps the time, so that a blocked event loop does not stop it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rollout.cli.failures import EXIT_FORCED
+from rollout.server import RolloutServer
+
+__all__ = ["LastResort"]
+
+logger = logging.getLogger(__name__)
+
+_STUCK_SEC = 2.0
+"""Time for the last responses to leave, once executions were given up."""
+
+_CLOSING_SEC = 60.0
+"""Time for connections and the lifespan to end, on top of the budget of the stages."""
+
+
+class LastResort:
+    """Ends the process with `EXIT_FORCED` if the server does not return in time."""
+
+    def __init__(self, app: RolloutServer) -> None:
+        self._app = app
+        self._timer: threading.Timer | None = None
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Disarm at the end of the block, which is where the server has returned."""
+        try:
+            yield
+        finally:
+            self._disarm()
+
+    async def watch(self) -> None:
+        """Follow the shutdown and set the time accordingly."""
+        stages = self._app.shutdown_stages
+        await self._app.shutdown_requested.wait()
+        self._arm(stages.budget.total_sec + _CLOSING_SEC, "the shutdown does not end")
+        await stages.run()
+        if stages.stuck:
+            reason = f"{len(stages.stuck)} execution(s) did not stop"
+            self._arm(_STUCK_SEC, reason)
+        else:
+            self._arm(_CLOSING_SEC, "the lifespan or a connection does not end")
+
+    def _arm(self, after_sec: float, reason: str) -> None:
+        self._disarm()
+        self._timer = threading.Timer(after_sec, _end_process, (reason,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _end_process(reason: str) -> None:
+    logger.error("ending the process by force: %s", reason)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(EXIT_FORCED)

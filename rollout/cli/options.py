@@ -1,0 +1,103 @@
+"""Options that commands share, and how keys get in: by the name of a variable, never as text."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from rollout._keys import check_api_key
+from rollout.cli.failures import CommandError
+from rollout.errors import InvalidFieldError
+
+__all__ = [
+    "SECONDS",
+    "api_key_option",
+    "json_option",
+    "secret_from_env",
+    "server_key_from_env",
+    "url_argument",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class _Seconds(click.ParamType[float]):
+    """A finite number of seconds."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        if not math.isfinite(seconds):
+            self.fail("must be finite", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds()
+
+
+def url_argument(function: F) -> F:
+    """Add the argument ``URL``, the base URL of a rollout server."""
+    return click.argument("url")(function)
+
+
+def json_option(function: F) -> F:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(
+        function
+    )
+
+
+def api_key_option(function: F) -> F:
+    """Add ``--api-key-env``."""
+    return click.option(
+        "--api-key-env",
+        metavar="NAME",
+        help="Environment variable that holds the rollout server's API key.",
+    )(function)
+
+
+def secret_from_env(option: str, name: str | None) -> str | None:
+    """Read the variable that *option* names; ``None`` without a name.
+
+    Raises:
+        CommandError: The name is no name of a variable (it may be the key itself, so it is
+            not repeated), or the variable is unset or blank.
+    """
+    if name is None:
+        return None
+    if not _VARIABLE.fullmatch(name):
+        raise CommandError(f"{option} takes the name of an environment variable, not a key")
+    value = os.environ.get(name)
+    if value is None:
+        raise CommandError(
+            f"the environment variable {name} is not set; export it, or drop {option}"
+        )
+    if not value.strip():
+        raise CommandError(f"the environment variable {name} is empty; set it, or drop {option}")
+    return value
+
+
+def server_key_from_env(name: str | None) -> str | None:
+    """Read the server's API key from the variable that ``--api-key-env`` names.
+
+    Raises:
+        CommandError: There is no such key, or it cannot be sent in a header.
+    """
+    value = secret_from_env("--api-key-env", name)
+    try:
+        return check_api_key(value)
+    except InvalidFieldError as error:
+        raise CommandError(f"the key in the environment variable {name} {error.reason}") from None

@@ -1,0 +1,162 @@
+"""``rollout serve MODULE:APP``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import trio
+
+from rollout._groups import sole_error
+from rollout.cli.failures import EXIT_FAILED, EXIT_USAGE, CommandError, last_place, run_async
+from rollout.cli.last_resort import LastResort
+from rollout.cli.options import SECONDS, secret_from_env
+from rollout.cli.reference import load_app
+from rollout.cli.remote import quiet_http
+from rollout.errors import RolloutServerError
+from rollout.server import RolloutServer, ShutdownBudget, serve
+
+__all__ = ["command"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_BUDGET = ShutdownBudget()
+_HIGHEST_PORT = 65_535
+_KEY_HEAD_BYTES = 4096
+
+
+def _budget_option(name: str, text: str) -> Callable[[F], F]:
+    default = getattr(_BUDGET, name.replace("-", "_"))
+    return click.option(f"--{name}", type=SECONDS, default=default, show_default=True, help=text)
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP|FILE.py:APP")
+@click.option(
+    "--bind",
+    default="127.0.0.1:8000",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to listen; port 0 takes a free one. Also [IPV6]:PORT and unix:PATH.",
+)
+@click.option("--certfile", metavar="FILE", help="Certificate chain (PEM), for TLS.")
+@click.option("--keyfile", metavar="FILE", help="Its private key (PEM).")
+@click.option(
+    "--keyfile-password-env",
+    metavar="NAME",
+    help="Environment variable that holds the password of the key.",
+)
+@click.option(
+    "--ca-certs", metavar="FILE", help="Authorities (PEM); clients must present a certificate."
+)
+@_budget_option("drain-sec", "Shutdown: time for rollouts to end by themselves.")
+@_budget_option("cleanup-sec", "Shutdown: time for them to stop once they are asked to.")
+@_budget_option("forced-sec", "Shutdown: time for them to stop once they are cancelled.")
+@_budget_option("delivery-sec", "Shutdown: time for callers to fetch their results.")
+@_budget_option("backend-sec", "Shutdown: time for the backend's own shutdown.")
+def command(
+    app: str,
+    bind: str,
+    certfile: str | None,
+    keyfile: str | None,
+    keyfile_password_env: str | None,
+    ca_certs: str | None,
+    **budget: float,
+) -> None:
+    """Serve APP, which create_rollout_server made, until SIGTERM or SIGINT.
+
+    APP may also be a function without arguments that returns the application. The current
+    folder is importable, and so is the folder of FILE.py. Once the server accepts
+    connections, one line on stdout says where.
+
+    A signal starts the staged shutdown: admissions are refused, callers still get their
+    results, and the process exits with 0. A second signal skips the first stage. If
+    executions do not even stop by force, the process ends all the same, with exit code 3.
+
+    Rollouts are kept in the memory of one process, so there is no option for workers: a
+    second process would not know the rollouts of the first. Run several servers on several
+    ports instead.
+    """
+    _check_bind(bind)
+    password = secret_from_env("--keyfile-password-env", keyfile_password_env)
+    shutdown = ShutdownBudget(**budget)
+    _check_encrypted(keyfile, password)
+    server = load_app(app)
+    quiet_http()
+    start = partial(
+        serve,
+        server,
+        bind=bind,
+        certfile=certfile,
+        keyfile=keyfile,
+        keyfile_password=password,
+        ca_certs=ca_certs,
+        shutdown=shutdown,
+    )
+    run_async(_serve, server, start)
+
+
+async def _serve(app: RolloutServer, start: Any) -> None:
+    last_resort = LastResort(app)
+    listening = False
+    try:
+        with last_resort.armed():
+            async with trio.open_nursery() as watching:
+                watching.start_soon(last_resort.watch)
+                async with trio.open_nursery() as serving:
+                    urls = await serving.start(start)
+                    listening = True
+                    click.echo(f"listening on {' '.join(urls)}")
+                watching.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        plain = sole_error(group)
+        if isinstance(plain, RolloutServerError):
+            raise _explained(plain, listening) from plain
+        raise
+
+
+def _explained(error: RolloutServerError, listening: bool) -> CommandError:
+    message = str(error)
+    if message.startswith("cannot listen"):
+        message += "; choose another address with --bind (port 0 takes a free one)"
+    elif error.__cause__ is not None and not isinstance(error.__cause__, OSError):
+        message += last_place(error.__cause__)
+    return CommandError(message, exit_code=EXIT_FAILED if listening else EXIT_USAGE)
+
+
+def _check_bind(bind: str) -> None:
+    """Refuse what no server could listen on, in words that name the option.
+
+    Raises:
+        CommandError: It is neither ``host:port`` nor ``unix:path``.
+    """
+    if bind.startswith("unix:") and bind != "unix:":
+        return
+    host, colon, port = bind.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    if not colon or not host or (":" in host and not in_brackets):
+        raise CommandError(f"--bind takes HOST:PORT, [IPV6]:PORT or unix:PATH, not {bind!r}")
+    if not (port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
+        raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")
+
+
+def _check_encrypted(keyfile: str | None, password: str | None) -> None:
+    """Refuse an encrypted key without a password, which OpenSSL would ask the terminal for.
+
+    Raises:
+        CommandError: The key is encrypted and there is no password.
+    """
+    if keyfile is None or password is not None or not Path(keyfile).is_file():
+        return
+    try:
+        head = Path(keyfile).read_bytes()[:_KEY_HEAD_BYTES]
+    except OSError as error:
+        raise CommandError(f"keyfile: {error}") from None
+    if b"ENCRYPTED" in head:
+        raise CommandError(
+            "the key is encrypted; name the variable that holds its password with "
+            "--keyfile-password-env"
+        )

@@ -1,0 +1,63 @@
+"""Text from elsewhere, made fit for a terminal.
+
+A model may write anything: escape sequences that repaint the screen, or code points that no
+encoding takes. Both are shown as what they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rollout.codec import dump_json
+
+__all__ = ["one_line", "print_fields", "print_json", "printable"]
+
+_LONGEST_LINE = 1_000
+
+
+def printable(text: str) -> str:
+    r"""Return *text* with everything but line breaks, tabs and visible characters escaped."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def one_line(text: str) -> str:
+    """Return *text* as a single line of bounded length."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on one line, in ASCII."""
+    click.echo(dump_json(value).decode("ascii"))
+
+
+def print_fields(fields: dict[str, Any]) -> None:
+    """Print names and values in two columns; nested objects get dotted names."""
+    flat = _flatten(fields)
+    width = max((len(name) for name in flat), default=0)
+    for name, value in flat.items():
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def _flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in fields.items():
+        label = prefix + one_line(str(name))
+        if isinstance(value, dict) and value:
+            flat.update(_flatten(value, f"{label}."))
+        else:
+            flat[label] = one_line(value) if isinstance(value, str) else _scalar(value)
+    return flat
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return dump_json(value).decode("ascii")

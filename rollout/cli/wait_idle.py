@@ -1,0 +1,67 @@
+"""``rollout wait-idle URL``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from rollout.cli.failures import run_async
+from rollout.cli.options import (
+    SECONDS,
+    api_key_option,
+    json_option,
+    server_key_from_env,
+    url_argument,
+)
+from rollout.cli.remote import open_client
+from rollout.cli.text import print_fields, print_json
+
+__all__ = ["command"]
+
+
+@click.command()
+@url_argument
+@click.option(
+    "--timeout-sec", type=SECONDS, default=120, show_default=True, help="How long to wait."
+)
+@click.option(
+    "--poll-interval-sec",
+    type=SECONDS,
+    default=1,
+    show_default=True,
+    help="How long between two looks.",
+)
+@click.option(
+    "--process-id", metavar="ID", help="The server process that is meant; another one is an error."
+)
+@api_key_option
+@json_option
+def command(
+    url: str,
+    timeout_sec: float,
+    poll_interval_sec: float,
+    process_id: str | None,
+    api_key_env: str | None,
+    as_json: bool,
+) -> None:
+    """Wait until the rollout server at URL has no active rollout.
+
+    This observes; it does not stop new admissions. Exits with 1 if the time runs out.
+    """
+    wait = partial(
+        _wait_idle,
+        url,
+        server_key_from_env(api_key_env),
+        timeout_sec=timeout_sec,
+        poll_interval_sec=poll_interval_sec,
+        process_id=process_id,
+    )
+    payload = run_async(wait)
+    (print_json if as_json else print_fields)(payload)
+
+
+async def _wait_idle(url: str, api_key: str | None, **how: Any) -> dict[str, Any]:
+    async with open_client(url, api_key) as client:
+        return await client.wait_idle(**how)
