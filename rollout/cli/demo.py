@@ -1,0 +1,204 @@
+"""``rollout demo``."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
+from rollout.cli.interrupts import interrupts
+from rollout.cli.options import SECONDS, json_option
+from rollout.cli.remote import quiet_http
+from rollout.cli.text import one_line, print_json
+from rollout.demo import DemoPlan, DemoReport, run_demo
+from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
+from rollout.demo.report import percentile
+from rollout.types import RolloutStatus
+
+__all__ = ["command"]
+
+_NOTE = "The model is a script that does sums and errs on purpose; everything else is real."
+_OUTCOMES = {
+    RolloutStatus.SUCCESS: "green",
+    RolloutStatus.FAILURE: "red",
+    RolloutStatus.CANCELLED: "yellow",
+}
+
+
+@click.command()
+@click.option(
+    "--rollouts",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="How many rollouts to run.",
+)
+@click.option(
+    "--max-in-flight",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="How many of them at a time.",
+)
+@click.option(
+    "--error-rate",
+    type=float,
+    default=0.25,
+    show_default=True,
+    help="Share of answers that the model gets wrong, from 0 to 1.",
+)
+@click.option(
+    "--think-sec",
+    type=SECONDS,
+    default=0.2,
+    show_default=True,
+    help="How long the model takes for an answer, on average.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Decides the questions, and which answers are wrong.",
+)
+@json_option
+def command(
+    rollouts: int,
+    max_in_flight: int,
+    error_rate: float,
+    think_sec: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Run rollouts on this machine and add up their rewards.
+
+    Starts a chat endpoint and a rollout server on free loopback ports, and a client that
+    sends the server questions such as "What is 6 * 7?". The server's workflow asks the chat
+    endpoint over HTTP; its grader rewards a right answer with 1 and a wrong one with 0.
+
+    The model behind the endpoint is no language model but a small script that does sums and
+    gets some of them wrong on purpose. The same seed gives the same rewards.
+
+    Exits with 0 if all rollouts ran to their end, whatever their rewards, and with 1 if one
+    failed. Leaves nothing behind.
+    """
+    model = ScriptedModel(seed=seed, error_rate=error_rate, think_sec=think_sec)
+    plan = DemoPlan(rollouts=rollouts, max_in_flight=max_in_flight, model=model)
+    report = DemoReport(rollouts=rollouts)
+    quiet_http()
+    run_async(_run, plan, report, _LiveProgress(rollouts, silent=as_json))
+    if as_json:
+        facts = {
+            "max_in_flight": max_in_flight,
+            "seed": seed,
+            "error_rate": error_rate,
+            "think_sec": think_sec,
+            "model": MODEL_NAME,
+        }
+        print_json(report.to_dict() | facts)
+    else:
+        _print_table(plan, report)
+    if not report.all_succeeded:
+        bad = rollouts - report.outcomes[RolloutStatus.SUCCESS]
+        problem, _ = report.problems.most_common(1)[0]
+        raise CommandError(
+            f"{bad} of {rollouts} rollouts failed, most often with: {problem}",
+            exit_code=EXIT_FAILED,
+        )
+
+
+async def _run(plan: DemoPlan, report: DemoReport, progress: _LiveProgress) -> None:
+    async with interrupts() as signals:
+        with signals.work, progress:
+            await run_demo(plan, report, progress)
+            return
+    assert signals.number is not None  # noqa: S101 - only a signal cancels the work
+    raise interrupted(
+        signals.number,
+        f"{report.finished} of {plan.rollouts} rollouts had ended, the others were cancelled",
+    )
+
+
+class _LiveProgress:
+    """A bar on stderr while the rollouts run, if that is a terminal; gone afterwards."""
+
+    def __init__(self, rollouts: int, *, silent: bool) -> None:
+        console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("rollouts"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("[dim]{task.fields[phases]}"),
+            TextColumn("reward {task.fields[reward]}"),
+            console=console,
+            transient=True,
+            expand=True,
+            disable=silent or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=rollouts, phases="", reward="-")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        sys.stderr.flush()
+
+    def changed(self, report: DemoReport, in_flight: Counter[RolloutStatus]) -> None:
+        """Show the results so far."""
+        mean = report.mean_reward
+        phases = (RolloutStatus.QUEUED, RolloutStatus.RUNNING, RolloutStatus.GRADING)
+        self._bar.update(
+            self._task,
+            completed=report.finished,
+            phases="  ".join(f"{in_flight[phase]} {phase.value}" for phase in phases),
+            reward="-" if mean is None else f"{mean:.2f}",
+        )
+
+
+def _print_table(plan: DemoPlan, report: DemoReport) -> None:
+    console = Console(highlight=False)
+    model = plan.model
+    table = Table(
+        title=f"{plan.rollouts} rollouts, {plan.max_in_flight} at a time",
+        title_justify="left",
+        show_header=False,
+    )
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for status, style in _OUTCOMES.items():
+        count = report.outcomes[status]
+        table.add_row(status.value, Text(str(count), style=style if count else "dim"))
+    table.add_section()
+    table.add_row("mean reward", _figure(report.mean_reward, ".3f"))
+    table.add_section()
+    table.add_row("latency p50", _figure(percentile(report.latencies, 0.5), ".3f", " s"))
+    table.add_row("latency p95", _figure(percentile(report.latencies, 0.95), ".3f", " s"))
+    table.add_row("rollouts per second", _figure(report.rollouts_per_sec, ".1f"))
+    table.add_row("elapsed", _figure(report.elapsed_sec, ".2f", " s"))
+    console.print(table)
+    console.print(
+        f"Model {MODEL_NAME}, seed {model.seed}, error rate {model.error_rate:g}. {_NOTE}",
+        style="dim",
+    )
+    for problem, count in report.problems.most_common(5):
+        console.print(Text(f"{count} x {one_line(problem)}", style="red"))
+
+
+def _figure(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
