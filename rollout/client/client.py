@@ -9,6 +9,7 @@ from typing import Any, Self
 import httpx
 import trio
 
+from rollout._groups import sole_error
 from rollout._keys import check_api_key
 from rollout.client.handle import RolloutHandle
 from rollout.client.idle import wait_until_idle
@@ -46,13 +47,15 @@ class RolloutClient:
 
     Leaving the block waits for handles that still poll, as a nursery waits for its children.
     An exception in the block cancels them, and comes out as it is. If polling failed and
-    nobody ever awaited that handle, the errors are raised at the end of the block, grouped.
+    nobody ever awaited that handle, the errors are raised at the end of the block, grouped;
+    where the block itself raised, they are notes on its exception.
 
     Everything but `run_rollout_async` also works on a client that was not entered; close it
     with `aclose` then.
 
     Args:
-        url: Base URL of the server.
+        url: Base URL of the server. Credentials in it are sent as ``Authorization: Basic`` and
+            kept out of `url`.
         http_client: Sends the requests; the caller closes it, and keeps it open until all
             handles are done. Without one the client makes its own, fit for long polls.
         admission_timeout_sec: Bounds each admission, requests and waits included, in seconds.
@@ -77,10 +80,14 @@ class RolloutClient:
                 "admission_timeout_sec", "must be finite; leave it out to wait without a bound"
             )
         key = check_api_key(api_key)
-        self.url = check_url(url)
+        self.url, credentials = check_url(url)
+        if key is not None and credentials is not None:
+            raise InvalidFieldError(
+                "api_key", "cannot be sent along with the credentials in the url: leave one out"
+            )
         self.admission_timeout_sec = admission_timeout_sec
         self._owns_http = http_client is None
-        self._wire = Wire(self.url, http_client or own_http_client(self.url), key)
+        self._wire = Wire(self.url, http_client or own_http_client(self.url), key, credentials)
         self._nursery_manager: AbstractAsyncContextManager[trio.Nursery] | None = None
         self._nursery: trio.Nursery | None = None
         self._handles: set[RolloutHandle] = set()
@@ -90,7 +97,7 @@ class RolloutClient:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "entered" if self._nursery else "open"
         polling = f", polling {len(self._handles)}" if self._handles else ""
-        return f"<RolloutClient {httpx.URL(self.url).copy_with(userinfo=b'')} {state}{polling}>"
+        return f"<RolloutClient {self.url} {state}{polling}>"
 
     @property
     def http_client(self) -> httpx.AsyncClient:
@@ -118,27 +125,32 @@ class RolloutClient:
         assert manager is not None  # noqa: S101
         if exc is not None:
             nursery.cancel_scope.cancel()
-        cancelled: BaseException | None = None
+        outside: BaseException | None = None
         try:
             await manager.__aexit__(None, None, None)
         except (trio.Cancelled, BaseExceptionGroup) as error:
-            # Poll tasks raise nothing, so this can only be a cancellation from outside.
-            cancelled = _first_cancelled(error)
+            # Handles keep their errors, so this came from outside: a cancellation, an interrupt.
+            outside = sole_error(error)
         finally:
             self._nursery = self._nursery_manager = None
             await self._close()
+        leaving = exc
+        if outside is not None and (exc is None or not _is_cancellation(outside)):
+            leaving = outside
         unseen = [failure for handle in self._failed if (failure := handle._unseen_failure)]  # noqa: SLF001
         self._failed.clear()
-        if exc is not None:
-            for failure in unseen:
-                exc.add_note(f"a rollout that nobody awaited failed too: {failure!r}")
+        message = f"polling failed for {len(unseen)} rollout(s) that nobody awaited"
+        if leaving is None:
+            if unseen:
+                raise ExceptionGroup(message, unseen)
             return
-        if cancelled is not None:
-            raise cancelled
-        if unseen:
-            raise ExceptionGroup(
-                f"polling failed for {len(unseen)} rollout(s) that nobody awaited", unseen
-            )
+        if unseen and _is_cancellation(leaving):
+            # The scope that was cancelled takes its own part out; the failures remain.
+            raise BaseExceptionGroup(message, [leaving, *unseen])
+        for failure in unseen:
+            leaving.add_note(f"a rollout that nobody awaited failed too: {failure!r}")
+        if leaving is not exc:
+            raise leaving
 
     async def aclose(self) -> None:
         """Cancel handles that still poll and close the client's own HTTP client.
@@ -250,8 +262,11 @@ class RolloutClient:
         )
         self._check_open()
         handle = RolloutHandle(rollout_id)
+        try:
+            self._nursery.start_soon(self._poll, handle, admission, name=f"poll {rollout_id}")
+        except RuntimeError:  # the last handle has just ended, and with it the nursery
+            raise RolloutClientClosedError("this client was closed during the admission") from None
         self._handles.add(handle)
-        self._nursery.start_soon(self._poll, handle, admission, name=f"poll {rollout_id}")
         return handle
 
     async def _admit(self, request: RolloutInitRequest) -> Admission:
@@ -263,8 +278,12 @@ class RolloutClient:
             await handle._poll(self._wire, admission)  # noqa: SLF001 - the client owns its handles
         finally:
             self._handles.discard(handle)
-            if handle._unseen_failure is not None:  # noqa: SLF001
-                self._failed.append(handle)
+            # Those that were awaited since then need no keeping.
+            self._failed = [
+                failed
+                for failed in (*self._failed, handle)
+                if failed._unseen_failure is not None  # noqa: SLF001
+            ]
 
     async def cancel_rollout(self, rollout_id: str) -> CancelRolloutsResponse:
         """Ask the server to stop one rollout; asking again is fine.
@@ -286,12 +305,14 @@ class RolloutClient:
         """Ask the server to stop many rollouts: by ids, by prefix, or all of them.
 
         Raises:
-            ValueError: Not exactly one of the three is given.
+            ValueError: Not exactly one of the three is given, or it is no string or strings.
 
         Otherwise as `cancel_rollout`.
         """
         self._check_open()
-        request = CancelRolloutsRequest(ids=ids, prefix=prefix, all=all)
+        if not isinstance(prefix, str | None):
+            raise InvalidFieldError("prefix", "must be a string", kind="type_error")
+        request = CancelRolloutsRequest(ids=_strings(ids), prefix=prefix, all=bool(all))
         if request.selectors != 1:
             raise InvalidFieldError("ids", "or prefix or all: give exactly one of the three")
         with trio.move_on_after(CANCEL_TIMEOUT_SEC):
@@ -346,7 +367,16 @@ class RolloutClient:
         )
 
 
-def _first_cancelled(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _strings(ids: Any) -> list[str] | None:
+    if ids is None:
+        return None
+    strings = [] if isinstance(ids, str) else [item for item in ids if isinstance(item, str)]
+    if isinstance(ids, str) or len(strings) != len(ids):
+        raise InvalidFieldError("ids", "must be a list of strings", kind="type_error")
+    return strings
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)

@@ -8,6 +8,7 @@ whether result, error or cancellation, is kept in the handle and given to every 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from typing import Any, Self
 
@@ -46,11 +47,13 @@ class StatusStream:
         try:
             return await self._channel.receive()
         except trio.EndOfChannel:
-            self._channel.close()
-            self._handle._raise_failure()  # noqa: SLF001 - the two are one concept
-            raise StopAsyncIteration from None
+            failure = self._handle._tell_failure()  # noqa: SLF001 - the two are one concept
         except trio.ClosedResourceError:
-            raise StopAsyncIteration from None
+            failure = None
+        self._channel.close()
+        if failure is not None:
+            raise failure
+        raise StopAsyncIteration
 
     def close(self) -> None:
         """Unsubscribe; doing it twice is fine."""
@@ -90,7 +93,7 @@ class RolloutHandle:
     status: RolloutStatus = RolloutStatus.QUEUED
     latest_result: RolloutResultResponse | None = None
     _result: RolloutResultResponse | None = field(default=None, init=False)
-    _failure: BaseException | None = field(default=None, init=False)
+    _failure: Exception | None = field(default=None, init=False)
     _failure_seen: bool = field(default=False, init=False)
     _finished: trio.Event = field(factory=trio.Event, init=False)
     _scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
@@ -123,8 +126,9 @@ class RolloutHandle:
         Cancelling this wait leaves the handle polling.
         """
         await self._finished.wait()
-        await trio.lowlevel.checkpoint()
-        self._raise_failure()
+        failure = self._tell_failure()
+        if failure is not None:
+            raise failure
         assert self._result is not None  # noqa: S101 - a finished handle has one or the other
         return self._result
 
@@ -191,7 +195,7 @@ class RolloutHandle:
         """An error that nobody was told of yet."""
         if self._failure_seen or isinstance(self._failure, RolloutHandleCancelled):
             return None
-        return self._failure if isinstance(self._failure, Exception) else None
+        return self._failure
 
     async def _poll(self, wire: Wire, admission: Admission) -> None:
         """Poll to the end. Never raises anything but the cancellation of its nursery."""
@@ -226,7 +230,7 @@ class RolloutHandle:
         self,
         *,
         result: RolloutResultResponse | None = None,
-        failure: BaseException | None = None,
+        failure: Exception | None = None,
     ) -> None:
         if result is not None and is_terminal(result.status):
             self._result = result
@@ -237,8 +241,27 @@ class RolloutHandle:
         self._subscribers.clear()
         self._finished.set()
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            self._failure_seen = True
-            # Raised once for each awaiter: start from a clean traceback every time.
-            raise self._failure.with_traceback(None)
+    def _tell_failure(self) -> Exception | None:
+        """Return what ended the polling, for one more awaiter to raise."""
+        if self._failure is None:
+            return None
+        self._failure_seen = True
+        return _copy_of(self._failure)
+
+
+def _copy_of(error: Exception) -> Exception:
+    """Copy an error, so that its awaiters share no traceback, no context and no notes.
+
+    The copy's traceback starts as the original's, which shows where the polling failed.
+    """
+    try:
+        twin = copy.copy(error)
+    except Exception:  # noqa: BLE001 - a transport of the user's own may raise what it likes
+        twin = error
+    if type(twin) is not type(error):
+        twin = error
+    if twin is not error:
+        twin.__cause__ = error.__cause__
+        twin.__context__ = error.__context__
+        twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(error.__traceback__)

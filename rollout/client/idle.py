@@ -42,8 +42,8 @@ async def wait_until_idle(
             except httpx.TransportError as error:
                 last = f"{type(error).__name__}: {error}"
             else:
-                process_id = _same_process(health, process_id)
                 active = _active(health)
+                process_id = _same_process(health, process_id)
                 if active == 0:
                     return health
                 last = f"{active} rollout(s) are active"

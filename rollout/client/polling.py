@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _RETRYABLE = (httpx.RemoteProtocolError, httpx.NetworkError, httpx.ReadTimeout)
 _LONGEST_PAUSE_SEC = 0.5
+_SHORTEST_PAUSE_SEC = 0.01
 _TOO_MANY_REQUESTS = 429
 
 
@@ -69,12 +70,13 @@ async def admit(wire: Wire, request: RolloutInitRequest, *, timeout_sec: float |
         if timeout_sec is not None:
             scope.deadline = trio.current_time() + timeout_sec
         while True:
+            await trio.lowlevel.checkpoint()  # where the time is up already, nothing is sent
             underway = True
             sent_at = trio.current_time()
             response = await wire.admit(body)
             underway = False
             if response.status_code != _TOO_MANY_REQUESTS:
-                admission = wire.read_admission(response, request.rollout_id)
+                admission = wire.read_admission(response, request)
                 return Admission(admission, sent_at + admission.polling_lease_timeout_sec)
             delay = retry_after_sec(response.headers.get("Retry-After"), datetime.now(UTC))
             logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
@@ -95,7 +97,7 @@ class Poller:
     Attributes:
         wire: The server.
         admission: The admission, with the last confirmed end of the lease.
-        on_result: Called with every answer that says something new.
+        on_result: Called with every valid answer, after it was merged into what is known.
         status: The furthest status seen.
         agent_started_at: The first start time seen.
     """
@@ -125,8 +127,7 @@ class Poller:
         while True:
             started = trio.current_time()
             result, news = self._take(await self._poll())
-            if news:
-                self.on_result(result)
+            self.on_result(result)
             if is_terminal(result.status):
                 return result
             await self._pause(started, news)
@@ -146,8 +147,8 @@ class Poller:
     async def _pause(self, started: float, news: bool) -> None:
         """Hold back a little when a server answers polls at once though nothing is new."""
         wait = self.admission.response.result_wait_timeout_sec
-        if not news and trio.current_time() - started < wait / 2:
-            await trio.sleep(min(_LONGEST_PAUSE_SEC, wait / 4))
+        if not news and trio.current_time() - started < max(wait / 2, _SHORTEST_PAUSE_SEC):
+            await trio.sleep(min(_LONGEST_PAUSE_SEC, max(wait / 4, _SHORTEST_PAUSE_SEC)))
 
     async def _poll(self) -> RolloutResultResponse:
         """Send one poll, and its retries."""
@@ -160,7 +161,9 @@ class Poller:
             sent_at = trio.current_time()
             cutoff = schedule.lease_deadline
             if failure is None:
-                cutoff = max(cutoff, sent_at + schedule.request_sec)
+                # No retry, so nothing has to fit: it may take as long as the lease that it
+                # renews, or as one full request where that is longer.
+                cutoff = sent_at + max(response.polling_lease_timeout_sec, schedule.request_sec)
             try:
                 result = await self._attempt(schedule.request_sec, cutoff, failure)
             except _RETRYABLE as error:
@@ -198,7 +201,7 @@ class Poller:
             response = await self.wire.result(
                 self.admission.response, seen=seen, timeout_sec=request_sec
             )
-            return self.wire.read_result(response, self.rollout_id)
+            return self.wire.read_result(response, self.admission.response)
         raise failure or RolloutPollTimeoutError(
             f"the result of rollout {self.rollout_id} was still coming in when its lease ended"
         )

@@ -7,6 +7,7 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -14,13 +15,19 @@ import httpx
 from attrs import define, field
 
 from rollout.codec import dump_json, parse_json, structure, unstructure
-from rollout.errors import InvalidBodyError, InvalidFieldError, RolloutProtocolError
+from rollout.errors import (
+    InvalidBodyError,
+    InvalidFieldError,
+    RolloutClientClosedError,
+    RolloutProtocolError,
+)
 from rollout.rules import SeenState
 from rollout.types import (
     POLLING_LEASE_HEADER,
     SEEN_STATE_HEADER,
     CancelRolloutsRequest,
     CancelRolloutsResponse,
+    RolloutInitRequest,
     RolloutInitResponse,
     RolloutResultResponse,
 )
@@ -36,10 +43,14 @@ _CONNECT_TIMEOUT_SEC = 10.0
 _REQUEST_TIMEOUT_SEC = 60.0
 _KEPT_CONNECTIONS = 100
 _LONGEST_DETAIL = 500
+_LONGEST_TYPE = 100
+_LONGEST_PATH = 200
 
 
-def check_url(url: str) -> str:
-    """Return the base URL without a trailing slash.
+def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
+    """Take a base URL apart: without credentials and trailing slash, and the credentials.
+
+    Kept in the URL, a password would stand in every line that logs a request.
 
     Raises:
         InvalidFieldError: It is no ``http`` or ``https`` URL with a host, or has a query.
@@ -47,25 +58,34 @@ def check_url(url: str) -> str:
     if not isinstance(url, str):
         raise InvalidFieldError("url", "must be a string", kind="type_error")
     try:
+        parsed = httpx.URL(url)
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidFieldError("url", f"cannot be read: {error}") from None
-    if parts.scheme not in {"http", "https"} or not host:
+    except (ValueError, httpx.InvalidURL):
+        # What is wrong with it is not repeated, since that may quote a part of a password.
+        raise InvalidFieldError("url", "cannot be read as a URL") from None
+    if parsed.scheme not in {"http", "https"} or not host or not parsed.host:
         raise InvalidFieldError("url", "must be an http:// or https:// URL with a host")
-    if parts.query or parts.fragment:
+    if any(character.isspace() for character in parts.netloc):
+        raise InvalidFieldError("url", "has white space in its host")
+    if "?" in url or "#" in url:
         raise InvalidFieldError("url", "must have no query and no fragment")
-    return url.rstrip("/")
+    if not parsed.userinfo:
+        return url.rstrip("/"), None
+    plain = str(parsed.copy_with(userinfo=b"")).rstrip("/")
+    return plain, httpx.BasicAuth(parsed.username, parsed.password)
 
 
 def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+    host = (urlsplit(url).hostname or "").rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    # Connecting to 0.0.0.0 or :: reaches this machine too.
+    return address.is_loopback or address.is_unspecified
 
 
 def own_http_client(url: str) -> httpx.AsyncClient:
@@ -75,16 +95,29 @@ def own_http_client(url: str) -> httpx.AsyncClient:
     the cap; no waiting for the pool; idle connections are dropped before a server drops them;
     and no proxy from the environment stands between this process and its own machine.
     """
+    limits = httpx.Limits(
+        max_connections=None,
+        max_keepalive_connections=_KEPT_CONNECTIONS,
+        keepalive_expiry=_KEEP_ALIVE_EXPIRY_SEC,
+    )
     return httpx.AsyncClient(
-        limits=httpx.Limits(
-            max_connections=None,
-            max_keepalive_connections=_KEPT_CONNECTIONS,
-            keepalive_expiry=_KEEP_ALIVE_EXPIRY_SEC,
-        ),
+        # With a transport of its own httpx asks the environment for certificates only.
+        transport=httpx.AsyncHTTPTransport(limits=limits) if _is_loopback(url) else None,
+        limits=limits,
         timeout=httpx.Timeout(_REQUEST_TIMEOUT_SEC, connect=_CONNECT_TIMEOUT_SEC, pool=None),
         follow_redirects=False,
-        trust_env=not _is_loopback(url),
     )
+
+
+class _Bearer(httpx.Auth):
+    """Sends the API key, whatever authentication the user's own HTTP client is set to."""
+
+    def __init__(self, api_key: str) -> None:
+        self._header = f"Bearer {api_key}"
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        request.headers["Authorization"] = self._header
+        yield request
 
 
 @define(eq=False)
@@ -92,37 +125,31 @@ class Wire:
     """The four routes of one server.
 
     Attributes:
-        url: The base URL, without a trailing slash.
+        url: The base URL, without credentials and without a trailing slash.
         http: What sends the requests.
     """
 
     url: str
     http: httpx.AsyncClient = field(repr=False)
     _api_key: str | None = field(default=None, repr=False)
+    _credentials: httpx.BasicAuth | None = field(default=None, repr=False)
 
     async def admit(self, body: bytes) -> httpx.Response:
         """Send one admission request; the answer is not checked yet."""
-        return await self.http.post(
-            f"{self.url}/rollout",
-            content=body,
-            headers=self._headers({"Content-Type": "application/json"}),
-            follow_redirects=False,
-        )
+        return await self._send("POST", "/rollout", content=body)
 
     async def result(
         self, admission: RolloutInitResponse, *, seen: SeenState, timeout_sec: float
     ) -> httpx.Response:
         """Send one poll; the answer is not checked yet."""
-        return await self.http.get(
-            f"{self.url}/rollout/{quote(admission.rollout_id, safe='')}/result",
-            headers=self._headers(
-                {
-                    POLLING_LEASE_HEADER: admission.polling_lease_token,
-                    SEEN_STATE_HEADER: seen.to_header(),
-                }
-            ),
-            timeout=timeout_sec,
-            follow_redirects=False,
+        return await self._send(
+            "GET",
+            _result_path(admission.rollout_id),
+            headers={
+                POLLING_LEASE_HEADER: admission.polling_lease_token,
+                SEEN_STATE_HEADER: seen.to_header(),
+            },
+            timeout_sec=timeout_sec,
         )
 
     async def cancel(
@@ -134,12 +161,11 @@ class Wire:
             RolloutProtocolError: The answer is not what the protocol allows.
             httpx.TransportError: There was no answer.
         """
-        response = await self.http.post(
-            f"{self.url}/rollout/cancel",
+        response = await self._send(
+            "POST",
+            "/rollout/cancel",
             content=dump_json(unstructure(request)),
-            headers=self._headers({"Content-Type": "application/json"}),
-            timeout=timeout_sec,
-            follow_redirects=False,
+            timeout_sec=timeout_sec,
         )
         return self.read(response, CancelRolloutsResponse, "POST /rollout/cancel", expected=200)
 
@@ -150,78 +176,178 @@ class Wire:
             RolloutProtocolError: The answer is not what the protocol allows.
             httpx.TransportError: There was no answer.
         """
-        response = await self.http.get(
-            f"{self.url}/health", headers=self._headers({}), follow_redirects=False
-        )
-        self._expect(response, 200, "GET /health")
-        value = self._parse(response, "GET /health")
+        response = await self._send("GET", "/health")
+        self._expect(response, 200, "GET /health", ())
+        value = self._parse(response, "GET /health", ())
         if not isinstance(value, dict):
             raise RolloutProtocolError("GET /health answered with no JSON object", status_code=200)
         return value
 
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        timeout_sec: float | None = None,
+    ) -> httpx.Response:
+        """Send one request and read the answer to its end; follow no redirect.
+
+        Raises:
+            RolloutClientClosedError: The HTTP client was closed, before or meanwhile.
+            RolloutProtocolError: The body is not encoded as its header says.
+            httpx.TransportError: There was no answer.
+        """
+        if self.http.is_closed:
+            raise RolloutClientClosedError("the HTTP client of this rollout client was closed")
+        more = {} if content is None else {"Content-Type": "application/json"}
+        request = self.http.build_request(
+            method,
+            f"{self.url}{path}",
+            content=content,
+            headers={**(headers or {}), **more},
+            timeout=httpx.USE_CLIENT_DEFAULT if timeout_sec is None else timeout_sec,
+        )
+        auth: Any = httpx.USE_CLIENT_DEFAULT
+        if self._api_key is not None:
+            auth = _Bearer(self._api_key)
+        elif self._credentials is not None:
+            auth = self._credentials
+        try:
+            response = await self.http.send(request, stream=True, auth=auth, follow_redirects=False)
+            try:
+                await response.aread()
+            except httpx.DecodingError:
+                raise RolloutProtocolError(
+                    f"{method} {path[:_LONGEST_PATH]} answered with a body that is not encoded "
+                    "as its header says",
+                    status_code=response.status_code,
+                ) from None
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            if self.http.is_closed:
+                raise RolloutClientClosedError(
+                    "the HTTP client was closed while a request was under way"
+                ) from error
+            raise
+        return response
+
     # --- checking -----------------------------------------------------------------------------
 
-    def read_admission(self, response: httpx.Response, rollout_id: str) -> RolloutInitResponse:
+    def read_admission(
+        self, response: httpx.Response, request: RolloutInitRequest
+    ) -> RolloutInitResponse:
         """Check an admission; anything but a valid 202 for that id is an error."""
-        admission = self.read(response, RolloutInitResponse, "POST /rollout", expected=202)
-        self._expect_id(admission.rollout_id, rollout_id, response, "POST /rollout")
+        route = "POST /rollout"
+        admission = self.read(
+            response, RolloutInitResponse, route, expected=202, secrets=(request.llm_api_key,)
+        )
+        _expect_id(admission.rollout_id, request.rollout_id, response, route)
+        if not _fits_header(admission.polling_lease_token):
+            raise RolloutProtocolError(
+                f"{route} answered with a lease token that no header can carry", status_code=202
+            )
         return admission
 
-    def read_result(self, response: httpx.Response, rollout_id: str) -> RolloutResultResponse:
+    def read_result(
+        self, response: httpx.Response, admission: RolloutInitResponse
+    ) -> RolloutResultResponse:
         """Check the answer to a poll; anything but a valid 200 for that id is an error."""
-        route = f"GET /rollout/{rollout_id}/result"
-        result = self.read(response, RolloutResultResponse, route, expected=200)
-        self._expect_id(result.rollout_id, rollout_id, response, route)
+        route = f"GET {_result_path(admission.rollout_id)[:_LONGEST_PATH]}"
+        result = self.read(
+            response,
+            RolloutResultResponse,
+            route,
+            expected=200,
+            secrets=(admission.polling_lease_token,),
+        )
+        _expect_id(result.rollout_id, admission.rollout_id, response, route)
         return result
 
-    def read(self, response: httpx.Response, kind: type[T], route: str, *, expected: int) -> T:
+    def read(
+        self,
+        response: httpx.Response,
+        kind: type[T],
+        route: str,
+        *,
+        expected: int,
+        secrets: Iterable[str | None] = (),
+    ) -> T:
         """Check status and body of an answer.
+
+        Args:
+            response: The answer, read to its end.
+            kind: What its body is to be.
+            route: What was asked, for the error.
+            expected: The status that it is to have.
+            secrets: What an error must not repeat, besides the API key.
 
         Raises:
             RolloutProtocolError: Either is not what it should be.
         """
-        self._expect(response, expected, route)
+        self._expect(response, expected, route, secrets)
         try:
-            return structure(self._parse(response, route), kind)
+            return structure(self._parse(response, route, secrets), kind)
         except InvalidBodyError as error:
-            raise RolloutProtocolError(
-                self._safe(f"{route} answered with an invalid body: {error}"),
-                status_code=response.status_code,
+            raise self._refuse(
+                response, f"{route} answered with an invalid body", error, secrets
             ) from None
 
-    def _parse(self, response: httpx.Response, route: str) -> Any:
+    def _parse(self, response: httpx.Response, route: str, secrets: Iterable[str | None]) -> Any:
         try:
             return parse_json(response.content)
         except InvalidBodyError as error:
             kind = response.headers.get("Content-Type", "no content type")
-            raise RolloutProtocolError(
-                self._safe(f"{route} answered with an invalid body ({kind}): {error}"),
-                status_code=response.status_code,
-            ) from None
+            message = f"{route} answered with an invalid body ({kind[:_LONGEST_TYPE]})"
+            raise self._refuse(response, message, error, secrets) from None
 
-    def _expect(self, response: httpx.Response, expected: int, route: str) -> None:
+    def _expect(
+        self, response: httpx.Response, expected: int, route: str, secrets: Iterable[str | None]
+    ) -> None:
         if response.status_code == expected:
             return
-        detail = _detail(response)
         message = f"{route} answered {response.status_code}, not {expected}"
-        raise RolloutProtocolError(
-            self._safe(f"{message}: {detail}" if detail else message),
-            status_code=response.status_code,
+        if response.is_redirect:
+            message += " (redirects are never followed; check the url)"
+        raise self._refuse(response, message, _detail(response), secrets)
+
+    def _refuse(
+        self,
+        response: httpx.Response,
+        message: str,
+        detail: object,
+        secrets: Iterable[str | None],
+    ) -> RolloutProtocolError:
+        """Make an error of what an answer says, without any secret that it may repeat."""
+        # Hidden before it is cut: half of a secret would be found by nobody.
+        said = self._hide(str(detail), secrets)[:_LONGEST_DETAIL]
+        message = self._hide(message, secrets)
+        return RolloutProtocolError(
+            f"{message}: {said}" if said else message, status_code=response.status_code
         )
 
-    def _expect_id(self, answered: str, asked: str, response: httpx.Response, route: str) -> None:
-        if answered != asked:
-            raise RolloutProtocolError(
-                f"{route} answered for a different rollout_id", status_code=response.status_code
-            )
+    def _hide(self, text: str, secrets: Iterable[str | None]) -> str:
+        known = {secret for secret in (self._api_key, *secrets) if secret}
+        for secret in sorted(known, key=len, reverse=True):
+            text = text.replace(secret, "[redacted]")
+        return text
 
-    def _safe(self, text: str) -> str:
-        return text.replace(self._api_key, "[redacted]") if self._api_key else text
 
-    def _headers(self, more: dict[str, str]) -> dict[str, str]:
-        if self._api_key is not None:
-            more["Authorization"] = f"Bearer {self._api_key}"
-        return more
+def _result_path(rollout_id: str) -> str:
+    return f"/rollout/{quote(rollout_id, safe='')}/result"
+
+
+def _fits_header(value: str) -> bool:
+    return value.isascii() and value.isprintable() and value == value.strip()
+
+
+def _expect_id(answered: str, asked: str, response: httpx.Response, route: str) -> None:
+    if answered != asked:
+        raise RolloutProtocolError(
+            f"{route} answered for a different rollout_id", status_code=response.status_code
+        )
 
 
 def _detail(response: httpx.Response) -> str:
@@ -238,4 +364,4 @@ def _detail(response: httpx.Response) -> str:
             if isinstance(item, dict) and isinstance(item.get("loc", []), list)
         ]
         detail = "; ".join(lines)
-    return detail[:_LONGEST_DETAIL] if isinstance(detail, str) else ""
+    return detail if isinstance(detail, str) else ""

@@ -8,7 +8,7 @@ may never have reached the server, so it confirms nothing and moves no deadline.
 
 from __future__ import annotations
 
-import math
+import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -35,6 +35,9 @@ RESULT_READ_GRACE_SEC = 10.0
 DEFAULT_RETRY_AFTER_SEC = 1.0
 MIN_RETRY_AFTER_SEC = 0.05
 MAX_RETRY_AFTER_SEC = 60.0
+
+# Stricter than float(), which also takes underscores, exponents, "inf" and "nan".
+_SECONDS = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
 
 
 class FailureKind(Enum):
@@ -106,9 +109,9 @@ def retry_after_sec(header: str | None, wall_clock: datetime) -> float:
     """
     if header is None:
         return DEFAULT_RETRY_AFTER_SEC
-    try:
-        seconds = float(header)
-    except ValueError:
+    if _SECONDS.fullmatch(header.strip()):
+        seconds = float(header)  # infinite where there are too many digits, which is held below
+    else:
         try:
             date = parsedate_to_datetime(header)
             if date.tzinfo is None:
@@ -116,6 +119,4 @@ def retry_after_sec(header: str | None, wall_clock: datetime) -> float:
             seconds = (date - wall_clock).total_seconds()
         except (TypeError, ValueError, IndexError, OverflowError):
             return DEFAULT_RETRY_AFTER_SEC
-    if not math.isfinite(seconds):
-        return DEFAULT_RETRY_AFTER_SEC
     return min(max(seconds, MIN_RETRY_AFTER_SEC), MAX_RETRY_AFTER_SEC)
