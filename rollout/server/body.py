@@ -2,78 +2,129 @@
 
 An answer that goes out while the peer is still sending stalls: most clients read nothing
 before they have written everything. So a refused body is read on and thrown away, up to a
-bound of size and time; past the bound the connection is closed after the answer.
+bound of size and time, or until the peer stops sending (it may be waiting for the answer);
+past the bound the connection is closed after the answer.
+
+Quart's own body object is left out: it differs from release to release, and none of them
+knows the real end of a body that was too large.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import trio
 from quart.wrappers import Response
 from quart_trio.wrappers import TrioRequest
-from quart_trio.wrappers.request import TrioBody
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
-__all__ = ["BoundedBody", "RolloutRequest", "drain"]
+__all__ = ["IncomingBody", "RolloutRequest", "drain"]
 
 _DRAIN_SEC = 10.0
+_DRAIN_IDLE_SEC = 1.0
 _DRAIN_FACTOR = 4
 
 
-class BoundedBody(TrioBody):
-    """A request body that keeps at most its maximum, and knows when it has really ended."""
+class IncomingBody:
+    """The body of one request, as it comes in.
 
-    def __init__(self, expected_content_length: int | None, max_content_length: int | None) -> None:
-        super().__init__(expected_content_length, max_content_length)
+    Attributes:
+        limit: How many bytes are kept; of a larger body, none.
+        received: How many bytes came in so far.
+        ended: Set once the peer has sent all of it.
+        too_large: Whether it exceeds the limit, by its own declaration or in fact.
+    """
+
+    def __init__(self, *, limit: int | None, declared: int | None) -> None:
+        self.limit = limit
         self.received = 0
         self.ended = trio.Event()
+        self.too_large = limit is not None and (declared or 0) > limit
+        self._data = bytearray()
         self._progress = trio.Event()
 
-    def append(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take a piece; once there is too much, keep nothing."""
         self.received += len(data)
+        if self.limit is not None and self.received > self.limit:
+            self.too_large = True
+        if self.too_large:
+            self._data.clear()
+        else:
+            self._data += data
+        self._notify()
+
+    def finish(self) -> None:
+        """Take the end."""
+        self.ended.set()
+        self._notify()
+
+    def _notify(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
-        limit = self._max_content_length
-        if self._must_raise is None and limit is not None and self.received > limit:
-            self._must_raise = RequestEntityTooLarge()
-            self._complete.set()
-            self._has_data.set()
-        if self._must_raise is not None:
-            self._data.clear()
-            return
-        super().append(data)
 
-    def set_complete(self) -> None:
-        """Take the end of the body."""
-        super().set_complete()
-        self.ended.set()
-        self._progress.set()
+    async def read(self, timeout_sec: float | None) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            RequestEntityTooLarge: It exceeds the limit.
+            RequestTimeout: It took longer than *timeout_sec*.
+        """
+        with trio.CancelScope() as scope:
+            if timeout_sec is not None:
+                scope.deadline = trio.current_time() + timeout_sec
+            await trio.lowlevel.checkpoint()
+            while not self.too_large and not self.ended.is_set():
+                await self._progress.wait()
+        if self.too_large:
+            raise RequestEntityTooLarge
+        if not self.ended.is_set():
+            raise RequestTimeout
+        return bytes(self._data)
 
     async def drain(self, limit: int) -> bool:
-        """Read on until the end, and throw away; ``False`` when *limit* bytes came first."""
-        while not self.ended.is_set() and self.received <= limit:
-            self._data.clear()
-            await self._progress.wait()
+        """Read on and throw away; ``False`` when *limit* bytes or a pause came before the end."""
+        with trio.CancelScope() as pause:
+            while not self.ended.is_set() and self.received <= limit:
+                self._data.clear()
+                pause.deadline = trio.current_time() + _DRAIN_IDLE_SEC
+                await self._progress.wait()
         await trio.lowlevel.checkpoint()
         return self.ended.is_set()
 
 
 class RolloutRequest(TrioRequest):
-    """A request with a bounded body."""
+    """A request whose body is an `IncomingBody`."""
 
-    body_class = BoundedBody
+    def __init__(self, *args: Any, max_content_length: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, max_content_length=max_content_length, **kwargs)
+        self.incoming = IncomingBody(limit=max_content_length, declared=self.content_length)
+
+    async def get_data(  # type: ignore[override]  # the overloads differ between releases
+        self,
+        cache: bool = True,  # noqa: ARG002 - part of Quart's signature
+        as_text: bool = False,
+        parse_form_data: bool = False,  # noqa: ARG002
+    ) -> bytes | str:
+        """Return the body.
+
+        Raises:
+            RequestEntityTooLarge: It exceeds ``MAX_CONTENT_LENGTH``.
+            RequestTimeout: It took longer than ``BODY_TIMEOUT``.
+        """
+        data = await self.incoming.read(self.body_timeout)
+        return data.decode() if as_text else data
 
 
 async def drain(request: RolloutRequest, response: Response) -> Response:
     """See to it that *response* can be read by a peer that still sends its body."""
-    body = request.body
-    if not isinstance(body, BoundedBody) or body.ended.is_set():
+    body = request.incoming
+    if body.ended.is_set():
         await trio.lowlevel.checkpoint()
         return response
     ended = False
-    limit = (request.max_content_length or 0) * _DRAIN_FACTOR
     with trio.move_on_after(_DRAIN_SEC):
-        ended = await body.drain(limit)
+        ended = await body.drain((body.limit or 0) * _DRAIN_FACTOR)
     if not ended and request.http_version.startswith("1"):
         response.headers["Connection"] = "close"
     return response

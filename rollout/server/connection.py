@@ -7,17 +7,32 @@ from typing import Any
 import trio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from rollout.server.body import IncomingBody
+
 __all__ = ["RolloutHTTPConnection"]
 
 
 class RolloutHTTPConnection(TrioASGIHTTPConnection):
-    """Sends a response to its very end.
+    """Reads into an `IncomingBody`, and sends a response to its very end.
 
     The ASGI server reports a disconnect as soon as the response is complete, while the last
     call to ``send`` is still putting the connection back to its idle state. Quart-Trio takes
     that report as a reason to cancel the handler, `send` included, and the connection would
     then never time out and hold up a shutdown.
     """
+
+    async def handle_messages(  # type: ignore[override]self, nursery: trio.Nursery, request: Any, receive: Any) -> None:
+        """Take what the peer sends; a disconnect cancels the handler."""
+        body: IncomingBody = request.incoming
+        while True:
+            message = await receive()
+            if message["type"] == "http.request":
+                body.feed(message.get("body", b""))
+                if not message.get("more_body", False):
+                    body.finish()
+            elif message["type"] == "http.disconnect":
+                nursery.cancel_scope.cancel()
+                return
 
     async def _send_response(self, send: Any, response: Any) -> None:
         with trio.CancelScope(shield=True):

@@ -55,7 +55,7 @@ class Server:
 
 
 @asynccontextmanager
-async def server_process(*command: str) -> AsyncGenerator[Server, None]:
+async def server_process(*command: str, cwd: Path | None = None) -> AsyncGenerator[Server, None]:
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
             lambda task_status: trio.run_process(
@@ -63,13 +63,19 @@ async def server_process(*command: str) -> AsyncGenerator[Server, None]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 check=False,
+                cwd=cwd,
                 task_status=task_status,
             )
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        url = await Lines(process.stdout).until("http")
-        yield Server(process, url, Lines(process.stderr))
+        log = Lines(process.stderr)
+        if "hypercorn" in command:
+            line = await log.until("Running on")
+        else:
+            line = await Lines(process.stdout).until("http")
+        url = next(word for word in line.split() if word.startswith("http"))
+        yield Server(process, url, log)
         nursery.cancel_scope.cancel()
 
 
@@ -125,3 +131,14 @@ async def test_a_server_without_work_exits_at_once():
         server.process.send_signal(signal.SIGTERM)
         with trio.fail_after(30):
             assert await server.process.wait() == 0
+
+
+async def test_the_app_runs_under_plain_hypercorn_too():
+    command = ("-m", "hypercorn", "-k", "trio", "-b", "127.0.0.1:0", "scripted_app:app")
+    async with server_process(*command, cwd=SCRIPT.parent) as server:
+        async with RolloutClient(url=server.url) as client:
+            result = await client.run_rollout(prompt(), CHAT_URL, "a", label="42")
+        server.process.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await server.process.wait() == 0
+    assert result.status is RolloutStatus.SUCCESS
