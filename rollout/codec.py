@@ -56,7 +56,9 @@ MAX_JSON_DEPTH = 128
 
 # --- JSON -------------------------------------------------------------------------------------
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A string that is never closed reaches to the end. Without that, each of its quotes would be
+# tried as the start of another one, and a body of escaped quotes would take hours.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
@@ -78,10 +80,19 @@ def nests_too_deep(data: bytes) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InvalidFieldError(twice, "stands more than once in an object", kind="duplicate_key")
+        raise InvalidFieldError(
+            _first_repeated(pairs), "stands more than once in an object", kind="duplicate_key"
+        )
     return value
+
+
+def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key
+        seen.add(key)
+    return ""
 
 
 def _finite_float(text: str) -> float:

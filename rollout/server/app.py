@@ -18,8 +18,9 @@ from typing import Any
 from uuid import uuid4
 
 import trio
-from quart import Response, request
+from quart import Response, request, websocket
 from quart_trio import QuartTrio
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from rollout._keys import check_api_key
@@ -42,6 +43,7 @@ from rollout.server.connection import RolloutHTTPConnection
 from rollout.server.lifespan import RolloutLifespan
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
+from rollout.server.target import route_path
 from rollout.server.watchdog import LoopWatchdog
 from rollout.types import (
     POLLING_LEASE_HEADER,
@@ -100,6 +102,12 @@ class RolloutServer(QuartTrio):
         self.failure: BaseException | None = None
         self.shutdown_requested = trio.Event()
         self._user_lifespan = lifespan
+
+    async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one ASGI connection; a target that is no plain path leads nowhere."""
+        if scope["type"] in {"http", "websocket"}:
+            scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
+        await super().asgi_app(scope, receive, send)
 
     def request_shutdown(self) -> None:
         """Ask `rollout.server.serve` to shut down in stages, as a SIGTERM does."""
@@ -226,13 +234,20 @@ def _add_authentication(app: RolloutServer, key: str | None) -> None:
         return
     expected = f"Bearer {key}".encode()
 
-    @app.before_request
-    async def authenticate() -> Response | None:
-        given = request.headers.get("Authorization", "").encode("latin-1", errors="replace")
+    async def authenticate(headers: Headers) -> Response | None:
+        given = "\n".join(headers.getlist("Authorization")).encode("latin-1", errors="replace")
         await trio.lowlevel.checkpoint()
         if hmac.compare_digest(given, expected):
             return None
         return _refuse(401, "missing or wrong api key", WWW_Authenticate="Bearer")
+
+    @app.before_request
+    async def authenticate_request() -> Response | None:
+        return await authenticate(request.headers)
+
+    @app.before_websocket
+    async def authenticate_websocket() -> Response | None:
+        return await authenticate(websocket.headers)
 
 
 def _add_refusals(app: RolloutServer) -> None:
@@ -303,6 +318,10 @@ def _add_routes(app: RolloutServer) -> None:
     async def cancel() -> Response:
         return _cancel(app.registry, structure(await _read_json(), CancelRolloutsRequest))
 
+    for rule in app.url_map.iter_rules("result"):
+        # HEAD comes with GET by default; here it would renew a lease and show nothing for it.
+        rule.methods = {"GET"}
+
 
 def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:
     try:
@@ -325,9 +344,6 @@ def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:
 
 async def _poll(registry: RolloutRegistry, rollout_id: str) -> Response:
     token = request.headers.get(POLLING_LEASE_HEADER)
-    if request.method == "HEAD":  # it would renew the lease, and show nothing for it
-        await trio.lowlevel.checkpoint()
-        return _refuse(405, "method not allowed", Allow="GET")
     if not token:
         await trio.lowlevel.checkpoint()
         state = "is required" if token is None else "must not be empty"

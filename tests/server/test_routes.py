@@ -1,0 +1,155 @@
+"""Methods, routes and request targets that are none of the four."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from server.faults import (
+    admit,
+    assert_refused,
+    assert_serves,
+    in_process_http,
+    raw,
+    request_bytes,
+    result_path,
+    served_http,
+)
+from support import make_app, prompt
+
+pytestmark = pytest.mark.usefixtures("log_lines")
+
+ROUTES = {
+    "/health": {"GET", "HEAD"},
+    "/rollout": {"POST"},
+    "/rollout/cancel": {"POST"},
+    "/rollout/a/result": {"GET"},
+}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_wrong_method_is_405_and_says_which_are_right(path: str):
+    async with served_http(make_app()) as http:
+        for method in METHODS:
+            if method in ROUTES[path]:
+                continue
+            response = await http.request(method, path)
+            assert response.status_code == 405, method
+            assert set(response.headers["allow"].split(", ")) == ROUTES[path], method
+            if method != "HEAD":
+                assert_refused(response, 405)
+        await assert_serves(http)
+
+
+async def test_head_of_health_has_no_body():
+    async with served_http(make_app()) as http:
+        response = await http.head("/health")
+        assert (response.status_code, response.content) == (200, b"")
+        await assert_serves(http)
+
+
+async def test_head_of_a_result_neither_renews_nor_shows_anything(autojump_clock):
+    import trio
+
+    async with in_process_http(make_app()) as http:
+        rollout_id, headers = await admit(http, initial_messages=prompt(sleep=1000))
+        await trio.sleep(100)
+        response = await http.head(result_path(rollout_id), headers=headers)
+        assert (response.status_code, response.content) == (405, b"")
+        await trio.sleep(30)
+        result = (await http.get(result_path(rollout_id), headers=headers)).json()
+        assert result["err_category"] == "lease_expired"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "//",
+        "/healthz",
+        "/health/",
+        "//health",
+        "/Health",
+        "/health/a",
+        "/rollout/",
+        "//rollout",
+        "/rollout//cancel",
+        "/rollout/cancel/",
+        "/rollout/a",
+        "/rollout/a/",
+        "/rollout//result",
+        "/rollout/a/result/",
+        "/rollout/a//result",
+        "/rollout/a/b/result",
+        "/rollout/a/Result",
+        "/static/a",
+        "/favicon.ico",
+        "/.env",
+        "/health%00",
+        "/health%20",
+        "/%2e%2e/health",
+        "/../health",
+        "/rollout/../health",
+        "/health;a=b",
+        "/%",
+    ],
+)
+async def test_an_unknown_route_is_404_and_never_a_redirect(path: str):
+    async with served_http(make_app()) as http:
+        for method in ("GET", "POST", "OPTIONS"):
+            status, body = await raw(http.base_url, request_bytes(method, path))
+            assert (status, json.loads(body)) == (404, {"detail": "not found"}), method
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "http://elsewhere/health", 200),
+        ("GET", "http://elsewhere", 404),
+        ("GET", "http://[elsewhere/health", 404),
+        ("GET", "http://elsewhere:99999999/health", 200),
+        ("GET", "?health", 404),
+        ("GET", "/health?", 200),
+        ("GET", "/health?a=%ff&b", 200),
+        ("GET", "/health#a", 404),
+        ("GET", "health", 404),
+        ("GET", "*", 404),
+        ("OPTIONS", "*", 404),
+        ("CONNECT", "elsewhere:80", 404),
+    ],
+)
+async def test_other_forms_of_a_request_target(method: str, target: str, status: int):
+    async with served_http(make_app()) as http:
+        got, body = await raw(http.base_url, request_bytes(method, target))
+        assert got == status, body
+        assert isinstance(json.loads(body), dict)
+        await assert_serves(http)
+
+
+async def test_a_query_changes_nothing():
+    async with served_http(make_app()) as http:
+        rollout_id, headers = await admit(http)
+        response = await http.get(result_path(rollout_id) + "?wait=0&a=%ff", headers=headers)
+        assert response.status_code == 200
+
+
+async def test_a_websocket_handshake_is_refused():
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    async with served_http(make_app()) as http:
+        for target in ("/health", "/nowhere", "?", "*", "http://[x/"):
+            status, body = await raw(http.base_url, request_bytes("GET", target, headers=upgrade))
+            assert 400 <= status < 500, target
+            assert set(json.loads(body)) == {"detail"}
+        await assert_serves(http)
+
+
+async def test_a_request_of_http_1_0_is_answered():
+    async with served_http(make_app()) as http:
+        status, body = await raw(http.base_url, b"GET /health HTTP/1.0\r\n\r\n")
+        assert (status, json.loads(body)["status"]) == (200, "ok")
