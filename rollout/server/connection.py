@@ -21,7 +21,9 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
     then never time out and hold up a shutdown.
     """
 
-    async def handle_messages(  # type: ignore[override]self, nursery: trio.Nursery, request: Any, receive: Any) -> None:
+    async def handle_messages(  # type: ignore[override]  # as in Quart-Trio
+        self, nursery: trio.Nursery, request: Any, receive: Any
+    ) -> None:
         """Take what the peer sends; a disconnect cancels the handler."""
         body: IncomingBody = request.incoming
         while True:
