@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +16,8 @@ nox.options.default_venv_backend = "venv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 OFFICIAL = "osmosis-ai[server]==0.3.8"
-INTEROP_PYTHONS = ["3.12", "3.13", "3.14"]
+INTEROP_FROM = (3, 12)
+INTEROP_NAMES = ["python3.12", "python3.13", "python3.14", "python3"]
 
 
 def _install(session: nox.Session, *groups: str) -> None:
@@ -46,15 +49,35 @@ def types(session: nox.Session) -> None:
 
 
 def _interop_python() -> str | None:
-    """Find a Python that the official package runs on: this one, or one on the PATH."""
-    if sys.version_info >= (3, 12):
+    """Find a Python that the official package runs on: this one, or one on the PATH.
+
+    A name on the PATH may be a stub of a version manager for a Python that is not active, so
+    each candidate has to say its version.
+    """
+    if sys.version_info >= INTEROP_FROM:
         return None
-    return next((v for v in INTEROP_PYTHONS if shutil.which(f"python{v}")), INTEROP_PYTHONS[0])
+    question = "import sys; print(sys.version_info[:2] >= (%d, %d))" % INTEROP_FROM
+    for name in INTEROP_NAMES:
+        for folder in os.get_exec_path():
+            candidate = shutil.which(name, path=folder)
+            if candidate is None:
+                continue
+            answer = subprocess.run(
+                [candidate, "-c", question], capture_output=True, text=True, check=False
+            )
+            if answer.stdout.strip() == "True":
+                return candidate
+    return None
 
 
 @nox.session(python=_interop_python())
 def interop(session: nox.Session) -> None:
     """Run against the official package, both ways round (Python 3.12 or newer)."""
+    if session.python is None and sys.version_info < INTEROP_FROM:
+        session.error(
+            f"the official package needs Python 3.12 or newer, and there is none: nox runs on "
+            f"{sys.version.split()[0]}, and none of {', '.join(INTEROP_NAMES)} on the PATH works"
+        )
     _install(session, "test")
     session.install(OFFICIAL)
     session.run("pytest", "tests/interop", *session.posargs)

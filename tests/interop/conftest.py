@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
-
 from interop.sides import Control, OfficialSide, OurSide, Pair, command, environment
 
 HERE = Path(__file__).parent
+HANGS_SEC = 60
 INSTALLED = all(importlib.util.find_spec(name) for name in ("osmosis_ai", "uvicorn"))
 
 
@@ -46,6 +46,20 @@ def official_port(tmp_path_factory: pytest.TempPathFactory) -> Generator[int, No
             assert process.wait(timeout=30) == 0
         finally:
             process.kill()
+
+
+@pytest.fixture(autouse=True)
+async def no_test_hangs() -> AsyncGenerator[None, None]:
+    """Fail a test that waits for what never comes."""
+
+    async def expire() -> None:
+        await trio.sleep(HANGS_SEC)
+        pytest.fail(f"hangs: not done within {HANGS_SEC} s")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expire)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 import uvicorn
+from interop.script import LEASE_SEC, WAIT_SEC, Gates, Traffic, answer, compare
 from osmosis_ai.rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,
@@ -25,8 +26,6 @@ from osmosis_ai.rollout import (
 )
 from osmosis_ai.rollout.client import RolloutClient
 from osmosis_ai.rollout.server import create_rollout_server
-
-from interop.script import LEASE_SEC, WAIT_SEC, Gates, Traffic, answer, compare
 
 GATES = Gates(asyncio.Event, nullcontext)
 

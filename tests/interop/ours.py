@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 import trio
-
 from interop.script import LEASE_SEC, WAIT_SEC, Gates, answer, compare
+
 from rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import trio
-
 from interop.ours import build_app, new_gates
 from interop.script import CHAT_URL, Traffic
+
 from rollout.client import RolloutClient
 from rollout.codec import unstructure
 from rollout.server import serve
@@ -248,6 +248,11 @@ class OurClient:
         with failures():
             return (await self._client.cancel_rollout(rollout_id)).dispositions
 
+    async def cancel_many(self, **selector: Any) -> dict[str, str]:
+        """Cancel by another selector than ids; the official client has no call for that."""
+        with failures():
+            return (await self._client.cancel_rollouts(**selector)).dispositions
+
     async def health(self) -> dict[str, Any]:
         with failures():
             return await self._client.health()
@@ -330,8 +335,14 @@ def command(module: str, *args: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment for them: modules from here, loopback without a proxy."""
-    return {**os.environ, "PYTHONPATH": str(TESTS), "NO_PROXY": "*", "no_proxy": "*"}
+    """The environment for them: these modules, the package as installed, and no proxy."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(TESTS),
+        "PYTHONSAFEPATH": "1",
+        "NO_PROXY": "*",
+        "no_proxy": "*",
+    }
 
 
 @asynccontextmanager

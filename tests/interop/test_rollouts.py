@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import trio
-from support import fresh_id
-
 from interop.sides import Failed
+from support import fresh_id
 
 
 async def test_a_graded_rollout_gets_its_reward(pair):
@@ -219,9 +218,7 @@ async def test_many_rollouts_at_a_time_keep_their_results_apart(pair):
     results = {}
 
     async def one(text: str) -> None:
-        results[text] = await client.run(
-            rollout_id=fresh_id(), label=text, script={"answer": text}
-        )
+        results[text] = await client.run(rollout_id=fresh_id(), label=text, script={"answer": text})
 
     async with trio.open_nursery() as nursery:
         for number in range(20):
