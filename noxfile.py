@@ -56,7 +56,7 @@ def _interop_python() -> str | None:
     """
     if sys.version_info >= INTEROP_FROM:
         return None
-    question = "import sys; print(sys.version_info[:2] >= (%d, %d))" % INTEROP_FROM
+    question = f"import sys; print(sys.version_info[:2] >= {INTEROP_FROM})"
     for name in INTEROP_NAMES:
         for folder in os.get_exec_path():
             candidate = shutil.which(name, path=folder)
