@@ -4,7 +4,8 @@ Start it with::
 
     rollout serve examples/arithmetic_server.py:app
 
-With ``ROLLOUT_SERVER_API_KEY`` in the environment, callers have to present that key.
+``ROLLOUT_MODEL`` in the environment names the model to ask for. With
+``ROLLOUT_SERVER_API_KEY``, callers have to present that key.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ http_client: ContextVar[httpx.AsyncClient] = ContextVar("http_client")
 class SolverConfig(AgentWorkflowConfig):
     """What can be set about the agent."""
 
-    model: str = "policy"
+    model: str
     max_tokens: int = 256
 
 
@@ -84,7 +85,9 @@ app = create_rollout_server(
     backend=LocalBackend(
         workflow=Solve,
         workflow_config=SolverConfig(
-            name="arithmetic", concurrency=ConcurrencyConfig(max_concurrent=16)
+            name="arithmetic",
+            model=os.environ.get("ROLLOUT_MODEL", "policy"),
+            concurrency=ConcurrencyConfig(max_concurrent=16),
         ),
         grader=LastNumberIsRight,
         max_queue_depth=1000,

@@ -17,18 +17,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import hypercorn.trio
 import pytest
 import trio
-from attrs import define, field, frozen
+from attrs import frozen
 from hypercorn.config import Config
 from quart import request
 from quart_trio import QuartTrio
-from support import CHAT_URL, Compare, Script, fresh_id, in_process, make_app, prompt, served
+from support import (
+    CHAT_URL,
+    Compare,
+    Script,
+    fresh_id,
+    in_process,
+    local_backend,
+    make_app,
+    prompt,
+    served,
+)
 
 from rollout import AgentWorkflow, LocalBackend
+from rollout.cli import main as cli
 from rollout.client import RolloutClient, RolloutProtocolError
 from rollout.codec import structure
+from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel, last_number
+from rollout.demo.chat import create_chat_app
 from rollout.rules.retry import GATEWAY_RETRY_DELAYS_SEC, TRANSPORT_RETRY_DELAYS_SEC
 from rollout.server import ShutdownBudget, create_rollout_server
 from rollout.server.app import (
@@ -49,6 +63,7 @@ from rollout.types import (
 ROOT = Path(__file__).parent.parent
 README = "README.md"
 SDK = "docs/rollout-sdk.md"
+CLI = "docs/cli.md"
 SERVER = "docs/server.md"
 PROTOCOL = "docs/protocol.md"
 PAGES = [README, "CHANGELOG.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -148,48 +163,32 @@ def test_links_inside_the_repository_lead_somewhere(page):
 # --- what runs against a server ---------------------------------------------------------------
 
 
-@define
-class ChatEndpoint:
-    """An OpenAI-compatible endpoint that answers questions like ``What is 6 * 7?``."""
+def chat_app(keys: list[str]) -> QuartTrio:
+    """An OpenAI-compatible endpoint that does sums; it notes the keys that it is shown."""
+    app = QuartTrio("chat")
+    model = ScriptedModel(error_rate=0)
 
-    url: str = ""
-    keys: list[str] = field(factory=list)
+    @app.post("/v1/chat/completions")
+    async def complete() -> dict[str, Any]:
+        keys.append(request.headers.get("Authorization", ""))
+        body = await request.get_json()
+        answer = last_number(model.answer(body["messages"][-1]["content"]))
+        return {"choices": [{"message": {"role": "assistant", "content": answer}}]}
 
-    def app(self) -> QuartTrio:
-        app = QuartTrio("chat")
-
-        @app.post("/v1/chat/completions")
-        async def complete() -> dict[str, Any]:
-            self.keys.append(request.headers.get("Authorization", ""))
-            body = await request.get_json()
-            left, operator, right = re.fullmatch(
-                r"What is (\d+) ([-+*]) (\d+)\?", body["messages"][-1]["content"]
-            ).groups()
-            answer = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](
-                int(left), int(right)
-            )
-            return {"choices": [{"message": {"role": "assistant", "content": str(answer)}}]}
-
-        return app
+    return app
 
 
 @asynccontextmanager
-async def chat_endpoint() -> AsyncGenerator[ChatEndpoint, None]:
-    endpoint = ChatEndpoint()
+async def chat_endpoint(app: QuartTrio) -> AsyncGenerator[str, None]:
+    """Serve a chat endpoint on a free port for the length of the block; yields its URL."""
     config = Config()
     config.bind = ["127.0.0.1:0"]
     config.errorlog = None
     async with trio.open_nursery() as nursery:
         urls = await nursery.start(
-            partial(
-                hypercorn.trio.serve,
-                endpoint.app(),
-                config,
-                shutdown_trigger=trio.sleep_forever,
-            )
+            partial(hypercorn.trio.serve, app, config, shutdown_trigger=trio.sleep_forever)
         )
-        endpoint.url = f"{urls[0]}/v1"
-        yield endpoint
+        yield f"{urls[0]}/v1"
         nursery.cancel_scope.cancel()
 
 
@@ -236,20 +235,22 @@ def placed(block: Block, server_url: str, chat_url: str) -> str:
 async def test_the_readme_from_server_to_reward(tmp_path):
     file = tmp_path / "my_server.py"
     file.write_text(find(README, "class Solve").code, "utf-8")
-    async with chat_endpoint() as chat, rollout_serve(file) as url:
-        code = placed(find(README, "trio.run(main)"), url, chat.url)
+    keys: list[str] = []
+    async with chat_endpoint(chat_app(keys)) as chat_url, rollout_serve(file) as url:
+        code = placed(find(README, "trio.run(main)"), url, chat_url)
         printed = await run_python("-c", code, ROLLOUT_LLM_API_KEY="a-key-of-the-model")
     assert printed == "success 1.0\n"
-    assert chat.keys == ["Bearer a-key-of-the-model"]
+    assert keys == ["Bearer a-key-of-the-model"]
 
 
 async def test_the_guide_from_server_to_reward():
     app = defined_by(find(SDK, "class Solve"))["app"]
-    async with chat_endpoint() as chat, served(app) as url:
-        code = placed(find(SDK, "trio.run(main)"), url, chat.url)
+    keys: list[str] = []
+    async with chat_endpoint(chat_app(keys)) as chat_url, served(app) as url:
+        code = placed(find(SDK, "trio.run(main)"), url, chat_url)
         printed = await run_python("-c", code, ROLLOUT_LLM_API_KEY="a-key-of-the-model")
     assert printed == "success 1.0\n"
-    assert chat.keys == ["Bearer a-key-of-the-model"]
+    assert keys == ["Bearer a-key-of-the-model"]
 
 
 @pytest.mark.parametrize("page", [README, SDK])
@@ -257,11 +258,11 @@ async def test_the_tracking_example(page, capsys):
     track_rollout = defined_by(find(page, "async def track_rollout"))["track_rollout"]
     app = defined_by(find(SDK, "class Solve"))["app"]
     async with (
-        chat_endpoint() as chat,
+        chat_endpoint(chat_app([])) as chat_url,
         served(app) as url,
         RolloutClient(url=url) as client,
     ):
-        result = await track_rollout(client, chat.url)
+        result = await track_rollout(client, chat_url)
     assert result.status is RolloutStatus.SUCCESS
     assert result.sample.reward == 1.0
     printed = capsys.readouterr().out.split()
@@ -274,11 +275,11 @@ async def test_the_guide_runs_many_at_a_time():
     run_all = defined_by(find(SDK, "async def run_all"))["run_all"]
     questions = {fresh_id(): f"What is {number} + 1?" for number in range(12)}
     async with (
-        chat_endpoint() as chat,
+        chat_endpoint(chat_app([])) as chat_url,
         served(app) as url,
         RolloutClient(url=url) as client,
     ):
-        results = await run_all(client, chat.url, questions, max_in_flight=5)
+        results = await run_all(client, chat_url, questions, max_in_flight=5)
     answers = {name: result.sample.messages[-1]["content"] for name, result in results.items()}
     assert answers == {name: str(number + 1) for number, name in enumerate(questions)}
 
@@ -410,18 +411,53 @@ async def test_the_server_page_serves_for_a_moment():
 
 async def test_the_examples_work_together():
     examples = ROOT / "examples"
-    key = {"ROLLOUT_SERVER_API_KEY": "a-key-of-the-server"}
+    keys = {"ROLLOUT_SERVER_API_KEY": "a-key-of-the-server", "ROLLOUT_LLM_API_KEY": "a-key"}
+    model = create_chat_app(ScriptedModel(error_rate=0, think_sec=0), keys["ROLLOUT_LLM_API_KEY"])
     async with (
-        chat_endpoint() as chat,
-        rollout_serve(examples / "arithmetic_server.py", **key) as url,
+        chat_endpoint(model) as chat_url,
+        rollout_serve(examples / "arithmetic_server.py", ROLLOUT_MODEL=MODEL_NAME, **keys) as url,
     ):
-        printed = await run_python(
-            str(examples / "run_client.py"), url, chat.url, ROLLOUT_LLM_API_KEY="a-key", **key
-        )
+        printed = await run_python(str(examples / "run_client.py"), url, chat_url, **keys)
     *rewards, summary = printed.splitlines()
-    assert sorted(line.split("?")[1].strip() for line in rewards) == ["reward 1.0"] * 6
+    assert [line.split("?")[1].strip() for line in rewards] == ["reward 1.0"] * 6
     assert summary == "mean reward 1.00 over 6 rollouts"
-    assert chat.keys == ["Bearer a-key"] * 6
+
+
+async def test_the_example_client_says_what_went_wrong():
+    class Fails(AgentWorkflow[Any]):
+        async def run(self, ctx: Any) -> Any:
+            await trio.lowlevel.checkpoint()
+            raise RuntimeError("boom")
+
+    client = str(ROOT / "examples/run_client.py")
+    async with served(make_app(local_backend(Fails))) as url:
+        done = await trio.run_process(
+            [sys.executable, client, url, CHAT_URL], capture_stdout=True, check=False
+        )
+    assert done.returncode == 1
+    lines = done.stdout.decode().splitlines()
+    assert [line.split("?")[1].strip() for line in lines] == ["failure: boom (agent_error)"] * 6
+
+
+# --- command line -----------------------------------------------------------------------------
+
+
+def _section(text: str, heading: str) -> str:
+    return re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
+def test_a_command_is_described_with_its_options_and_defaults(name):
+    section = _section((ROOT / CLI).read_text("utf-8"), f"rollout {name}")
+    command = cli.get_command(click.Context(cli), name)
+    options = [item for item in command.params if isinstance(item, click.Option)]
+    names = {name for option in options for name in option.opts if name != "--help"}
+    assert {name for name in names if f"`{name}`" not in section} == set()
+    assert set(re.findall(r"`(--[a-z-]+)`", section)) <= names
+    for option in options:
+        if type(option.default) in {int, float}:
+            assert re.search(rf"`{option.opts[0]}` \| {option.default:g} \|", section)
+    assert f"`rollout {name}" in (ROOT / README).read_text("utf-8")
 
 
 # --- bodies and figures -----------------------------------------------------------------------
