@@ -12,7 +12,13 @@ __all__ = ["Grader"]
 
 
 class Grader(ABC):
-    """Grades one sample. A new instance is made for every rollout.
+    """Grades one sample. A new instance is made for every rollout, on the event loop.
+
+    Example::
+
+        class Compare(Grader):
+            def grade(self, ctx):
+                ctx.set_reward(1.0 if ctx.sample.messages[-1]["content"] == ctx.label else 0.0)
 
     Attributes:
         config: This rollout's copy of the config.

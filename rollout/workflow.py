@@ -11,7 +11,7 @@ __all__ = ["AgentWorkflow"]
 
 
 class AgentWorkflow(ABC, Generic[TConfig]):
-    """One agent run. A new instance is made for every rollout.
+    """One agent run. A new instance is made for every rollout, on the event loop.
 
     Example::
 
