@@ -2,7 +2,8 @@
 
 Workflows and graders put whatever they have into a sample: NumPy scalars, NaN, sets, objects.
 That must never cost a rollout its reward. `fit` keeps everything that JSON can say, turns
-foreign numbers into plain ones, and names what it had to leave out.
+foreign numbers into plain ones, and names what it had to leave out. Foreign objects may raise
+whatever they like while they are looked at; then they are left out too.
 """
 
 from __future__ import annotations
@@ -18,63 +19,122 @@ __all__ = ["fit", "utf8"]
 
 _DROP: Any = object()
 
+_LONGEST_INT_BITS = 14_000
+"""Python writes and reads numbers of up to 4,300 digits, which is a little more than this."""
+
 
 def utf8(text: str) -> str:
     """Replace lone surrogates, for text that strict peers read."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
-def fit(value: Any) -> tuple[Any, list[str]]:
+def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]:
     """Return *value* in plain JSON types, and what had to be left out.
+
+    Args:
+        value: Anything.
+        max_depth: How deeply the fitted value may nest; deeper parts are left out.
 
     Returns:
         A pair: the fitted value (``None`` if it has no JSON form at all), and one line for
         each thing that was dropped, with the way to it and its type.
     """
-    dropped: list[str] = []
-    fitted = _fit(value, "", dropped, 0)
-    return (None if fitted is _DROP else fitted), dropped
+    fitting = _Fitting(max_depth)
+    fitted = fitting.any(value, None, 0)
+    return (None if fitted is _DROP else fitted), fitting.dropped
 
 
-def _fit(value: Any, where: str, dropped: list[str], depth: int) -> Any:
-    if value is None or type(value) in {bool, str, int}:
-        return value
-    if type(value) is float:
-        if math.isfinite(value):
+# The way to a value, innermost step first: (the way to its parent, key or index).
+_Way = tuple[Any, str | int] | None
+
+
+class _Fitting:
+    """One run over a value."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.dropped: list[str] = []
+        self.above: set[int] = set()
+
+    def any(self, value: Any, way: _Way, depth: int) -> Any:
+        kind = type(value)
+        if value is None or kind is str or kind is bool:
             return value
-        return _drop(where, "a number that is not finite", dropped)
-    if depth > MAX_JSON_DEPTH:
-        return _drop(where, "nested too deeply", dropped)
-    if isinstance(value, Mapping):
-        return _fit_mapping(value, where, dropped, depth)
-    if isinstance(value, (list, tuple)):
-        fitted = (
-            _fit(item, f"{where}[{index}]", dropped, depth + 1) for index, item in enumerate(value)
-        )
-        return [item for item in fitted if item is not _DROP]
-    if isinstance(value, str):
-        return str.__str__(value)
-    return _fit_number(value, where, dropped)
+        if kind is int:
+            return self.whole(value, way)
+        if kind is float:
+            return value if math.isfinite(value) else self.drop(way, "a number that is not finite")
+        try:
+            if isinstance(value, (Mapping, list, tuple)):
+                return self.container(value, way, depth)
+            return self.scalar(value, way)
+        except Exception as error:  # noqa: BLE001 - the methods of foreign objects do anything
+            return self.drop(way, f"of type {kind.__name__} (it raised {type(error).__name__})")
+
+    def container(self, value: Any, way: _Way, depth: int) -> Any:
+        if depth >= self.max_depth:
+            return self.drop(way, "nested too deeply")
+        if id(value) in self.above:
+            return self.drop(way, "a part of itself")
+        self.above.add(id(value))
+        try:
+            if isinstance(value, Mapping):
+                return self.mapping(value, way, depth + 1)
+            items = (self.any(item, (way, n), depth + 1) for n, item in enumerate(value))
+            return [item for item in items if item is not _DROP]
+        finally:
+            self.above.discard(id(value))
+
+    def mapping(self, value: Mapping[Any, Any], way: _Way, depth: int) -> dict[str, Any]:
+        fitted: dict[str, Any] = {}
+        for key, item in value.items():
+            name = key if type(key) is str else _key(key)
+            if name is None or name in fitted:
+                what = "the same key as another one" if name is not None else "a key"
+                self.drop(way, f"{what} of type {type(key).__name__}")
+                continue
+            inner = self.any(item, (way, name), depth)
+            if inner is not _DROP:
+                fitted[name] = inner
+        return fitted
+
+    def scalar(self, value: Any, way: _Way) -> Any:
+        if isinstance(value, str):
+            return str.__str__(value)
+        if type(value).__name__ in {"bool", "bool_"}:
+            return bool(value)
+        number = _number(value)
+        if number is None:
+            return self.drop(way, f"of type {type(value).__name__}")
+        return self.whole(number, way) if isinstance(number, int) else number
+
+    def whole(self, value: int, way: _Way) -> Any:
+        if value.bit_length() > _LONGEST_INT_BITS:
+            return self.drop(way, "a number with too many digits")
+        return value
+
+    def drop(self, way: _Way, what: str) -> Any:
+        self.dropped.append(f"{_text(way)}: {what}")
+        return _DROP
 
 
-def _fit_mapping(value: Mapping[Any, Any], where: str, dropped: list[str], depth: int) -> Any:
-    fitted: dict[str, Any] = {}
-    for key, item in value.items():
-        name = key if type(key) is str else _key(key)
-        if name is None:
-            dropped.append(f"{where or 'value'}: a key of type {type(key).__name__}")
-            continue
-        inner = _fit(item, f"{where}.{name}" if where else name, dropped, depth + 1)
-        if inner is not _DROP:
-            fitted[name] = inner
-    return fitted
+def _text(way: _Way) -> str:
+    steps: list[str | int] = []
+    while way is not None:
+        way, step = way
+        steps.append(step)
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps[::-1])
+    return text.removeprefix(".") or "value"
 
 
 def _key(key: Any) -> str | None:
     if isinstance(key, str):
         return str.__str__(key)
-    number = None if isinstance(key, bool) else _number(key)
-    return None if number is None else str(number)
+    try:
+        number = None if isinstance(key, bool) else _number(key)
+        return None if number is None else str(number)
+    except Exception:  # noqa: BLE001 - the methods of foreign objects do anything
+        return None
 
 
 def _number(value: Any) -> int | float | None:
@@ -88,17 +148,3 @@ def _number(value: Any) -> int | float | None:
     except (AttributeError, TypeError):
         return number
     return int(whole)
-
-
-def _fit_number(value: Any, where: str, dropped: list[str]) -> Any:
-    if type(value).__name__ == "bool" or type(value).__name__ == "bool_":
-        return bool(value)
-    number = _number(value)
-    if number is None:
-        return _drop(where, f"of type {type(value).__name__}", dropped)
-    return number
-
-
-def _drop(where: str, what: str, dropped: list[str]) -> Any:
-    dropped.append(f"{where or 'value'}: {what}")
-    return _DROP

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import trio
 from attrs import define, field
 
+from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError
 from rollout.rules import RolloutRecord
@@ -20,7 +23,9 @@ from rollout.types import (
 )
 from rollout.types._fields import is_finite_number
 
-__all__ = ["Entry", "check_times", "crash_result", "token_digest"]
+__all__ = ["Entry", "check_times", "crash_result", "log_failure", "token_digest"]
+
+logger = logging.getLogger(__name__)
 
 
 def token_digest(token: str) -> bytes:
@@ -61,6 +66,11 @@ class Entry:
         """The rollout's id."""
         return self.record.rollout_id
 
+    @property
+    def secrets(self) -> list[str | None]:
+        """What must not be logged: the key of the chat endpoint, while the execution has it."""
+        return [] if self.request is None else [self.request.llm_api_key]
+
     def report_status(self, status: RolloutStatus) -> None:
         """Take a status report of the execution."""
         if self.record.advance(status):
@@ -85,6 +95,18 @@ def crash_result(rollout_id: str) -> RolloutResultResponse:
         status=RolloutStatus.FAILURE,
         err_message="the server failed to finish this rollout",
         err_category=RolloutErrorCategory.INTERNAL_ERROR,
+    )
+
+
+def log_failure(
+    rollout_id: str, what: str, error: BaseException, secrets: Sequence[str | None]
+) -> None:
+    """Log what went wrong around a rollout, without its secrets."""
+    logger.error(
+        "rollout %s: the backend's %s failed\n%s",
+        rollout_id,
+        what,
+        format_exception(error, secrets),
     )
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout.backend.failures import redact
-from rollout.codec import dump_json, nests_too_deep, unstructure
+from rollout.codec import MAX_JSON_DEPTH, dump_json, unstructure
 from rollout.jsonfit import fit, utf8
-from rollout.rules.status import is_terminal
+from rollout.rules.status import TERMINAL_STATUSES
 from rollout.types import (
     ExecutionOutcome,
     ExecutionResult,
@@ -28,6 +28,12 @@ __all__ = ["encode", "result_of"]
 
 logger = logging.getLogger(__name__)
 
+_SAMPLE_DEPTH = MAX_JSON_DEPTH - 2
+"""What is left for a sample's values within the response and the sample."""
+
+_DROPS_NAMED = 10
+"""How many of the values that were left out a warning names."""
+
 
 def result_of(
     rollout_id: str, outcome: Any, *, secrets: Sequence[str | None]
@@ -38,7 +44,7 @@ def result_of(
     the rollout fails as `internal_error`.
     """
     result = outcome.result if isinstance(outcome, ExecutionOutcome) else None
-    if not isinstance(result, ExecutionResult) or not is_terminal(result.status):
+    if not isinstance(result, ExecutionResult) or not _is_end(result.status):
         logger.error("rollout %s: the backend returned %s", rollout_id, type(outcome).__name__)
         return RolloutResultResponse(
             rollout_id=rollout_id,
@@ -48,15 +54,29 @@ def result_of(
         )
     response = RolloutResultResponse(
         rollout_id=rollout_id,
-        status=result.status,
+        status=RolloutStatus(result.status),
         err_message=None
         if result.err_message is None
         else redact(utf8(str(result.err_message)), secrets),
-        err_category=result.err_category,
+        err_category=_category(result.err_category),
     )
     if isinstance(result.sample, RolloutSample):
         _attach_sample(response, result.sample)
     return response
+
+
+def _is_end(status: Any) -> bool:
+    return isinstance(status, str) and status in TERMINAL_STATUSES
+
+
+def _category(category: Any) -> RolloutErrorCategory | None:
+    """Return what a backend gave as category; one that the protocol lacks is its defect."""
+    if category is None:
+        return None
+    try:
+        return RolloutErrorCategory(category)
+    except ValueError:
+        return RolloutErrorCategory.INTERNAL_ERROR
 
 
 def encode(response: RolloutResultResponse) -> bytes:
@@ -80,7 +100,7 @@ def _attach_sample(response: RolloutResultResponse, sample: RolloutSample) -> No
         logger.warning(
             "rollout %s: left out of the sample, having no JSON form: %s",
             response.rollout_id,
-            "; ".join(dropped),
+            _named(dropped),
         )
     response.sample = RolloutSample(
         messages=messages,
@@ -93,15 +113,15 @@ def _attach_sample(response: RolloutResultResponse, sample: RolloutSample) -> No
     )
 
 
+def _named(dropped: list[str]) -> str:
+    more = len(dropped) - _DROPS_NAMED
+    return "; ".join(dropped[:_DROPS_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
 def _plain(name: str, value: Any, dropped: list[str]) -> Any:
-    try:
-        if not nests_too_deep(dump_json(value)):
-            return value
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        pass
-    fitted, left_out = fit(value)
+    fitted, left_out = fit(value, max_depth=_SAMPLE_DEPTH)
     dropped += [f"{name}{'' if line[0] == '[' else '.'}{line}" for line in left_out]
-    return fitted if isinstance(fitted, type(value)) else type(value)()
+    return type(value)() if fitted is None else fitted
 
 
 def _reward(response: RolloutResultResponse, sample: RolloutSample) -> float | None:

@@ -21,9 +21,10 @@ from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 
 import trio
+from attrs import evolve
 
 from rollout.backend.base import ExecutionBackend
-from rollout.backend.failures import categorize_exception, describe_exception, format_exception
+from rollout.backend.failures import categorize_exception, describe_exception
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import RolloutContext
 from rollout.errors import (
@@ -35,7 +36,7 @@ from rollout.errors import (
 )
 from rollout.rules import PollingLease, RolloutRecord, SeenState, ServingClock
 from rollout.rules.status import TERMINAL_STATUSES
-from rollout.server.entry import Entry, check_times, crash_result, token_digest
+from rollout.server.entry import Entry, check_times, crash_result, log_failure, token_digest
 from rollout.server.finalize import encode, result_of
 from rollout.types import (
     ExecutionOutcome,
@@ -177,7 +178,7 @@ class RolloutRegistry:
             raise AdmissionsClosedError("the rollout server is not accepting rollouts")
         if request.rollout_id in self._entries:
             raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
-        if not self.backend.reserve(request.rollout_id):
+        if not self._reserve(request):
             raise RolloutCapacityError("the rollout queue is full; retry later")
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         now = trio.current_time()
@@ -197,6 +198,15 @@ class RolloutRegistry:
         self._context.copy().run(nursery.start_soon, self._execute, entry)
         return entry, token
 
+    def _reserve(self, request: RolloutInitRequest) -> bool:
+        try:
+            return bool(self.backend.reserve(request.rollout_id))
+        except Exception as error:  # noqa: BLE001 - a backend is not ours
+            log_failure(request.rollout_id, "reserve", error, [request.llm_api_key])
+            raise AdmissionsClosedError(
+                "the execution backend failed to take the rollout"
+            ) from None
+
     # --- execution ----------------------------------------------------------------------------
 
     async def _execute(self, entry: Entry) -> None:
@@ -211,8 +221,8 @@ class RolloutRegistry:
                 result = await self._run_backend(entry, request) or result
         finally:
             entry.executing = False
-            entry.request = None
             self._release(entry)
+            entry.request = None
             self._end(entry, result)
             self._active -= 1
             if not self._active:
@@ -248,8 +258,8 @@ class RolloutRegistry:
             return None
         try:
             return self._result(entry, outcome, [request.llm_api_key])
-        except Exception:
-            logger.exception("rollout %s: its result cannot be built", entry.rollout_id)
+        except Exception as error:  # noqa: BLE001 - a sample may hold anything
+            log_failure(entry.rollout_id, "result", error, [request.llm_api_key])
             return crash_result(entry.rollout_id)
 
     def _result(
@@ -257,11 +267,7 @@ class RolloutRegistry:
     ) -> RolloutResultResponse:
         value = outcome.value
         if outcome.error is not None:
-            logger.error(
-                "rollout %s: the backend failed\n%s",
-                entry.rollout_id,
-                format_exception(outcome.error, secrets_),
-            )
+            log_failure(entry.rollout_id, "execute", outcome.error, secrets_)
             value = ExecutionOutcome(
                 workflow=ExecutionResult(
                     status=RolloutStatus.FAILURE,
@@ -274,8 +280,8 @@ class RolloutRegistry:
     def _release(self, entry: Entry) -> None:
         try:
             self.backend.release(entry.rollout_id)
-        except Exception:
-            logger.exception("rollout %s: the backend's release failed", entry.rollout_id)
+        except Exception as error:  # noqa: BLE001 - a backend is not ours
+            log_failure(entry.rollout_id, "release", error, entry.secrets)
 
     def _end(self, entry: Entry, result: RolloutResultResponse) -> None:
         """Publish a terminal result unless there is one already."""
@@ -291,9 +297,13 @@ class RolloutRegistry:
             return
         try:
             entry.body = encode(result)
-        except (TypeError, ValueError, RecursionError):
-            logger.exception("rollout %s: its result cannot be encoded", entry.rollout_id)
-            entry.body = encode(crash_result(entry.rollout_id))
+        except Exception as error:  # noqa: BLE001 - no result may take the server down
+            log_failure(entry.rollout_id, "result", error, entry.secrets)
+            result = evolve(
+                crash_result(entry.rollout_id), agent_started_at=entry.record.agent_started_at
+            )
+            entry.record.status = result.status
+            entry.body = encode(result)
         # The bytes are all that is needed from here on.
         entry.record.result = RolloutResultResponse(
             rollout_id=result.rollout_id,
@@ -410,10 +420,10 @@ class RolloutRegistry:
                 # Its result is on the way; cancelling the delivery would lose it.
                 entry.disposition = answer
                 return answer
-        except Exception:
-            logger.exception("rollout %s: the backend failed to cancel it", entry.rollout_id)
+        except Exception as error:  # noqa: BLE001 - a backend is not ours
+            log_failure(entry.rollout_id, "cancel_rollouts", error, entry.secrets)
             answer = None
-        if answer in _DISPOSITIONS:
+        if isinstance(answer, str) and answer in _DISPOSITIONS:
             entry.disposition = answer
         else:
             entry.call.cancel()
@@ -435,7 +445,11 @@ class RolloutRegistry:
     def _push_lease(self, entry: Entry) -> None:
         deadline = entry.record.lease.deadline
         heappush(self._leases, (deadline, next(self._sequence), entry))
-        if self._clock.due is None or self._clock.at(deadline) < self._clock.due:
+        if self._clock.due is None:
+            # At once: what blocks the loop before the watch gets to run must not count.
+            self._clock.tick(trio.current_time(), at_most=deadline)
+            self._wake.set()
+        elif self._clock.at(deadline) < self._clock.due:
             self._wake.set()
 
     async def _watch(self) -> None:
