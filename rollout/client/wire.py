@@ -215,24 +215,28 @@ class Wire:
         elif self._credentials is not None:
             auth = self._credentials
         try:
-            response = await self.http.send(request, stream=True, auth=auth, follow_redirects=False)
+            answer = await self.http.send(request, stream=True, auth=auth, follow_redirects=False)
+            if answer.is_stream_consumed:  # a transport of the user's own has read it already
+                return answer
             try:
-                await response.aread()
-            except httpx.DecodingError:
-                raise RolloutProtocolError(
-                    f"{method} {path[:_LONGEST_PATH]} answered with a body that is not encoded "
-                    "as its header says",
-                    status_code=response.status_code,
-                ) from None
+                body = b"".join([data async for data in answer.aiter_raw()])
             finally:
-                await response.aclose()
+                await answer.aclose()
         except httpx.TransportError as error:
             if self.http.is_closed:
                 raise RolloutClientClosedError(
                     "the HTTP client was closed while a request was under way"
                 ) from error
             raise
-        return response
+        try:
+            # Decoded here: httpx leaves its generators open where that fails.
+            return httpx.Response(answer.status_code, headers=answer.headers, content=body)
+        except httpx.DecodingError:
+            raise RolloutProtocolError(
+                f"{method} {path[:_LONGEST_PATH]} answered with a body that is not encoded as "
+                "its header says",
+                status_code=answer.status_code,
+            ) from None
 
     # --- checking -----------------------------------------------------------------------------
 

@@ -1,0 +1,301 @@
+"""Answers that the protocol does not allow, and what an error may say about them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx
+import pytest
+from client.fakes import TOKEN, FakeServer, admitted, bare_client, refused, result, run
+
+from rollout.client import RolloutProtocolError
+from rollout.types import RolloutErrorCategory, RolloutStatus
+
+API_KEY = "s3cret-server-key"
+LLM_KEY = "s3cret-llm-key"
+
+ADMISSION = json.loads(admitted().content)
+RESULT = json.loads(result("success").content)
+
+
+def changed(body, **fields):
+    kept = {name: value for name, value in body.items() if name not in fields}
+    return {**kept, **{name: value for name, value in fields.items() if value is not ...}}
+
+
+async def protocol_error(server):
+    client = bare_client(server, api_key=API_KEY)
+    with pytest.raises(RolloutProtocolError) as caught:
+        await run(client, llm_api_key=LLM_KEY)
+    message = str(caught.value)
+    assert not any(secret in message for secret in (API_KEY, LLM_KEY, TOKEN))
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body is empty"),
+        (b"<html>hello</html>", "not JSON"),
+        (b'{"rollout_id": "r", ', "not JSON"),
+        (b"[]", "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b'"queued"', "must be a JSON object"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b"[" * 1000, "nests deeper"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": 1e400}', "beyond the range"),
+        (b"{}", "rollout_id: is required"),
+        (b'{"status": "queued", "status": "queued"}', "more than once"),
+    ],
+)
+@pytest.mark.parametrize("where", ["admissions", "polls"])
+async def test_bodies_that_are_no_answer(where, body, said):
+    status = 202 if where == "admissions" else 200
+    headers = {"Content-Type": "text/html"}
+    server = FakeServer(**{where: [httpx.Response(status, content=body, headers=headers)]})
+    error = await protocol_error(server)
+    assert error.status_code == status
+    assert said in str(error)
+
+
+async def test_html_where_json_is_due_is_named(autojump_clock):
+    page = httpx.Response(200, html="<html>a proxy says hello</html>")
+    error = await protocol_error(FakeServer(polls=[page]))
+    assert "text/html" in str(error)
+    assert "GET /rollout/r/result" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("rollout_id", ..., "rollout_id: is required"),
+        ("rollout_id", 1, "rollout_id"),
+        ("rollout_id", "other", "different rollout_id"),
+        ("status", "done", "status: must be one of"),
+        ("status", ..., "status: is required"),
+        ("polling_lease_token", ..., "polling_lease_token: is required"),
+        ("polling_lease_token", "", "polling_lease_token"),
+        ("polling_lease_token", 7, "polling_lease_token"),
+        ("polling_lease_token", "a\r\nX-Evil: 1", "no header can carry"),
+        ("polling_lease_token", "tökén", "no header can carry"),
+        ("polling_lease_token", " padded ", "no header can carry"),
+        ("result_wait_timeout_sec", 0, "positive and finite"),
+        ("result_wait_timeout_sec", -1, "positive and finite"),
+        ("result_wait_timeout_sec", True, "must be a number"),
+        ("result_wait_timeout_sec", "30", "must be a number"),
+        ("result_wait_timeout_sec", None, "must be a number"),
+        ("result_wait_timeout_sec", 10**400, "finite"),
+        ("result_wait_timeout_sec", 120, "must exceed result_wait_timeout_sec"),
+        ("polling_lease_timeout_sec", 30, "must exceed result_wait_timeout_sec"),
+        ("polling_lease_timeout_sec", 29.9, "must exceed result_wait_timeout_sec"),
+        ("polling_lease_timeout_sec", ..., "polling_lease_timeout_sec: is required"),
+    ],
+)
+async def test_admissions_that_break_a_rule(field, value, said):
+    server = FakeServer(admissions=[httpx.Response(202, json=changed(ADMISSION, **{field: value}))])
+    error = await protocol_error(server)
+    assert error.status_code == 202
+    assert said in str(error)
+    assert "POST /rollout" in str(error)
+    assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("rollout_id", "other", "different rollout_id"),
+        ("rollout_id", None, "rollout_id"),
+        ("status", ..., "status: is required"),
+        ("status", "finished", "status: must be one of"),
+        ("err_category", "boredom", "err_category: must be one of"),
+        ("err_message", 7, "err_message"),
+        ("agent_started_at", "yesterday", "agent_started_at"),
+        ("agent_started_at", "2026-01-02T03:04:05", "agent_started_at"),
+        ("agent_started_at", 1767323045, "agent_started_at"),
+        ("sample", [], "sample"),
+        ("sample", {"messages": "hello"}, "sample.messages"),
+        ("sample", {"messages": [], "reward": "1"}, "sample.reward"),
+        ("sample", {"messages": [], "remove_sample": 1}, "sample.remove_sample"),
+    ],
+)
+async def test_results_that_break_a_rule(field, value, said):
+    server = FakeServer(polls=[httpx.Response(200, json=changed(RESULT, **{field: value}))])
+    error = await protocol_error(server)
+    assert error.status_code == 200
+    assert said in str(error)
+    assert len(server.poll_calls) == 1
+
+
+async def test_a_body_that_is_not_encoded_as_its_header_says():
+    async def answer(_):
+        return httpx.Response(
+            200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip")
+        )
+
+    error = await protocol_error(FakeServer(polls=[answer]))
+    assert error.status_code == 200
+    assert "not encoded as its header says" in str(error)
+
+
+async def test_a_compressed_answer_is_read():
+    async def answer(_):
+        body = gzip.compress(result("success", err_message="x" * 1000).content)
+        return httpx.Response(
+            200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(body)
+        )
+
+    assert (await run(bare_client(FakeServer(polls=[answer])))).err_message == "x" * 1000
+
+
+# --- answers that are fine ------------------------------------------------------------------
+
+
+async def test_unknown_fields_are_ignored():
+    server = FakeServer(
+        admissions=[admitted(server_version="9", queue={"position": 3})],
+        polls=[
+            result(
+                "success",
+                progress=1.0,
+                sample={"messages": [], "reward": 0.5, "colour": "blue"},
+            )
+        ],
+    )
+    terminal = await run(bare_client(server))
+    assert terminal.sample.reward == 0.5
+
+
+async def test_a_result_without_the_optional_fields_is_fine():
+    server = FakeServer(polls=[result("failure", err_message="boom", err_category="agent_error")])
+    terminal = await run(bare_client(server))
+    assert terminal.status is RolloutStatus.FAILURE
+    assert terminal.err_category is RolloutErrorCategory.AGENT_ERROR
+    assert terminal.agent_started_at is None
+    assert terminal.sample is None
+
+
+async def test_times_may_be_whole_numbers():
+    server = FakeServer(admissions=[admitted(wait=30, lease=120)])
+    assert (await run(bare_client(server))).status is RolloutStatus.SUCCESS
+
+
+# --- redirects and secrets ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("where", ["admissions", "polls"])
+async def test_a_redirect_is_not_followed(where, status):
+    elsewhere = httpx.Response(status, headers={"Location": "http://elsewhere.test/steal"})
+    server = FakeServer(**{where: [elsewhere]})
+    error = await protocol_error(server)
+    assert error.status_code == status
+    assert "redirects are never followed" in str(error)
+    assert not any("steal" in call.path for call in server.calls)
+    assert {call.headers["host"] for call in server.calls} == {"rollouts.test"}
+
+
+async def test_not_even_where_the_http_client_is_told_to_follow():
+    elsewhere = httpx.Response(302, headers={"Location": "http://elsewhere.test/steal"})
+    server = FakeServer(admissions=[elsewhere])
+    client = bare_client(server, api_key=API_KEY)
+    client.http_client.follow_redirects = True
+    with pytest.raises(RolloutProtocolError):
+        await run(client)
+    assert len(server.calls) == 1
+
+
+async def test_a_422_names_the_fields_and_repeats_no_input():
+    detail = [
+        {
+            "type": "string_type",
+            "loc": ["body", "llm_api_key"],
+            "msg": "Input should be a valid string",
+            "input": LLM_KEY,
+            "ctx": {"key": API_KEY},
+        },
+        {"loc": ["body", "messages", 0], "msg": "Field required", "input": {"api": LLM_KEY}},
+        "not an object",
+        {"loc": "not a list", "msg": "ignored"},
+    ]
+    error = await protocol_error(FakeServer(admissions=[refused(422, detail)]))
+    assert error.status_code == 422
+    assert str(error) == (
+        "POST /rollout answered 422, not 202: body.llm_api_key: Input should be a valid string; "
+        "body.messages.0: Field required"
+    )
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        f"wrong key {API_KEY}",
+        f"cannot reach the model with {LLM_KEY}",
+        [{"loc": ["header", API_KEY], "msg": f"got {LLM_KEY}"}],
+        "x" * 490 + API_KEY,  # is cut in the middle of the key
+    ],
+)
+async def test_a_refusal_that_quotes_a_secret_is_not_repeated(detail):
+    error = await protocol_error(FakeServer(admissions=[refused(401, detail)]))
+    assert "[reda" in str(error)
+    assert "s3cret" not in str(error)
+
+
+async def test_a_poll_that_is_refused_with_its_token_does_not_show_it():
+    error = await protocol_error(FakeServer(polls=[refused(403, f"{TOKEN} is not the lease")]))
+    assert "[redacted] is not the lease" in str(error)
+
+
+@pytest.mark.parametrize("detail", [None, 7, {"a": "b"}, [], [1, 2]])
+async def test_a_refusal_without_a_readable_detail(detail):
+    error = await protocol_error(FakeServer(admissions=[refused(409, detail)]))
+    assert str(error) == "POST /rollout answered 409, not 202"
+
+
+async def test_long_details_types_and_ids_are_cut():
+    detail = await protocol_error(FakeServer(admissions=[refused(400, "x" * 10_000)]))
+    page = httpx.Response(202, content=b"?", headers={"Content-Type": "text/" + "x" * 5000})
+    kind = await protocol_error(FakeServer(admissions=[page]))
+    long_id = "i" * 30_000
+    server = FakeServer(admissions=[admitted(long_id)], polls=[refused(404, "unknown")])
+    with pytest.raises(RolloutProtocolError, match="unknown") as caught:
+        await run(bare_client(server), long_id)
+    assert all(len(str(error)) < 700 for error in (detail, kind, caught.value))
+
+
+async def test_the_api_key_goes_with_every_request():
+    server = FakeServer(polls=[result("running"), result("success")])
+    client = bare_client(server, api_key=API_KEY)
+    await run(client)
+    await client.health()
+    await client.wait_idle()
+    await client.cancel_rollout("r")
+    assert len(server.calls) == 6
+    assert {call.headers["Authorization"] for call in server.calls} == {f"Bearer {API_KEY}"}
+
+
+async def test_without_an_api_key_no_authorization_is_sent():
+    server = FakeServer()
+    await run(bare_client(server))
+    assert not any("Authorization" in call.headers for call in server.calls)
+
+
+async def test_the_api_key_wins_over_the_authentication_of_the_http_client():
+    server = FakeServer()
+    client = bare_client(server, api_key=API_KEY)
+    client.http_client.auth = httpx.BasicAuth("user", "password")
+    client.http_client.headers["Authorization"] = "Bearer other"
+    await run(client)
+    assert {call.headers["Authorization"] for call in server.calls} == {f"Bearer {API_KEY}"}
+
+
+async def test_without_an_api_key_the_http_client_may_authenticate():
+    server = FakeServer()
+    client = bare_client(server)
+    client.http_client.auth = httpx.BasicAuth("user", "password")
+    await run(client)
+    assert {call.headers["Authorization"] for call in server.calls} == {
+        "Basic dXNlcjpwYXNzd29yZA=="
+    }
