@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Callable
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -23,7 +24,7 @@ from rollout.types import (
 )
 from rollout.types._fields import is_finite_number
 
-__all__ = ["Entry", "check_times", "crash_result", "log_failure", "token_digest"]
+__all__ = ["Entry", "RegistryHooks", "check_times", "crash_result", "log_failure", "token_digest"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,27 @@ logger = logging.getLogger(__name__)
 def token_digest(token: str) -> bytes:
     """Return what a server keeps of a lease token, of any text that a header can hold."""
     return hashlib.sha256(token.encode("utf-8", errors="surrogateescape")).digest()
+
+
+def utc_now() -> datetime:
+    """Return the wall-clock time."""
+    return datetime.now(UTC)
+
+
+@define(kw_only=True)
+class RegistryHooks:
+    """What a registry takes from outside, for monitoring and for simulation.
+
+    Attributes:
+        wall_clock: The time that `agent_started_at` is taken from; aware.
+        observer: Called with the name of what has just happened to an entry: ``admitted``,
+            ``execution-started``, ``status``, ``agent-started``, ``lease-renewed``,
+            ``lease-refused``, ``stop-requested``, ``finished``, ``execution-ended``,
+            ``forgotten``. It must return at once, and must not raise.
+    """
+
+    wall_clock: Callable[[], datetime] = utc_now
+    observer: Callable[[str, Entry], None] | None = None
 
 
 @define(eq=False)
@@ -48,6 +70,7 @@ class Entry:
         body: The encoded terminal result.
         disposition: What the first effective cancel request was answered with.
         retained_until: When the terminal result may be forgotten (trio time).
+        hooks: The registry's hooks.
     """
 
     request: RolloutInitRequest | None = field(repr=False)
@@ -60,6 +83,7 @@ class Entry:
     body: bytes | None = field(default=None, repr=False)
     disposition: str | None = None
     retained_until: float = math.inf
+    hooks: RegistryHooks = field(factory=RegistryHooks, repr=False)
 
     @property
     def rollout_id(self) -> str:
@@ -74,13 +98,24 @@ class Entry:
     def report_status(self, status: RolloutStatus) -> None:
         """Take a status report of the execution."""
         if self.record.advance(status):
+            self.tell("status")
             self.notify()
 
     def report_agent_started(self) -> None:
         """Take the start of the agent; a queued rollout is running from here on."""
-        started = self.record.mark_agent_started(datetime.now(UTC))
-        if self.record.advance(RolloutStatus.RUNNING) or started:
+        started = self.record.mark_agent_started(self.hooks.wall_clock())
+        advanced = self.record.advance(RolloutStatus.RUNNING)
+        if started:
+            self.tell("agent-started")
+        if advanced:
+            self.tell("status")
+        if advanced or started:
             self.notify()
+
+    def tell(self, what: str) -> None:
+        """Tell the observer, if there is one, what has just happened."""
+        if self.hooks.observer is not None:
+            self.hooks.observer(what, self)
 
     def notify(self) -> None:
         """Wake the polls that wait."""

@@ -36,7 +36,14 @@ from rollout.errors import (
 )
 from rollout.rules import PollingLease, RolloutRecord, SeenState, ServingClock
 from rollout.rules.status import TERMINAL_STATUSES
-from rollout.server.entry import Entry, check_times, crash_result, log_failure, token_digest
+from rollout.server.entry import (
+    Entry,
+    RegistryHooks,
+    check_times,
+    crash_result,
+    log_failure,
+    token_digest,
+)
 from rollout.server.finalize import encode, result_of
 from rollout.types import (
     ExecutionOutcome,
@@ -67,6 +74,10 @@ class RolloutRegistry:
         polling_lease_timeout_sec: How long a rollout outlives the silence of its caller.
         result_retention_sec: How long a terminal result stays readable.
 
+    Attributes:
+        accepting: Whether admissions are open.
+        hooks: An observer and a wall clock, both replaceable before the first admission.
+
     Raises:
         InvalidFieldError: A time is not finite or too small, or the lease does not exceed the
             wait.
@@ -86,6 +97,7 @@ class RolloutRegistry:
         self.polling_lease_timeout_sec = float(polling_lease_timeout_sec)
         self.result_retention_sec = float(result_retention_sec)
         self.accepting = False
+        self.hooks = RegistryHooks()
         self._entries: dict[str, Entry] = {}
         self._active = 0
         self._idle = trio.Event()
@@ -189,10 +201,12 @@ class RolloutRegistry:
             token_digest=token_digest(token),
             call=UserCall(request.rollout_id, "backend"),
             polled_at=now,  # its caller is there, and about to poll
+            hooks=self.hooks,
         )
         self._entries[request.rollout_id] = entry
         self._active += 1
         self._push_lease(entry)
+        entry.tell("admitted")
         # A fresh copy of the registry's own context: that of the request would live as long
         # as the rollout does, with the request's body in it.
         self._context.copy().run(nursery.start_soon, self._execute, entry)
@@ -216,6 +230,7 @@ class RolloutRegistry:
             status=RolloutStatus.CANCELLED,
             err_message="cancelled",
         )
+        entry.tell("execution-started")
         try:
             if request is not None:
                 result = await self._run_backend(entry, request) or result
@@ -224,6 +239,7 @@ class RolloutRegistry:
             self._release(entry)
             entry.request = None
             self._end(entry, result)
+            entry.tell("execution-ended")
             self._active -= 1
             if not self._active:
                 self._idle.set()
@@ -315,6 +331,7 @@ class RolloutRegistry:
         entry.retained_until = trio.current_time() + self.result_retention_sec
         heappush(self._retained, (entry.retained_until, next(self._sequence), entry))
         self._wake.set()
+        entry.tell("finished")
         entry.notify()
         logger.debug("rollout %s: %s", entry.rollout_id, result.status)
 
@@ -359,7 +376,10 @@ class RolloutRegistry:
         record = entry.record
         now = trio.current_time()
         entry.polled_at = now
-        if not record.renew(self._clock.time(now)):
+        if record.renew(self._clock.time(now)):
+            entry.tell("lease-renewed")
+        else:
+            entry.tell("lease-refused")
             self._expire(entry, now)
         baseline = seen or record.reported
         with trio.move_on_after(self.result_wait_timeout_sec):
@@ -412,6 +432,7 @@ class RolloutRegistry:
     def _request_stop(self, entry: Entry) -> str:
         if entry.disposition is not None:
             return entry.disposition
+        entry.tell("stop-requested")
         queued = entry.record.status is RolloutStatus.QUEUED
         entry.disposition = "cancelled_queued" if queued else "cancelled_running"
         try:
@@ -494,3 +515,4 @@ class RolloutRegistry:
         over = entry.retained_until <= trio.current_time()
         if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
             del self._entries[entry.rollout_id]
+            entry.tell("forgotten")
