@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator
+from types import TracebackType
 from typing import Any, Self
 
 import trio
@@ -94,6 +95,7 @@ class RolloutHandle:
     latest_result: RolloutResultResponse | None = None
     _result: RolloutResultResponse | None = field(default=None, init=False)
     _failure: Exception | None = field(default=None, init=False)
+    _traceback: TracebackType | None = field(default=None, init=False)
     _failure_seen: bool = field(default=False, init=False)
     _finished: trio.Event = field(factory=trio.Event, init=False)
     _scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
@@ -236,6 +238,7 @@ class RolloutHandle:
             self._result = result
         else:
             self._failure = failure
+            self._traceback = failure.__traceback__ if failure is not None else None
         for channel in self._subscribers:
             channel.close()
         self._subscribers.clear()
@@ -246,22 +249,18 @@ class RolloutHandle:
         if self._failure is None:
             return None
         self._failure_seen = True
-        return _copy_of(self._failure)
+        return _copy_of(self._failure).with_traceback(self._traceback)
 
 
 def _copy_of(error: Exception) -> Exception:
-    """Copy an error, so that its awaiters share no traceback, no context and no notes.
-
-    The copy's traceback starts as the original's, which shows where the polling failed.
-    """
+    """Copy an error, so that its awaiters share no traceback, no context and no notes."""
     try:
         twin = copy.copy(error)
     except Exception:  # noqa: BLE001 - a transport of the user's own may raise what it likes
-        twin = error
-    if type(twin) is not type(error):
-        twin = error
-    if twin is not error:
-        twin.__cause__ = error.__cause__
-        twin.__context__ = error.__context__
-        twin.__suppress_context__ = error.__suppress_context__
-    return twin.with_traceback(error.__traceback__)
+        return error
+    if type(twin) is not type(error) or twin is error:
+        return error
+    twin.__cause__ = error.__cause__
+    twin.__context__ = error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin
