@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from types import TracebackType
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,6 +48,12 @@ EXIT_FORCED = 3
 """``rollout serve`` had to end executions that did not stop, and the process with them."""
 
 _SIGNAL_BASE = 128
+
+_FOREIGN = (
+    "<frozen ",
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 
 _ADVICE = {
     401: "name the variable that holds the server's key with --api-key-env",
@@ -147,15 +155,19 @@ def _of_httpx(error: BaseException) -> Failure | None:
 
 
 def last_place(error: BaseException) -> str:
-    """Say where *error* was raised, as ``" (app.py, line 3)"``; empty if that is not known."""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f" ({error.filename}, line {error.lineno})"
-    place: TracebackType | None = error.__traceback__
-    if place is None:
+    """Say where in the user's code *error* comes from, as ``" (app.py, line 3)"``.
+
+    Frames of this library, of installed packages and of Python itself are passed over. Empty
+    if nothing is left, or if the message says it already.
+    """
+    if isinstance(error, SyntaxError):
         return ""
-    while place.tb_next is not None:
-        place = place.tb_next
-    return f" ({place.tb_frame.f_code.co_filename}, line {place.tb_lineno})"
+    places = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(_FOREIGN)
+    ]
+    return f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
 
 
 def run_async(function: Any, *args: Any) -> Any:

@@ -209,7 +209,7 @@ def _read_messages(name: str) -> list[dict[str, Any]]:
     try:
         value = parse_json(_read_bytes(name))
     except OSError as error:
-        raise CommandError(f"--messages-file: {name}: {error.strerror}") from None
+        raise CommandError(f"--messages-file: {name}: {error.strerror or error}") from None
     except InvalidBodyError as error:
         raise CommandError(f"--messages-file: {name}: {error}") from None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):

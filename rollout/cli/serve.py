@@ -108,8 +108,9 @@ async def _serve(app: RolloutServer, start: Any) -> None:
                 watching.start_soon(last_resort.watch)
                 async with trio.open_nursery() as serving:
                     urls = await serving.start(start)
-                    listening = True
-                    click.echo(f"listening on {' '.join(urls)}")
+                    if app.failure is None:  # a lifespan that failed is still on its way out
+                        listening = True
+                        click.echo(f"listening on {' '.join(urls)}")
                 watching.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         plain = sole_error(group)
@@ -133,11 +134,12 @@ def _check_bind(bind: str) -> None:
     Raises:
         CommandError: It is neither ``host:port`` nor ``unix:path``.
     """
-    if bind.startswith("unix:") and bind != "unix:":
+    kind, _, path = bind.partition(":")
+    if kind == "unix" and path:
         return
-    host, colon, port = bind.rpartition(":")
+    host, _, port = bind.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
-    if not colon or not host or (":" in host and not in_brackets):
+    if host in {"", "unix"} or "/" in bind or (":" in host and not in_brackets):
         raise CommandError(f"--bind takes HOST:PORT, [IPV6]:PORT or unix:PATH, not {bind!r}")
     if not (port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
         raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")

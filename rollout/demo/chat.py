@@ -127,7 +127,8 @@ def _check_messages(messages: Any) -> None:
         where = f"messages[{index}]"
         if not isinstance(message, dict):
             raise _Refusal(f"{where} must be an object", param=where)
-        if message.get("role") not in _ROLES:
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
             raise _Refusal(
                 f"{where}.role must be one of {', '.join(sorted(_ROLES))}", param=f"{where}.role"
             )

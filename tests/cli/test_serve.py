@@ -1,0 +1,233 @@
+"""``rollout serve``: as a process of its own, since it ends with a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import urllib.request
+
+import httpx
+import pytest
+import trio
+import trustme
+from cli.harness import command_line, environment, serving
+from cryptography.hazmat.primitives import serialization
+
+from rollout.cli.serve import _check_bind
+from rollout.client import RolloutClient
+
+FREE = ("--bind", "127.0.0.1:0")
+
+
+def finish(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("reference", "number"),
+    [
+        ("cli_apps:app", signal.SIGTERM),
+        ("cli_apps.py:factory", signal.SIGTERM),
+        ("cli_apps:app", signal.SIGINT),
+    ],
+)
+def test_says_where_it_listens_and_exits_with_0_on_a_signal(apps, reference, number):
+    with serving(apps, reference, *FREE) as (process, url):
+        assert httpx.get(f"{url}/health", trust_env=False).json()["status"] == "ok"
+        process.send_signal(number)
+        code, out, err = finish(process)
+    assert (code, out) == (0, "")
+    assert "Traceback" not in err
+
+
+def test_file_in_another_folder_and_its_neighbours(apps, tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("from support import make_app\n")
+    (folder / "types.py").write_text("import neighbour\napp = neighbour.make_app()\n")
+    with serving(tmp_path, "project/types.py:app", *FREE) as (process, _):
+        process.terminate()
+        assert finish(process)[0] == 0
+
+
+def test_callers_get_their_results_while_it_shuts_down(apps):
+    async def use(process, url):
+        async with RolloutClient(url=url) as client:
+            handles = [
+                await client.run_rollout_async(
+                    [{"role": "user", "content": "?", "sleep": 60}],
+                    "http://x",
+                    f"r{i}",
+                    grade=False,
+                )
+                for i in range(3)
+            ]
+            process.terminate()
+            return [(await handle).status for handle in handles]
+
+    with serving(apps, "cli_apps:app", *FREE, "--drain-sec", "0") as (process, url):
+        assert trio.run(use, process, url) == ["cancelled"] * 3
+        assert finish(process)[0] == 0
+
+
+def test_ends_by_force_when_executions_do_not_stop(apps):
+    short = ("--drain-sec=0", "--cleanup-sec=0.1", "--forced-sec=0.1", "--delivery-sec=5")
+
+    async def use(process, url):
+        async with RolloutClient(url=url) as client:
+            handle = await client.run_rollout_async(
+                [{"role": "user", "content": "?"}], "http://x", "stuck", grade=False
+            )
+            await handle.wait_for_running()
+            process.terminate()
+            return await handle
+
+    with serving(apps, "cli_apps:stubborn", *FREE, *short) as (process, url):
+        result = trio.run(use, process, url)
+        assert result.status == "cancelled"
+        assert "did not stop in time" in result.err_message
+        code, _, err = finish(process)
+    assert code == 3
+    assert "ending the process by force: 1 execution(s) did not stop" in err
+
+
+def test_port_in_use(apps):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run(
+            command_line("serve", "cli_apps:app", "--bind", address),
+            cwd=apps,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"rollout: cannot listen on {address}: ")
+    assert "--bind" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_tls(apps, tmp_path):
+    authority = trustme.CA()
+    cert = authority.issue_cert("127.0.0.1")
+    cert.private_key_pem.write_to_path(tmp_path / "key.pem")
+    cert.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    files = ("--certfile", str(tmp_path / "cert.pem"), "--keyfile", str(tmp_path / "key.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with serving(apps, "cli_apps:app", *FREE, *files) as (process, url):
+        assert url.startswith("https://127.0.0.1:")
+        with urllib.request.urlopen(f"{url}/health", context=context) as answer:
+            assert json.load(answer)["status"] == "ok"
+        process.terminate()
+        assert finish(process)[0] == 0
+
+
+@pytest.fixture
+def encrypted(tmp_path):
+    """Options for a certificate whose key has the password ``secret``."""
+    cert = trustme.CA().issue_cert("127.0.0.1")
+    key = serialization.load_pem_private_key(cert.private_key_pem.bytes(), None)
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    cert.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    return ("--certfile", str(tmp_path / "cert.pem"), "--keyfile", str(tmp_path / "key.pem"))
+
+
+def test_encrypted_key(apps, encrypted):
+    password = ("--keyfile-password-env", "TLS_PASSWORD")
+    with serving(apps, "cli_apps:app", *FREE, *encrypted, *password, TLS_PASSWORD="secret") as (
+        process,
+        url,
+    ):
+        assert url.startswith("https://")
+        process.terminate()
+        assert finish(process)[0] == 0
+
+
+def test_encrypted_key_without_password_does_not_ask_the_terminal(cli, encrypted):
+    assert "--keyfile-password-env" in cli.fails(2, "serve", "cli_apps:app", *encrypted)
+
+
+def test_wrong_password(cli, apps, encrypted, monkeypatch):
+    monkeypatch.chdir(apps)
+    line = cli.fails(
+        2, "serve", "cli_apps:app", *FREE, *encrypted, "--keyfile-password-env", "TLS_PASSWORD",
+        TLS_PASSWORD="not-this-one",
+    )  # fmt: skip
+    assert "TLS" in line
+    assert "not-this-one" not in line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--certfile", "missing.pem"], "both a certfile and a keyfile"),
+        (["--certfile", "missing.pem", "--keyfile", "missing.pem"], "there is no file missing.pem"),
+        (["--drain-sec", "-1"], "drain_sec"),
+        (["--drain-sec", "nan"], "must be finite"),
+        (["--cleanup-sec", "soon"], "is no number of seconds"),
+        (["--bind", "127.0.0.1"], "HOST:PORT"),
+        (["--bind", "::1:80"], "HOST:PORT"),
+        (["--bind", ":80"], "HOST:PORT"),
+        (["--bind", "fd://3"], "HOST:PORT"),
+        (["--bind", "unix:"], "HOST:PORT"),
+        (["--bind", "127.0.0.1:99999"], "from 0 to 65535"),
+        (["--bind", "127.0.0.1:http"], "from 0 to 65535"),
+        (["--bind", "no-such-host.invalid:0"], "cannot listen on no-such-host.invalid:0"),
+        (["--workers", "4"], "No such option"),
+    ],
+)
+def test_options_that_cannot_work(cli, apps, monkeypatch, options, words):
+    monkeypatch.chdir(apps)
+    assert words in cli.fails(2, "serve", "cli_apps:app", *options)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:65535", "[::1]:80", "unix:/run/x.sock"])
+def test_binds_that_are_fine(bind):
+    assert _check_bind(bind) is None
+
+
+def test_failing_lifespan_is_named_with_its_place(cli, tmp_path, monkeypatch):
+    (tmp_path / "warming.py").write_text(
+        "from contextlib import asynccontextmanager\n"
+        "from support import make_app\n"
+        "@asynccontextmanager\n"
+        "async def lifespan(app):\n"
+        "    raise LookupError('no model here')\n"
+        "    yield\n"
+        "app = make_app(lifespan=lifespan)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = cli("serve", "warming.py:app", *FREE)
+    assert (result.exit_code, result.stdout) == (2, "")
+    line = result.stderr.strip()
+    assert "LookupError: no model here" in line
+    assert line.endswith(f"{tmp_path / 'warming.py'}, line 5)")
+
+
+def test_unix_socket(apps, tmp_path):
+    path = os.path.relpath(tmp_path / "s", apps)
+    with subprocess.Popen(
+        command_line("serve", "cli_apps:app", "--bind", f"unix:{path}"),
+        cwd=apps,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert "unix:" in process.stdout.readline()
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(tmp_path / "s"))) as http:
+            assert http.get("http://server/health").status_code == 200
+        process.terminate()
+        assert finish(process)[0] == 0
