@@ -96,7 +96,8 @@ class RolloutClient:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "entered" if self._nursery else "open"
-        polling = f", polling {len(self._handles)}" if self._handles else ""
+        count = sum(not handle.done() for handle in self._handles)
+        polling = f", polling {count}" if count else ""
         return f"<RolloutClient {self.url} {state}{polling}>"
 
     @property
