@@ -1,0 +1,67 @@
+"""Run trio so that the same seed gives the same run, step for step.
+
+Three things make a trio program differ from run to run: time, the order in which tasks that
+are ready get their turn, and randomness of its own. A `trio.testing.MockClock` takes the
+first; trio's scheduler has a switch for the second, which Hypothesis' plugin uses too, and its
+own random generator can be seeded. The third is the world's business: it draws everything
+from one seeded generator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import trio
+from trio.testing import MockClock
+
+__all__ = ["current_mock_clock", "deterministic_run"]
+
+T = TypeVar("T")
+
+_SWITCH = "_ALLOW_DETERMINISTIC_SCHEDULING"
+
+
+@contextmanager
+def _deterministic_scheduling(seed: int) -> Generator[None, None, None]:
+    # Private names, but the ones that trio's own Hypothesis support is built on.
+    scheduler: Any = importlib.import_module("trio._core._run")
+    generator: random.Random = scheduler._r  # noqa: SLF001
+    before = getattr(scheduler, _SWITCH), generator.getstate()
+    setattr(scheduler, _SWITCH, True)
+    generator.seed(seed)
+    try:
+        yield
+    finally:
+        setattr(scheduler, _SWITCH, before[0])
+        generator.setstate(before[1])
+
+
+def deterministic_run(function: Callable[..., Awaitable[T]], *args: Any, seed: int) -> T:
+    """Run an async function under a mock clock that jumps, with seeded scheduling.
+
+    Args:
+        function: The async function; gets *args*.
+        args: Its arguments.
+        seed: Decides in which order tasks that are ready run.
+
+    Returns:
+        What the function returns. Its exceptions come out unchanged.
+    """
+    with _deterministic_scheduling(seed):
+        return trio.run(function, *args, clock=MockClock(autojump_threshold=0))
+
+
+def current_mock_clock() -> MockClock:
+    """Return the running mock clock.
+
+    Raises:
+        TypeError: The running clock is a real one.
+    """
+    clock = trio.lowlevel.current_clock()
+    if not isinstance(clock, MockClock):
+        raise TypeError("a simulation runs under trio.testing.MockClock (see deterministic_run)")
+    return clock

@@ -1,0 +1,220 @@
+"""What the simulated network does to a request, and who decides that.
+
+A `Fate` says what happens to one request. A plan hands out fates in the order in which
+requests are sent: `RandomFaults` draws them from a seed, `ScriptedFaults` reads them from a
+list, which is what Hypothesis shrinks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+__all__ = [
+    "LEVELS",
+    "Fate",
+    "Fault",
+    "FaultLevel",
+    "FaultPlan",
+    "RandomFaults",
+    "Route",
+    "ScriptedFaults",
+]
+
+
+class Route(StrEnum):
+    """Which of the four routes a request goes to."""
+
+    ADMIT = "admit"
+    POLL = "poll"
+    CANCEL = "cancel"
+    HEALTH = "health"
+    OTHER = "other"
+
+
+class Fault(StrEnum):
+    """What goes wrong with a request."""
+
+    NONE = "none"
+    REFUSED = "refused"
+    """The connection is refused; the server sees nothing."""
+    LOST_BEFORE = "lost-before"
+    """The connection is lost before the server sees the request."""
+    LOST_DURING = "lost-during"
+    """The connection is lost while the server works on it; the server sees a disconnect."""
+    LOST_AFTER = "lost-after"
+    """The connection is lost after the server has answered."""
+    SILENCE = "silence"
+    """The server gets the request, its answer never arrives: the client's read times out."""
+    GATEWAY = "gateway"
+    """A gateway answers 502, 503 or 504; the server sees nothing."""
+    BUSY = "busy"
+    """A gateway answers 429."""
+    TRUNCATED = "truncated"
+    """The answer's body is cut short."""
+    FOREIGN = "foreign"
+    """The answer's body is about something else."""
+    LATE = "late"
+    """The answer is held back for a long time."""
+
+
+GATEWAY_BODIES = ("json", "html", "empty")
+
+
+@frozen(kw_only=True)
+class Fate:
+    """What happens to one request.
+
+    Attributes:
+        fault: What goes wrong, if anything.
+        out_sec: How long the request is on its way, in seconds.
+        back_sec: How long the answer is on its way, in seconds.
+        after_sec: For `LOST_DURING`, when the loss happens; for `LATE`, how long the answer is
+            held back.
+        status: For `GATEWAY`, the status.
+        body: For `GATEWAY`, what kind of body.
+        retry_after: For `BUSY`, the header; ``None`` leaves it out.
+    """
+
+    fault: Fault = Fault.NONE
+    out_sec: float = 0.01
+    back_sec: float = 0.01
+    after_sec: float = 1.0
+    status: int = 503
+    body: str = "json"
+    retry_after: str | None = None
+
+
+class FaultPlan(Protocol):
+    """Decides what happens to requests."""
+
+    def fate(self, route: Route) -> Fate:
+        """Return the fate of the next request, which goes to *route*."""
+
+
+@frozen(kw_only=True)
+class FaultLevel:
+    """How often things go wrong.
+
+    Attributes:
+        name: What the command line calls it.
+        weights: How likely each fault is for one request; the rest is `NONE`.
+        latency_sec: The longest usual latency in each direction.
+        restarts: How likely a server restart is in one run.
+        pauses: How many pauses of all processes there are in one run, at most.
+    """
+
+    name: str
+    weights: dict[Fault, float] = field(factory=dict)
+    latency_sec: float = 0.05
+    restarts: float = 0.0
+    pauses: int = 0
+
+
+LEVELS = {
+    level.name: level
+    for level in (
+        FaultLevel(name="none"),
+        FaultLevel(
+            name="mild",
+            weights={
+                Fault.REFUSED: 0.004,
+                Fault.LOST_BEFORE: 0.008,
+                Fault.LOST_DURING: 0.01,
+                Fault.LOST_AFTER: 0.008,
+                Fault.SILENCE: 0.004,
+                Fault.GATEWAY: 0.015,
+                Fault.BUSY: 0.02,
+                Fault.TRUNCATED: 0.001,
+                Fault.FOREIGN: 0.001,
+                Fault.LATE: 0.02,
+            },
+            latency_sec=0.1,
+            restarts=0.05,
+            pauses=1,
+        ),
+        FaultLevel(
+            name="harsh",
+            weights={
+                Fault.REFUSED: 0.03,
+                Fault.LOST_BEFORE: 0.05,
+                Fault.LOST_DURING: 0.08,
+                Fault.LOST_AFTER: 0.06,
+                Fault.SILENCE: 0.03,
+                Fault.GATEWAY: 0.12,
+                Fault.BUSY: 0.08,
+                Fault.TRUNCATED: 0.01,
+                Fault.FOREIGN: 0.01,
+                Fault.LATE: 0.06,
+            },
+            latency_sec=1.0,
+            restarts=0.3,
+            pauses=3,
+        ),
+    )
+}
+
+_RETRY_AFTERS = (None, "0", "1", "3", "0.2", "soon", "-5", "1e400", "nan", "120")
+
+
+@define
+class RandomFaults:
+    """Draws fates from a seeded generator.
+
+    Attributes:
+        level: How often things go wrong.
+        generator: Where the draws come from.
+    """
+
+    level: FaultLevel
+    generator: random.Random
+
+    def fate(self, route: Route) -> Fate:
+        """Draw the fate of the next request."""
+        draw = self.generator
+        fault = Fault.NONE
+        dice = draw.random()
+        for kind, weight in self.level.weights.items():
+            dice -= weight
+            if dice < 0:
+                fault = kind
+                break
+        if fault is Fault.BUSY and route is not Route.ADMIT:
+            fault = Fault.NONE
+        return Fate(
+            fault=fault,
+            out_sec=self._latency(),
+            back_sec=self._latency(),
+            after_sec=draw.choice((0.0, 0.001, 0.1, 5.0, 25.0, 35.0)) * draw.random(),
+            status=draw.choice((502, 503, 504)),
+            body=draw.choice(GATEWAY_BODIES),
+            retry_after=draw.choice(_RETRY_AFTERS),
+        )
+
+    def _latency(self) -> float:
+        return round(self.level.latency_sec * self.generator.random() ** 3, 4)
+
+
+@define
+class ScriptedFaults:
+    """Reads fates from a list; beyond its end everything goes well.
+
+    Attributes:
+        fates: The fates of the first requests, in order.
+        used: How many of them have been handed out.
+    """
+
+    fates: Sequence[Fate]
+    used: int = 0
+
+    def fate(self, route: Route) -> Fate:
+        """Return the next fate."""
+        del route
+        if self.used >= len(self.fates):
+            return Fate()
+        self.used += 1
+        return self.fates[self.used - 1]

@@ -1,0 +1,183 @@
+"""Run simulations: one scenario of a user, or the built-in workload over many seeds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import trio
+from attrs import define, field, frozen
+
+from rollout.backend.base import ExecutionBackend
+from rollout.simulation.callers import run_workload
+from rollout.simulation.determinism import deterministic_run
+from rollout.simulation.faults import LEVELS, FaultLevel, FaultPlan
+from rollout.simulation.invariants import Violation, check_trace
+from rollout.simulation.trace import Trace
+from rollout.simulation.workload import RolloutPlan, draw_workload
+from rollout.simulation.world import ServerOptions, SimulatedWorld, simulated_world
+
+__all__ = ["Simulation", "SimulationStats", "simulate", "simulate_workload"]
+
+T = TypeVar("T")
+
+_LONGEST_PAUSE_SEC = 200.0
+_LONGEST_OUTAGE_SEC = 20.0
+
+
+@frozen
+class SimulationStats:
+    """What one or more runs amounted to.
+
+    Attributes:
+        runs: How many runs.
+        rollouts: How many rollouts were asked for.
+        requests: How many HTTP requests were sent.
+        faults: How many faults were injected, by kind.
+        simulated_sec: How much time passed in the simulated worlds, in seconds.
+    """
+
+    runs: int = 0
+    rollouts: int = 0
+    requests: int = 0
+    faults: Counter[str] = field(factory=Counter)
+    simulated_sec: float = 0.0
+
+    def __add__(self, other: SimulationStats) -> SimulationStats:
+        return SimulationStats(
+            self.runs + other.runs,
+            self.rollouts + other.rollouts,
+            self.requests + other.requests,
+            self.faults + other.faults,
+            self.simulated_sec + other.simulated_sec,
+        )
+
+
+@define
+class Simulation(Generic[T]):
+    """One finished run.
+
+    Attributes:
+        seed: Its seed.
+        value: What the scenario returned.
+        trace: Everything that happened.
+        violations: The invariants that did not hold.
+    """
+
+    seed: int
+    value: T
+    trace: Trace
+    violations: list[Violation]
+
+    @property
+    def stats(self) -> SimulationStats:
+        """What the run amounted to."""
+        faults = self.trace.count("sent", "fault")
+        requests = sum(faults.values())
+        del faults["none"]
+        for event in self.trace.select("paused", "server-crashed"):
+            faults[event.what] += 1
+        return SimulationStats(
+            runs=1,
+            rollouts=len({event.rollout_id for event in self.trace.select("admitted", "called")}),
+            requests=requests,
+            faults=faults,
+            simulated_sec=self.trace.events[-1].time if self.trace.events else 0.0,
+        )
+
+
+def simulate(
+    scenario: Callable[[SimulatedWorld], Awaitable[T]],
+    *,
+    seed: int,
+    faults: str | FaultLevel | FaultPlan = "mild",
+    options: ServerOptions | None = None,
+    backend: Callable[[Trace], ExecutionBackend] | None = None,
+) -> Simulation[T]:
+    """Run a scenario in a world of its own, in simulated time, and check the trace.
+
+    The same seed and the same scenario give the same trace, event for event, in this process
+    or another, as long as the scenario draws only from `SimulatedWorld.generator`, uses trio's
+    clock and starts no threads.
+
+    Args:
+        scenario: An async function that gets the world. What it raises comes out unchanged.
+        seed: Where every draw comes from.
+        faults: The name of a level (``none``, ``mild``, ``harsh``), a level, or a plan.
+        options: How the server is set up.
+        backend: Makes the execution backend of each server process, given the trace.
+
+    Returns:
+        The run, with what the scenario returned and the violations, if any.
+    """
+
+    async def main() -> Simulation[T]:
+        async with simulated_world(seed, faults=faults, options=options, backend=backend) as world:
+            value = await scenario(world)
+        return Simulation(seed, value, world.trace, check_trace(world.trace, world.options))
+
+    return deterministic_run(main, seed=seed)
+
+
+def simulate_workload(
+    seed: int,
+    *,
+    rollouts: int = 20,
+    faults: str | FaultLevel = "mild",
+    plans: Sequence[RolloutPlan] | None = None,
+    plan: FaultPlan | None = None,
+    options: ServerOptions | None = None,
+) -> Simulation[list[RolloutPlan]]:
+    """Run a drawn workload under drawn faults, and check the trace.
+
+    Args:
+        seed: Where every draw comes from.
+        rollouts: How many rollouts the workload has.
+        faults: The name of a fault level, or a level; decides on restarts and pauses too.
+        plans: A workload to run instead of a drawn one.
+        plan: A fault plan to use instead of drawn faults.
+        options: How the server is set up; drawn if left out.
+    """
+    level = LEVELS[faults] if isinstance(faults, str) else faults
+    draw = random.Random(f"workload {seed}")  # noqa: S311 - simulation, no secrets
+    workload = list(plans) if plans is not None else draw_workload(draw, rollouts)
+    if options is None:
+        options = ServerOptions(
+            max_concurrent=draw.choice((1, 2, 4, 4, 8, None)),
+            max_queue_depth=draw.choice((None, None, 1, 5)),
+            result_retention_sec=draw.choice((0.0, 5.0, 60.0, 900.0)),
+        )
+
+    async def scenario(world: SimulatedWorld) -> list[RolloutPlan]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_trouble, world, level, draw, workload)
+            await run_workload(world, workload)
+            nursery.cancel_scope.cancel()
+        return workload
+
+    run = simulate(scenario, seed=seed, faults=plan or level, options=options)
+    run.violations[:] = check_trace(run.trace, options, workload)
+    return run
+
+
+async def _trouble(
+    world: SimulatedWorld, level: FaultLevel, draw: random.Random, workload: list[RolloutPlan]
+) -> None:
+    """Pause all processes and restart the server, as often as the level has it."""
+    horizon = max((plan.arrival_sec for plan in workload), default=0.0) + 60.0
+    troubles: list[tuple[float, Callable[[], None]]] = []
+    for _ in range(draw.randint(0, level.pauses)):
+        length = draw.random() ** 2 * _LONGEST_PAUSE_SEC
+        troubles.append((draw.uniform(0, horizon), partial(world.pause, length)))
+    if draw.random() < level.restarts:
+        down = draw.random() ** 2 * _LONGEST_OUTAGE_SEC
+        restart = partial(world.restart_server, down_sec=down)
+        troubles.append((draw.uniform(0, horizon), restart))
+    now = 0.0
+    for moment, trouble in sorted(troubles, key=lambda pair: pair[0]):
+        await trio.sleep(max(0.0, moment - now))
+        now = max(now, moment)
+        trouble()

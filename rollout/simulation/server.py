@@ -1,0 +1,144 @@
+"""A server process that can crash and come back, and the requests that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from rollout.server import RolloutServer
+from rollout.simulation.trace import Trace
+
+__all__ = ["Exchange", "SimulatedServer"]
+
+
+@define(eq=False)
+class Exchange:
+    """One request on its way through the server.
+
+    Attributes:
+        status: The status of the answer, once there is one.
+        headers: Its headers.
+        body: Its body.
+        over: Set when the answer is complete, or the server process is gone.
+        gone: Set when the client's connection is.
+    """
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(factory=list)
+    body: bytes = b""
+    complete: bool = False
+    over: trio.Event = field(factory=trio.Event)
+    gone: trio.Event = field(factory=trio.Event)
+
+    def disconnect(self) -> None:
+        """Tell the server that the client's connection is gone."""
+        self.gone.set()
+
+
+@define(eq=False)
+class SimulatedServer:
+    """Runs an application, process after process.
+
+    Attributes:
+        build: Makes the application of a new process.
+        trace: Where to record.
+        app: The application of the running process; ``None`` while there is none.
+        number: Which process this is, counted from 1.
+        keep_running: Set it to false to let `run` return after the current process.
+    """
+
+    build: Callable[[], RolloutServer]
+    trace: Trace
+    app: RolloutServer | None = None
+    number: int = 0
+    down_sec: float = 0.0
+    keep_running: bool = True
+    _nursery: trio.Nursery | None = None
+    _process: trio.CancelScope | None = None
+    _stopped: trio.Event = field(factory=trio.Event)
+    _open: set[Exchange] = field(factory=set)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run processes until one is stopped for good. Cancelling this crashes the process."""
+        started = False
+        while self.keep_running:
+            with trio.CancelScope() as self._process:
+                app = self.build()
+                async with app.serving(), trio.open_nursery() as nursery:
+                    self.number += 1
+                    self.app, self._nursery = app, nursery
+                    self.trace.add("world", "server-up", process=self.number)
+                    if not started:
+                        started = True
+                        task_status.started()
+                    await self._stopped.wait()
+                    self.trace.add("world", "shutdown-begins", process=self.number)
+                    await app.shutdown_stages.run()
+                    self.trace.add("world", "shutdown-ends", process=self.number)
+                    self._lose_connections()
+                    nursery.cancel_scope.cancel()
+            self.app = self._nursery = None
+            if self._stopped.is_set():
+                self.trace.add("world", "server-down", process=self.number)
+                return
+            self.trace.add("world", "server-crashed", process=self.number)
+            self._lose_connections()
+            await trio.sleep(self.down_sec)
+
+    def crash(self, *, down_sec: float) -> None:
+        """Kill the process: the registry and all connections are lost; a new one follows."""
+        self.down_sec = down_sec
+        if self._process is not None:
+            self.app = self._nursery = None
+            self._process.cancel()
+            self._lose_connections()
+
+    def stop(self) -> None:
+        """Shut the process down in stages, for good."""
+        self._stopped.set()
+
+    def start(self, scope: dict[str, Any], body: bytes) -> Exchange | None:
+        """Hand a request to the running process; ``None`` when there is none."""
+        if self._nursery is None or self.app is None:
+            return None
+        exchange = Exchange()
+        self._open.add(exchange)
+        self._nursery.start_soon(self._handle, self.app, scope, body, exchange)
+        return exchange
+
+    def _lose_connections(self) -> None:
+        for exchange in self._open:
+            exchange.over.set()
+        self._open.clear()
+
+    async def _handle(
+        self, app: RolloutServer, scope: dict[str, Any], body: bytes, exchange: Exchange
+    ) -> None:
+        pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            await trio.lowlevel.checkpoint()
+            if pending:
+                return pending.pop()
+            await exchange.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            await trio.lowlevel.checkpoint()
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                exchange.headers = list(message["headers"])
+            elif message["type"] == "http.response.body":
+                exchange.body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    exchange.complete = True
+                    exchange.over.set()
+
+        try:
+            await app(scope, receive, send)  # type: ignore[arg-type]
+        finally:
+            exchange.over.set()
+            self._open.discard(exchange)

@@ -1,0 +1,218 @@
+"""What simulated callers ask for: rollouts whose course is written down beforehand.
+
+A `RolloutPlan` says how long its workflow and grader take and how they end, and what its
+caller does: waits, follows a handle, stops polling, cancels, vanishes, or comes back later for
+what it knows already. Since all of it is known, so is what may come out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import trio
+from attrs import asdict, frozen
+
+from rollout.backend import LocalBackend
+from rollout.context import AgentWorkflowContext, GraderContext
+from rollout.grader import Grader
+from rollout.simulation.trace import Trace
+from rollout.types import AgentWorkflowConfig, ConcurrencyConfig, Messages
+from rollout.workflow import AgentWorkflow
+
+__all__ = [
+    "Caller",
+    "Course",
+    "RolloutPlan",
+    "draw_workload",
+    "expected_outcomes",
+    "simulated_backend",
+]
+
+_METADATA_KEY = "simulation"
+
+
+class Course(StrEnum):
+    """How a workflow or a grader goes."""
+
+    OK = "ok"
+    ERROR = "error"
+    SWALLOW = "swallow"
+    """Ignores one cancellation and takes as long again to end."""
+
+
+class Caller(StrEnum):
+    """What the caller of a rollout does."""
+
+    WAIT = "wait"
+    """Calls ``run_rollout`` and waits."""
+    FOLLOW = "follow"
+    """Follows a handle through its statuses."""
+    STOP = "stop"
+    """Cancels its handle after a while: polling ends, the rollout does not."""
+    CANCEL = "cancel"
+    """Cancels the rollout on the server after a while, and keeps polling."""
+    VANISH = "vanish"
+    """Is cancelled itself after a while, wherever it is."""
+    REPEAT = "repeat"
+    """Once it has the result, asks for admission of the same id again."""
+
+
+@frozen(kw_only=True)
+class RolloutPlan:
+    """One rollout of a workload.
+
+    Attributes:
+        rollout_id: Its id.
+        arrival_sec: When its caller begins, in seconds.
+        agent_sec: How long the workflow takes.
+        agent: How it goes.
+        grade: Whether it is graded.
+        grader_sec: How long the grader takes.
+        grader: How it goes.
+        reward: The reward that the grader gives.
+        agent_timeout_sec: The workflow's deadline.
+        grader_timeout_sec: The grader's deadline.
+        caller: What the caller does.
+        caller_sec: When it does so, counted from its admission (or its beginning).
+    """
+
+    rollout_id: str
+    arrival_sec: float = 0.0
+    agent_sec: float = 1.0
+    agent: Course = Course.OK
+    grade: bool = True
+    grader_sec: float = 0.0
+    grader: Course = Course.OK
+    reward: float = 1.0
+    agent_timeout_sec: float | None = None
+    grader_timeout_sec: float | None = None
+    caller: Caller = Caller.WAIT
+    caller_sec: float = 1.0
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``RolloutClient.run_rollout`` for this rollout."""
+        return {
+            "initial_messages": [{"role": "user", "content": self.rollout_id}],
+            "chat_completions_url": "http://model.invalid/v1",
+            "rollout_id": self.rollout_id,
+            "label": self.rollout_id,
+            "metadata": {_METADATA_KEY: asdict(self)},
+            "grade": self.grade,
+            "agent_timeout_sec": self.agent_timeout_sec,
+            "grader_timeout_sec": self.grader_timeout_sec,
+        }
+
+
+def expected_outcomes(plan: RolloutPlan) -> set[tuple[str, str | None]]:
+    """Return the (status, error category) pairs that an undisturbed rollout may end with.
+
+    Undisturbed means: it was not cancelled, its lease held, its server lived. Time in the queue
+    counts against the agent's deadline, so with a deadline a timeout is always possible.
+    """
+    outcomes: set[tuple[str, str | None]] = set()
+    if plan.agent_timeout_sec is not None:
+        outcomes.add(("failure", "timeout"))
+        if plan.agent_sec >= plan.agent_timeout_sec:
+            return outcomes
+    if plan.agent is Course.ERROR:
+        return outcomes | {("failure", "agent_error")}
+    if not plan.grade:
+        return outcomes | {("success", None)}
+    if plan.grader_timeout_sec is not None and plan.grader_sec >= plan.grader_timeout_sec:
+        return outcomes | {("failure", "timeout")}
+    if plan.grader is Course.ERROR:
+        return outcomes | {("failure", "agent_error")}
+    return outcomes | {("success", None)}
+
+
+def draw_workload(generator: random.Random, count: int, *, prefix: str = "r") -> list[RolloutPlan]:
+    """Draw a workload of *count* rollouts: mostly well-behaved, some of every other kind."""
+    spread = count * 2.0
+    return [
+        RolloutPlan(
+            rollout_id=f"{prefix}{number}",
+            arrival_sec=round(generator.uniform(0, spread), 3),
+            agent_sec=_duration(generator),
+            agent=_pick(generator, ((Course.OK, 8), (Course.ERROR, 1), (Course.SWALLOW, 1))),
+            grade=generator.random() < 0.8,  # noqa: PLR2004
+            grader_sec=round(_duration(generator) / 4, 3),
+            grader=_pick(generator, ((Course.OK, 8), (Course.ERROR, 1), (Course.SWALLOW, 1))),
+            reward=round(generator.random(), 3),
+            agent_timeout_sec=_pick(generator, ((None, 6), (0.0, 1), (20.0, 1), (90.0, 2))),
+            grader_timeout_sec=_pick(generator, ((None, 6), (10.0, 2))),
+            caller=_pick(
+                generator,
+                (
+                    (Caller.WAIT, 6),
+                    (Caller.FOLLOW, 4),
+                    (Caller.STOP, 1),
+                    (Caller.CANCEL, 2),
+                    (Caller.VANISH, 1),
+                    (Caller.REPEAT, 2),
+                ),
+            ),
+            caller_sec=_duration(generator),
+        )
+        for number in range(count)
+    ]
+
+
+def _duration(generator: random.Random) -> float:
+    longest: float = _pick(generator, ((1.0, 3), (10.0, 4), (60.0, 2), (400.0, 1)))
+    return round(generator.random() * longest, 3)
+
+
+def _pick(generator: random.Random, choices: Sequence[tuple[Any, int]]) -> Any:
+    values = [value for value, _ in choices]
+    weights = [weight for _, weight in choices]
+    return generator.choices(values, weights)[0]
+
+
+async def _go(course: Course, seconds: float) -> None:
+    try:
+        await trio.sleep(seconds)
+    except trio.Cancelled:
+        if course is not Course.SWALLOW:
+            raise
+        with trio.CancelScope(shield=True):
+            await trio.sleep(seconds)
+    if course is Course.ERROR:
+        raise RuntimeError("as planned")
+
+
+def simulated_backend(
+    trace: Trace, *, max_concurrent: int | None = 4, max_queue_depth: int | None = None
+) -> LocalBackend:
+    """Make a LocalBackend whose workflow and grader do as their `RolloutPlan` says."""
+
+    class SimulatedWorkflow(AgentWorkflow[AgentWorkflowConfig]):
+        async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Messages:
+            plan = (ctx.metadata or {})[_METADATA_KEY]
+            trace.add("workflow", "workflow-started", plan["rollout_id"])
+            try:
+                await _go(Course(plan["agent"]), plan["agent_sec"])
+            finally:
+                trace.add("workflow", "workflow-ended", plan["rollout_id"])
+            return [*ctx.prompt, {"role": "assistant", "content": plan["rollout_id"]}]
+
+    class SimulatedGrader(Grader):
+        async def grade(self, ctx: GraderContext) -> None:
+            plan = (ctx.metadata or {})[_METADATA_KEY]
+            trace.add("grader", "grader-started", plan["rollout_id"])
+            try:
+                await _go(Course(plan["grader"]), plan["grader_sec"])
+            finally:
+                trace.add("grader", "grader-ended", plan["rollout_id"])
+            ctx.set_reward(plan["reward"])
+
+    return LocalBackend(
+        workflow=SimulatedWorkflow,
+        workflow_config=AgentWorkflowConfig(
+            name="simulated", concurrency=ConcurrencyConfig(max_concurrent=max_concurrent)
+        ),
+        grader=SimulatedGrader,
+        max_queue_depth=max_queue_depth,
+    )

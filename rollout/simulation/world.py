@@ -1,0 +1,186 @@
+"""A world in which clients, a network with faults, and a server live in simulated time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import trio
+from attrs import define, field
+
+from rollout.backend.base import ExecutionBackend
+from rollout.client import RolloutClient
+from rollout.server import RolloutServer, ShutdownBudget, create_rollout_server
+from rollout.server.entry import Entry
+from rollout.simulation.determinism import current_mock_clock
+from rollout.simulation.faults import LEVELS, FaultLevel, FaultPlan, RandomFaults
+from rollout.simulation.network import SimulatedTransport
+from rollout.simulation.server import SimulatedServer
+from rollout.simulation.trace import Trace
+from rollout.simulation.workload import simulated_backend
+
+__all__ = ["ServerOptions", "SimulatedWorld", "simulated_world"]
+
+SIMULATED_EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
+URL = "http://rollout.invalid"
+
+
+@define(kw_only=True)
+class ServerOptions:
+    """How the simulated server is set up.
+
+    Attributes:
+        max_concurrent: Slots of the backend; ``None`` for no limit.
+        max_queue_depth: How many rollouts may wait for one; ``None`` for no bound.
+        result_wait_timeout_sec: As for `create_rollout_server`.
+        polling_lease_timeout_sec: As for `create_rollout_server`.
+        result_retention_sec: As for `create_rollout_server`.
+        shutdown: The budget of the staged shutdown.
+    """
+
+    max_concurrent: int | None = 4
+    max_queue_depth: int | None = None
+    result_wait_timeout_sec: float = 30.0
+    polling_lease_timeout_sec: float = 120.0
+    result_retention_sec: float = 900.0
+    shutdown: ShutdownBudget = field(factory=ShutdownBudget)
+
+
+@define(eq=False)
+class SimulatedWorld:
+    """What a scenario gets: a server, clients that reach it through faults, and the trace.
+
+    Attributes:
+        seed: Where every draw comes from.
+        generator: For the scenario's own draws.
+        trace: What has happened so far.
+        server: The simulated server.
+        options: How it is set up.
+        url: Its URL, as the world's clients know it.
+    """
+
+    seed: int
+    generator: random.Random
+    trace: Trace
+    server: SimulatedServer
+    plan: FaultPlan
+    options: ServerOptions
+    transport: SimulatedTransport = field(init=False)
+    url: str = URL
+
+    def __attrs_post_init__(self) -> None:
+        self.transport = SimulatedTransport(self.server, self.plan, self.trace)
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncGenerator[RolloutClient, None]:
+        """Enter a `RolloutClient` whose requests go through the simulated network.
+
+        Args:
+            options: As for `RolloutClient`, without ``url`` and ``http_client``.
+        """
+        async with (
+            httpx.AsyncClient(transport=self.transport) as http,
+            RolloutClient(url=self.url, http_client=http, **options) as client,
+        ):
+            yield client
+
+    async def sleep(self, seconds: float) -> None:
+        """Let simulated time pass."""
+        await trio.sleep(seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Stop every process for a while: time passes, and nobody notices until it is over."""
+        self.trace.add("world", "paused", seconds=round(seconds, 3))
+        current_mock_clock().jump(seconds)
+
+    def restart_server(self, *, down_sec: float = 1.0) -> None:
+        """Kill the server process; its registry is lost. A new one is up after *down_sec*."""
+        self.server.crash(down_sec=down_sec)
+
+
+def _observe(trace: Trace, process: Callable[[], int]) -> Callable[[str, Entry], None]:
+    def observer(what: str, entry: Entry) -> None:
+        record = entry.record
+        detail: dict[str, Any] = {"process": process(), "status": str(record.status)}
+        if what == "finished" and record.result is not None:
+            category = record.result.err_category
+            detail["category"] = None if category is None else str(category)
+        if what == "agent-started":
+            detail["at"] = str(record.agent_started_at)
+        trace.add("server", what, entry.rollout_id, **detail)
+
+    return observer
+
+
+@asynccontextmanager
+async def simulated_world(
+    seed: int,
+    *,
+    faults: str | FaultLevel | FaultPlan = "mild",
+    options: ServerOptions | None = None,
+    backend: Callable[[Trace], ExecutionBackend] | None = None,
+) -> AsyncGenerator[SimulatedWorld, None]:
+    """Make a world for the length of the block; runs under `deterministic_run`.
+
+    At the end of the block the server is shut down in stages.
+
+    Args:
+        seed: Where every draw comes from.
+        faults: The name of a level, a level, or a plan.
+        options: How the server is set up.
+        backend: Makes the execution backend of each server process, given the trace; by
+            default one whose rollouts do as their `RolloutPlan` says.
+    """
+    options = options or ServerOptions()
+    generator = random.Random(seed)  # noqa: S311 - simulation, no secrets
+    trace = Trace(started=trio.current_time())
+    started = trio.current_time()
+
+    def build() -> RolloutServer:
+        made = (
+            backend(trace)
+            if backend is not None
+            else simulated_backend(
+                trace,
+                max_concurrent=options.max_concurrent,
+                max_queue_depth=options.max_queue_depth,
+            )
+        )
+        app = create_rollout_server(
+            backend=made,
+            configure_logging=False,
+            result_wait_timeout_sec=options.result_wait_timeout_sec,
+            polling_lease_timeout_sec=options.polling_lease_timeout_sec,
+            result_retention_sec=options.result_retention_sec,
+            watchdog_sec=None,
+        )
+        app.shutdown_stages.budget = options.shutdown
+        app.registry.hooks.wall_clock = lambda: (
+            SIMULATED_EPOCH + timedelta(seconds=trio.current_time() - started)
+        )
+        number = server.number + 1
+        app.registry.hooks.observer = _observe(trace, lambda: number)
+        return app
+
+    server = SimulatedServer(build, trace)
+    plan = _plan(faults, generator)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run)
+        try:
+            yield SimulatedWorld(seed, generator, trace, server, plan, options)
+        finally:
+            server.stop()
+
+
+def _plan(faults: str | FaultLevel | FaultPlan, generator: random.Random) -> FaultPlan:
+    if isinstance(faults, str):
+        if faults not in LEVELS:
+            raise ValueError(f"faults must be one of {', '.join(LEVELS)}, not {faults!r}")
+        faults = LEVELS[faults]
+    if isinstance(faults, FaultLevel):
+        return RandomFaults(faults, generator)
+    return faults
