@@ -1,0 +1,3 @@
+"""Loads the hypothesis profile that all tests share."""
+
+import strategies  # noqa: F401
