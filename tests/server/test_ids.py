@@ -152,7 +152,9 @@ async def test_any_id_is_either_refused_or_runs_from_end_to_end():
     taken: set[str] = set()
     ids: list[str] = []
 
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck), database=None)
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     @given(st.text(alphabet=st.characters(), min_size=0, max_size=20))
     def collect(text: str) -> None:
         ids.append(text)
