@@ -48,31 +48,23 @@ def official_port(tmp_path_factory: pytest.TempPathFactory) -> Generator[int, No
             process.kill()
 
 
-@pytest.fixture(autouse=True)
-async def no_test_hangs() -> AsyncGenerator[None, None]:
-    """Fail a test that waits for what never comes."""
-
-    async def expire() -> None:
-        await trio.sleep(HANGS_SEC)
-        pytest.fail(f"hangs: not done within {HANGS_SEC} s")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(expire)
-        yield
-        nursery.cancel_scope.cancel()
-
-
 @pytest.fixture
 async def official(official_port: int) -> AsyncGenerator[OfficialSide, None]:
-    """A control connection to the official process."""
+    """A control connection to the official process; ends a test that waits in vain."""
     async with (
         await trio.open_tcp_stream("127.0.0.1", official_port) as stream,
         trio.open_nursery() as nursery,
     ):
         control = Control(stream)
         nursery.start_soon(control.read_replies)
+        nursery.start_soon(_expire)
         yield OfficialSide(control)
         nursery.cancel_scope.cancel()
+
+
+async def _expire() -> None:
+    await trio.sleep(HANGS_SEC)
+    pytest.fail(f"hangs: not done within {HANGS_SEC} s")
 
 
 @pytest.fixture

@@ -22,6 +22,13 @@ async def test_a_result_without_the_start_of_the_agent_has_none(ours_to_official
     assert "agent_started_at" not in last["body"]
 
 
+@pytest.mark.parametrize("text", ["50%", "%2Fetc", "a?b=c", "a#b", ";x", "a%20b"])
+async def test_an_id_with_characters_of_urls_is_escaped(ours_to_official, text):
+    _, client = await ours_to_official.connect()
+    rollout_id = fresh_id(text)
+    assert (await client.run(rollout_id=rollout_id, label="42"))["rollout_id"] == rollout_id
+
+
 async def test_the_header_of_what_was_seen_is_ignored(ours_to_official):
     server, client = await ours_to_official.connect()
     gate = fresh_id("gate")

@@ -90,6 +90,14 @@ async def test_text_of_any_language_travels_unchanged(pair):
     assert result["sample"]["messages"][-1]["content"] == text
 
 
+async def test_large_messages_travel_both_ways(pair):
+    _, client = await pair.connect()
+    text = "ä" * 1_000_000
+    result = await client.run(rollout_id=fresh_id(), label=text, script={"answer": text})
+    assert result["sample"]["reward"] == 1.0
+    assert result["sample"]["messages"][-1]["content"] == text
+
+
 async def test_a_handle_reaches_its_milestones(pair):
     server, client = await pair.connect()
     work, grade = fresh_id("gate"), fresh_id("gate")
@@ -197,6 +205,24 @@ async def test_a_workflow_that_outlives_its_deadline_is_a_timeout(pair, limit):
     assert result["err_category"] == "timeout"
     assert "workflow" in result["err_message"]
     assert result["sample"] is None
+
+
+async def test_time_in_the_queue_counts_against_the_deadline(pair):
+    server, client = await pair.connect(max_concurrent=1)
+    waiting = await pair.client(server.url)
+    gate = fresh_id("gate")
+    first = await client.start(rollout_id=fresh_id(), label="42", script={"hold": gate})
+    await server.reached(gate)
+    second = await waiting.start(rollout_id=fresh_id(), label="42", agent_timeout_sec=0.2)
+    # Ours ends at the deadline; the official server looks once the rollout has its slot.
+    await waiting.answered("result", count=1 if pair.our_server else 2)
+    if pair.our_server:
+        await second.completion()
+    await server.release(gate)
+    result = await second.completion()
+    assert result["status"] == "failure"
+    assert result["err_category"] == "timeout"
+    assert (await first.completion())["status"] == "success"
 
 
 async def test_a_grader_that_outlives_its_deadline_is_a_timeout(pair):
