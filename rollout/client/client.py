@@ -57,7 +57,10 @@ class RolloutClient:
         url: Base URL of the server. Credentials in it are sent as ``Authorization: Basic`` and
             kept out of `url`.
         http_client: Sends the requests; the caller closes it, and keeps it open until all
-            handles are done. Without one the client makes its own, fit for long polls.
+            handles are done. Give it a connection for every rollout that is polled at a time
+            (`httpx.Limits`): polls that wait for one may time out, and httpx can lose
+            connections when requests are cancelled while others wait. Without one the client
+            makes its own, fit for long polls.
         admission_timeout_sec: Bounds each admission, requests and waits included, in seconds.
             It does not limit what follows. ``None`` asks for as long as it takes.
         api_key: Sent as ``Authorization: Bearer`` with every request. No redirect is ever

@@ -7,7 +7,7 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Generator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -120,6 +120,32 @@ class _Bearer(httpx.Auth):
         yield request
 
 
+class _Body(httpx.AsyncByteStream):
+    """A request body in one piece, to be sent any number of times.
+
+    That of httpx is an async generator, which stays open when sending it is cancelled.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _Once(self._content)
+
+
+class _Once:
+    def __init__(self, content: bytes) -> None:
+        self._left = [content]
+
+    def __aiter__(self) -> _Once:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.pop()
+
+
 @define(eq=False)
 class Wire:
     """The four routes of one server.
@@ -209,6 +235,7 @@ class Wire:
             headers={**(headers or {}), **more},
             timeout=httpx.USE_CLIENT_DEFAULT if timeout_sec is None else timeout_sec,
         )
+        request.stream = _Body(request.content)
         auth: Any = httpx.USE_CLIENT_DEFAULT
         if self._api_key is not None:
             auth = _Bearer(self._api_key)

@@ -60,7 +60,7 @@ class FakeServer(httpx.AsyncBaseTransport):
             request.method,
             request.url.raw_path.decode(),
             request.headers,
-            request.content,
+            b"".join([data async for data in request.stream]),  # what would go over the wire
         )
         script = self._script(call)
         self.calls.append(call)

@@ -299,3 +299,14 @@ async def test_without_an_api_key_the_http_client_may_authenticate():
     assert {call.headers["Authorization"] for call in server.calls} == {
         "Basic dXNlcjpwYXNzd29yZA=="
     }
+
+
+async def test_the_http_client_may_authenticate_in_two_steps():
+    challenge = 'Digest realm="r", nonce="n", qop="auth", algorithm=SHA-256'
+    server = FakeServer(admissions=[refused(401, WWW_Authenticate=challenge), admitted()])
+    client = bare_client(server)
+    client.http_client.auth = httpx.DigestAuth("user", "password")
+    assert (await run(client)).status is RolloutStatus.SUCCESS
+    first, second = server.calls[:2]
+    assert first.body == second.body
+    assert second.headers["Authorization"].startswith("Digest ")
