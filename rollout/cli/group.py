@@ -19,6 +19,7 @@ _COMMANDS = {
     "wait-idle": "Wait until a server has no active rollout.",
     "cancel": "Ask a server to stop rollouts.",
     "demo": "Run rollouts against a scripted model, all on this machine.",
+    "simulate": "Simulate rollouts on a network with faults, and check the invariants.",
 }
 
 

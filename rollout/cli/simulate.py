@@ -1,0 +1,393 @@
+"""``rollout simulate``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+from attrs import define, field
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted
+from rollout.cli.options import json_option
+from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seed, run_seeds
+from rollout.cli.text import print_json
+
+if TYPE_CHECKING:
+    from rollout.simulation import Event, SimulationStats, Violation
+
+__all__ = ["command"]
+
+_LEVELS = ("none", "mild", "harsh")
+_MANY = ("seeds", "first_seed", "workers")
+_MOST_STORIES = 3
+_SEC_PER_HOUR = 3600
+
+
+@click.command()
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="How many seeds to simulate.",
+)
+@click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The first of them; the others follow it.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Simulate this seed alone and print its trace."
+)
+@click.option(
+    "--faults",
+    type=click.Choice(_LEVELS),
+    default="mild",
+    show_default=True,
+    help="How much goes wrong.",
+)
+@click.option(
+    "--rollouts",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="How many rollouts each seed has.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="How many processes simulate; by default one for every processor.",
+)
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    seeds: int,
+    first_seed: int,
+    seed: int | None,
+    faults: str,
+    rollouts: int,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Simulate rollouts on a network with faults, and check the invariants.
+
+    Client, server and backend are the real ones. The network between them loses, delays and
+    garbles requests, processes pause and crash, callers vanish; and time is simulated, so that
+    hours pass in a second. A seed decides everything: the same seed gives the same run.
+
+    Exits with 1 if an invariant does not hold, with what led to it and the command that
+    replays it.
+    """
+    recipe = Recipe(faults, rollouts)
+    if seed is not None:
+        given = [name for name in _MANY if _is_given(ctx, name)]
+        if given:
+            option = given[0].replace("_", "-")
+            raise click.UsageError(f"--seed simulates one seed: drop --{option}")
+        tally = _Tally(recipe, range(seed, seed + 1), workers=1)
+        _replay(tally, as_json=as_json)
+    else:
+        crew = min(workers or processors(), seeds)
+        tally = _Tally(recipe, range(first_seed, first_seed + seeds), workers=crew)
+        _simulate(tally, as_json=as_json)
+    tally.conclude()
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _replay(tally: _Tally, *, as_json: bool) -> None:
+    outcome = run_seed(tally.seeds[0], tally.recipe, keep_trace=True)
+    tally.add(outcome)
+    events = list(outcome.trace or ())
+    if as_json:
+        print_json(tally.to_dict() | {"trace": [_event(event) for event in events]})
+        return
+    for event in events:
+        click.echo(str(event))
+    _print_findings(outcome, most=None)
+    # What is on stdout is the same every time, so the time that it took is not there.
+    _print_table(tally, Console(highlight=False, stderr=True))
+
+
+def _simulate(tally: _Tally, *, as_json: bool) -> None:
+    outcomes = run_seeds(tally.seeds, tally.recipe, workers=tally.workers)
+    with _signals(tally), closing(outcomes), _LiveProgress(tally, silent=as_json) as progress:
+        for outcome in outcomes:
+            tally.add(outcome)
+            progress.changed()
+            if tally.signal is not None:
+                break
+    if as_json:
+        print_json(tally.to_dict())
+        return
+    if tally.first_bad is not None:
+        _print_findings(tally.first_bad, most=_MOST_STORIES)
+        click.echo()
+    _print_table(tally, Console(highlight=False))
+
+
+@define(eq=False)
+class _Tally:
+    """What came of the seeds so far.
+
+    Attributes:
+        recipe: What is simulated with each.
+        seeds: All that are to be simulated.
+        workers: In how many processes.
+        done: How many are through.
+        stats: What they amounted to, together; ``None`` before the first.
+        violations: How many violations they showed.
+        errors: How many of them raised.
+        first_bad: The first that showed a violation or raised.
+        signal: The signal that ended it all, if one did.
+        wall_sec: How long it took until the last seed that is through, in seconds.
+    """
+
+    recipe: Recipe
+    seeds: Sequence[int]
+    workers: int
+    done: int = 0
+    stats: SimulationStats | None = None
+    violations: int = 0
+    errors: int = 0
+    first_bad: SeedOutcome | None = None
+    signal: int | None = None
+    wall_sec: float = 0.0
+    _began: float = field(factory=time.perf_counter)
+
+    def add(self, outcome: SeedOutcome) -> None:
+        """Count what came of one more seed."""
+        self.done += 1
+        self.wall_sec = time.perf_counter() - self._began
+        self.violations += len(outcome.violations)
+        self.errors += outcome.error is not None
+        if outcome.bad and self.first_bad is None:
+            self.first_bad = outcome
+        if outcome.stats is not None:
+            self.stats = outcome.stats if self.stats is None else self.stats + outcome.stats
+
+    @property
+    def rollouts(self) -> int:
+        """How many rollouts were asked for."""
+        return 0 if self.stats is None else self.stats.rollouts
+
+    @property
+    def rollouts_per_sec(self) -> float:
+        """How many rollouts a second of wall time was enough for."""
+        return self.rollouts / self.wall_sec if self.wall_sec else 0.0
+
+    @property
+    def simulated_hours(self) -> float:
+        """How much time passed in the simulated worlds."""
+        return 0.0 if self.stats is None else self.stats.simulated_sec / _SEC_PER_HOUR
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How many faults were injected, by kind, the most frequent first."""
+        return {} if self.stats is None else dict(self.stats.faults.most_common())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it all, as ``--json`` prints it."""
+        bad = self.first_bad
+        return {
+            "seeds": self.done,
+            "first_seed": self.seeds[0],
+            "faults": self.recipe.faults,
+            "rollouts_per_seed": self.recipe.rollouts,
+            "workers": self.workers,
+            "rollouts": self.rollouts,
+            "requests": 0 if self.stats is None else self.stats.requests,
+            "injected": self.faults,
+            "simulated_hours": self.simulated_hours,
+            "wall_sec": self.wall_sec,
+            "rollouts_per_sec": self.rollouts_per_sec,
+            "violations": self.violations,
+            "errors": self.errors,
+            "first_bad": bad
+            and {
+                "seed": bad.seed,
+                "replay": _replay_command(bad.seed, self.recipe),
+                "error": bad.error,
+                "violations": [_violation(violation) for violation in bad.violations],
+            },
+        }
+
+    def conclude(self) -> None:
+        """End the command as it has to end.
+
+        Raises:
+            CommandError: A signal ended it, or a seed is bad.
+        """
+        bad = self.first_bad
+        replay = "" if bad is None else _replay_command(bad.seed, self.recipe)
+        if self.signal is not None:
+            note = f"{self.done} of {len(self.seeds)} seeds were done"
+            if bad is not None:
+                note += f"; seed {bad.seed} shows a fault: {replay}"
+            raise interrupted(self.signal, note)
+        if bad is None:
+            return
+        what = "raises an exception"
+        if bad.error is None:
+            names = dict.fromkeys(violation.invariant for violation in bad.violations)
+            what = f"violates {', '.join(names)}"
+        message = f"seed {bad.seed} {what}"
+        if len(self.seeds) > 1:
+            message += f"; replay it: {replay}"
+        raise CommandError(message, exit_code=EXIT_FAILED)
+
+
+def _replay_command(seed: int, recipe: Recipe) -> str:
+    return f"rollout simulate --seed {seed} --faults {recipe.faults} --rollouts {recipe.rollouts}"
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        "time": event.time,
+        "who": event.who,
+        "what": event.what,
+        "rollout_id": event.rollout_id,
+        "detail": event.detail,
+    }
+
+
+def _violation(violation: Violation) -> dict[str, Any]:
+    return {
+        "invariant": violation.invariant,
+        "rollout_id": violation.rollout_id,
+        "message": violation.message,
+        "story": [_event(event) for event in violation.story],
+    }
+
+
+@contextmanager
+def _signals(tally: _Tally) -> Iterator[None]:
+    """Take SIGINT and SIGTERM for the length of the block, which they end early.
+
+    What waits for other processes ends at once. A simulation in this process must not be torn
+    apart in the middle, or what it finds is not true: it ends after the seed that is running,
+    or with a second signal.
+    """
+
+    def take(number: int, frame: FrameType | None) -> None:
+        del frame
+        second, tally.signal = tally.signal is not None, number
+        if second == (tally.workers == 1):
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except BaseException:
+        if tally.signal is None:
+            raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _LiveProgress:
+    """A bar on stderr while seeds run, if that is a terminal; gone afterwards."""
+
+    def __init__(self, tally: _Tally, *, silent: bool) -> None:
+        console = Console(stderr=True, highlight=False)
+        self._tally = tally
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("seeds"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("[dim]{task.fields[speed]}"),
+            TextColumn("{task.fields[faults]}"),
+            console=console,
+            transient=True,
+            expand=True,
+            disable=silent or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=len(tally.seeds), speed="", faults="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        sys.stderr.flush()
+
+    def changed(self) -> None:
+        """Show what came of the seeds so far."""
+        tally = self._tally
+        bad = tally.violations + tally.errors
+        self._bar.update(
+            self._task,
+            completed=tally.done,
+            speed=f"{tally.rollouts_per_sec:,.0f} rollouts/s",
+            faults=f"[red]{bad} violations" if bad else "no violations",
+        )
+
+
+def _print_findings(outcome: SeedOutcome, *, most: int | None) -> None:
+    shown = outcome.violations[:most]
+    for violation in shown:
+        click.echo()
+        click.echo(str(violation))
+    if len(shown) < len(outcome.violations):
+        rest = len(outcome.violations) - len(shown)
+        click.echo(f"\nThe replay shows {rest} more of seed {outcome.seed}.")
+    if outcome.error is not None:
+        click.echo(f"\nSeed {outcome.seed} raises:\n\n{outcome.error.rstrip()}")
+
+
+def _print_table(tally: _Tally, console: Console) -> None:
+    recipe = tally.recipe
+    table = Table(
+        title=f"{recipe.rollouts} rollouts a seed, {recipe.faults} faults",
+        title_justify="left",
+        show_header=False,
+    )
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_row("seeds", f"{tally.done:,}")
+    table.add_row("rollouts", f"{tally.rollouts:,}")
+    table.add_row("requests", f"{tally.stats.requests if tally.stats else 0:,}")
+    table.add_section()
+    for kind, count in tally.faults.items():
+        table.add_row(kind, f"{count:,}")
+    table.add_section()
+    table.add_row("simulated", f"{tally.simulated_hours:,.1f} h")
+    table.add_row("elapsed", f"{tally.wall_sec:,.1f} s")
+    table.add_row("rollouts per second", f"{tally.rollouts_per_sec:,.0f}")
+    table.add_section()
+    table.add_row("violations", _count(tally.violations))
+    if tally.errors:
+        table.add_row("exceptions", _count(tally.errors))
+    console.print(table)
+
+
+def _count(number: int) -> Text:
+    return Text(f"{number:,}", style="red" if number else "green")
