@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
-from rollout.cli.options import SECONDS, json_option
+from rollout.cli.options import json_option, seconds
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line, print_json
 from rollout.demo import DemoPlan, DemoReport, run_demo
@@ -57,7 +57,7 @@ _OUTCOMES = {
 )
 @click.option(
     "--think-sec",
-    type=SECONDS,
+    type=seconds,
     default=0.2,
     show_default=True,
     help="How long the model takes for an answer, on average.",

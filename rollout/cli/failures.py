@@ -144,8 +144,9 @@ def _of_httpx(error: BaseException) -> Failure | None:
         return Failure(f"the URL cannot be used: {error}", EXIT_USAGE)
     if isinstance(error, httpx.TransportError):
         where = "the server"
-        if getattr(error, "_request", None) is not None:
-            url = error.request.url
+        request: Any = getattr(error, "_request", None)
+        if request is not None:
+            url = request.url
             where = f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}"
         reason = type(error).__name__ + (f": {error}" if str(error) else "")
         return Failure(

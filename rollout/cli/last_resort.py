@@ -3,17 +3,21 @@
 A workflow in a worker thread that never returns, or a task that shields itself from its
 cancellation, holds up trio's nurseries for good, and with them the exit of the process. The
 staged shutdown gives such executions up and delivers results for them; this ends the process
-once that is done. A thread keeps the time, so that a blocked event loop does not stop it.
+once that is done. A thread keeps the time, and the signal itself starts it, so that a workflow that
+blocks the event loop cannot hold up the exit for good either.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from rollout.cli.failures import EXIT_FORCED
 from rollout.server import RolloutServer
@@ -22,7 +26,7 @@ __all__ = ["LastResort"]
 
 logger = logging.getLogger(__name__)
 
-_STUCK_SEC = 2.0
+_STUCK_SEC = 1.0
 """Time for the last responses to leave, once executions were given up."""
 
 _CLOSING_SEC = 60.0
@@ -44,11 +48,27 @@ class LastResort:
         finally:
             self._disarm()
 
+    def start_with_signals(self) -> None:
+        """Start the time with SIGTERM or SIGINT, ahead of whoever handles them by now."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                signal.signal(number, partial(self._received, handler))
+
+    def _received(self, handler: Callable[[int, Any], Any], number: int, frame: Any) -> None:
+        if self._timer is None:
+            self._arm_for_shutdown()
+        handler(number, frame)
+
+    def _arm_for_shutdown(self) -> None:
+        budget = self._app.shutdown_stages.budget
+        self._arm(budget.total_sec + _CLOSING_SEC, "the shutdown does not end")
+
     async def watch(self) -> None:
         """Follow the shutdown and set the time accordingly."""
         stages = self._app.shutdown_stages
         await self._app.shutdown_requested.wait()
-        self._arm(stages.budget.total_sec + _CLOSING_SEC, "the shutdown does not end")
+        self._arm_for_shutdown()
         await stages.run()
         if stages.stuck:
             reason = f"{len(stages.stuck)} execution(s) did not stop"

@@ -15,9 +15,9 @@ from rollout.cli.failures import CommandError
 from rollout.errors import InvalidFieldError
 
 __all__ = [
-    "SECONDS",
     "api_key_option",
     "json_option",
+    "seconds",
     "secret_from_env",
     "server_key_from_env",
     "url_argument",
@@ -28,24 +28,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-class _Seconds(click.ParamType[float]):
-    """A finite number of seconds."""
+def seconds(value: str) -> float:
+    """Read a finite number of seconds, as the type of an option.
 
-    name = "seconds"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is no number of seconds", param, ctx)
-        if not math.isfinite(seconds):
-            self.fail("must be finite", param, ctx)
-        return seconds
-
-
-SECONDS = _Seconds()
+    Raises:
+        click.BadParameter: It is none.
+    """
+    try:
+        number = float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no number of seconds") from None
+    if not math.isfinite(number):
+        raise click.BadParameter("must be finite")
+    return number
 
 
 def url_argument(function: F) -> F:

@@ -12,9 +12,9 @@ from attrs import frozen
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import (
-    SECONDS,
     api_key_option,
     json_option,
+    seconds,
     secret_from_env,
     server_key_from_env,
     url_argument,
@@ -54,9 +54,9 @@ _ADVICE = {
 @click.option("--metadata", metavar="JSON", help="Data for workflow and grader, a JSON object.")
 @click.option("--no-grade", is_flag=True, help="Run the agent alone.")
 @click.option("--id", "rollout_id", metavar="ID", help="Id of the rollout; by default a new UUID.")
-@click.option("--agent-timeout-sec", type=SECONDS, help="Time for the agent, the queue included.")
-@click.option("--grader-timeout-sec", type=SECONDS, help="Time for the grader.")
-@click.option("--admission-timeout-sec", type=SECONDS, help="Time to get admitted.")
+@click.option("--agent-timeout-sec", type=seconds, help="Time for the agent, the queue included.")
+@click.option("--grader-timeout-sec", type=seconds, help="Time for the grader.")
+@click.option("--admission-timeout-sec", type=seconds, help="Time to get admitted.")
 @click.option(
     "--llm-api-key-env",
     metavar="NAME",

@@ -13,7 +13,7 @@ import trio
 from rollout._groups import sole_error
 from rollout.cli.failures import EXIT_FAILED, EXIT_USAGE, CommandError, last_place, run_async
 from rollout.cli.last_resort import LastResort
-from rollout.cli.options import SECONDS, secret_from_env
+from rollout.cli.options import seconds, secret_from_env
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.errors import RolloutServerError
@@ -30,7 +30,7 @@ _KEY_HEAD_BYTES = 4096
 
 def _budget_option(name: str, text: str) -> Callable[[F], F]:
     default = getattr(_BUDGET, name.replace("-", "_"))
-    return click.option(f"--{name}", type=SECONDS, default=default, show_default=True, help=text)
+    return click.option(f"--{name}", type=seconds, default=default, show_default=True, help=text)
 
 
 @click.command()
@@ -110,6 +110,7 @@ async def _serve(app: RolloutServer, start: Any) -> None:
                     urls = await serving.start(start)
                     if app.failure is None:  # a lifespan that failed is still on its way out
                         listening = True
+                        last_resort.start_with_signals()
                         click.echo(f"listening on {' '.join(urls)}")
                 watching.cancel_scope.cancel()
     except BaseExceptionGroup as group:

@@ -9,9 +9,9 @@ import click
 
 from rollout.cli.failures import run_async
 from rollout.cli.options import (
-    SECONDS,
     api_key_option,
     json_option,
+    seconds,
     server_key_from_env,
     url_argument,
 )
@@ -24,11 +24,11 @@ __all__ = ["command"]
 @click.command()
 @url_argument
 @click.option(
-    "--timeout-sec", type=SECONDS, default=120, show_default=True, help="How long to wait."
+    "--timeout-sec", type=seconds, default=120, show_default=True, help="How long to wait."
 )
 @click.option(
     "--poll-interval-sec",
-    type=SECONDS,
+    type=seconds,
     default=1,
     show_default=True,
     help="How long between two looks.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,8 @@ TESTS = Path(__file__).parents[1]
 SERVER_KEY = "cli-test-server-key"
 
 APPS = """
+import time
+
 import trio
 from rollout import AgentWorkflow
 from support import Script, local_backend, make_app
@@ -29,8 +31,15 @@ class Stubborn(AgentWorkflow):
             await trio.sleep_forever()
 
 
+class Blocking(AgentWorkflow):
+    async def run(self, ctx):
+        print("blocking", flush=True)
+        time.sleep(600)
+
+
 app = make_app(local_backend(max_concurrent=1))
 locked = make_app(api_key="cli-test-server-key")
+blocking = make_app(local_backend(Blocking), watchdog_sec=None)
 stubborn = make_app(local_backend(Stubborn))
 
 
@@ -63,14 +72,17 @@ def command_line(*args: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
+    """The environment of a command; its output is buffered, as it is for users."""
     return {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONUNBUFFERED": "", **more}
 
 
 @contextmanager
-def serving(folder: Path, *args: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    folder: Path, *args: str, command: Sequence[str] = (), **env: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run ``rollout serve`` in *folder*; yields the process and the URL that it announces."""
     with subprocess.Popen(
-        command_line("serve", *args),
+        [*(command or command_line("serve")), *args],
         cwd=folder,
         env=environment(**env),
         stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import urllib.request
 
 import httpx
@@ -16,6 +17,7 @@ import trio
 import trustme
 from cli.harness import command_line, environment, serving
 from cryptography.hazmat.primitives import serialization
+from support import prompt
 
 from rollout.cli.serve import _check_bind
 from rollout.client import RolloutClient
@@ -60,7 +62,7 @@ def test_callers_get_their_results_while_it_shuts_down(apps):
         async with RolloutClient(url=url) as client:
             handles = [
                 await client.run_rollout_async(
-                    [{"role": "user", "content": "?", "sleep": 60}],
+                    prompt(sleep=60),
                     "http://x",
                     f"r{i}",
                     grade=False,
@@ -94,6 +96,33 @@ def test_ends_by_force_when_executions_do_not_stop(apps):
         code, _, err = finish(process)
     assert code == 3
     assert "ending the process by force: 1 execution(s) did not stop" in err
+
+
+def test_ends_by_force_when_the_event_loop_is_blocked(apps):
+    hasty = (
+        "import sys, rollout.cli.last_resort as last_resort\n"
+        "last_resort._CLOSING_SEC = 0.1\n"
+        "from rollout.cli import main\n"
+        "main(['serve', *sys.argv[1:]])\n"
+    )
+    stages = ("drain", "cleanup", "forced", "delivery", "backend")
+    none = [f"--{stage}-sec=0" for stage in stages]
+
+    async def use(process, url):
+        async with RolloutClient(url=url) as client, trio.open_nursery() as nursery:
+            nursery.start_soon(
+                client.run_rollout, prompt(), "http://x", "b", None, None, None, False
+            )
+            assert await trio.to_thread.run_sync(process.stdout.readline) == "blocking\n"
+            process.terminate()
+            nursery.cancel_scope.cancel()
+
+    command = [sys.executable, "-c", hasty]
+    with serving(apps, "cli_apps:blocking", *FREE, *none, command=command) as (process, url):
+        trio.run(use, process, url)
+        code, _, err = finish(process)
+    assert code == 3, err
+    assert "ending the process by force: the shutdown does not end" in err
 
 
 def test_port_in_use(apps):
