@@ -92,7 +92,7 @@ async def test_text_of_any_language_travels_unchanged(pair):
 
 async def test_large_messages_travel_both_ways(pair):
     _, client = await pair.connect()
-    text = "ä" * 1_000_000
+    text = "ä" * 300_000
     result = await client.run(rollout_id=fresh_id(), label=text, script={"answer": text})
     assert result["sample"]["reward"] == 1.0
     assert result["sample"]["messages"][-1]["content"] == text
