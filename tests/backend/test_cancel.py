@@ -239,6 +239,17 @@ async def test_a_cancel_before_the_deadline_wins_even_if_the_end_comes_after(aut
     assert_cancelled(outcomes["a"], "while its workflow ran")
 
 
+async def test_the_first_cancel_request_counts_against_the_deadline(autojump_clock):
+    local, outcomes = backend(slow_to_stop), {}
+    async with trio.open_nursery() as nursery:
+        await running(nursery, local, "a", outcomes, agent_timeout_sec=5)
+        await trio.sleep(4)
+        local.cancel_rollouts(ids=["a"])
+        await trio.sleep(2)
+        local.cancel_rollouts(ids=["a"])
+    assert_cancelled(outcomes["a"], "while its workflow ran")
+
+
 async def test_a_cancel_after_the_deadline_comes_too_late(autojump_clock):
     local, outcomes = backend(slow_to_stop), {}
     async with trio.open_nursery() as nursery:

@@ -330,7 +330,7 @@ async def test_without_threads_the_rollout_fails_and_does_not_hang(monkeypatch):
 
 async def test_more_threads_than_trio_allows_by_default():
     limit = trio.to_thread.current_default_thread_limiter()
-    barrier = threading.Barrier(int(limit.total_tokens) + 5, timeout=60)
+    barrier = threading.Barrier(int(limit.total_tokens) + 5, timeout=20)
 
     def run(ctx):
         barrier.wait()
