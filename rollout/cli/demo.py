@@ -26,6 +26,7 @@ from rollout.types import RolloutStatus
 __all__ = ["command"]
 
 _NOTE = "The model is a script that does sums and errs on purpose; everything else is real."
+_BAR_WIDTH = 18
 _OUTCOMES = {
     RolloutStatus.SUCCESS: "green",
     RolloutStatus.FAILURE: "red",
@@ -134,14 +135,12 @@ class _LiveProgress:
         console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("rollouts"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=_BAR_WIDTH),  # narrow, so that an echoed ^C starts no new line
             MofNCompleteColumn(),
             TextColumn("[dim]{task.fields[phases]}"),
             TextColumn("reward {task.fields[reward]}"),
             console=console,
             transient=True,
-            expand=True,
             disable=silent or not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=rollouts, phases="", reward="-")

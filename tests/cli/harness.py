@@ -73,7 +73,8 @@ def command_line(*args: str) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a command; its output is buffered, as it is for users."""
-    return {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONUNBUFFERED": "", **more}
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "", **more}
 
 
 @contextmanager
