@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import trio
@@ -86,8 +86,7 @@ class UserCall:
         """Call a user's function within `run`: async in place, plain in a worker thread."""
         if inspect.iscoroutinefunction(function):
             return await function(*args)
-        # In a list, since trio takes a bare coroutine out of a thread for a mistake.
-        (value,) = await self._run_in_thread(lambda: [function(*args)])
+        value = await self._run_in_thread(partial(function, *args))
         return await value if inspect.isawaitable(value) else value
 
     async def _capture(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
@@ -106,25 +105,58 @@ class UserCall:
             return Outcome(error=error)
 
     async def _run_in_thread(self, function: Callable[[], Any]) -> Any:
-        event = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-
-        def body() -> Any:
-            try:
-                return function()
-            finally:
-                # An abandoned thread may outlive the loop, and then nobody waits for it.
-                with suppress(trio.RunFinishedError):
-                    token.run_sync_soon(event.set)
-
+        call = _ThreadCall(function)
         # Past this check nothing can cancel before the thread has started, so the event of a
         # thread that is left behind is going to be set.
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            return await trio.to_thread.run_sync(body, abandon_on_cancel=True, limiter=_unbounded)
+            await trio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=_unbounded)
         except trio.Cancelled:
-            self._thread_ends.append(event)
+            call.abandon()
+            self._thread_ends.append(call.ended)
             raise
+        return call.value
+
+
+class _ThreadCall:
+    """A plain function in a worker thread, and what it returned.
+
+    Attributes:
+        value: What it returned. Trio would take a bare coroutine for a mistake.
+        ended: Set once it has returned or raised.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.value: Any = None
+        self.ended = trio.Event()
+        self._function = function
+        self._abandoned = False
+        self._token = trio.lowlevel.current_trio_token()
+
+    def run(self) -> None:
+        """Call the function; runs in the thread."""
+        try:
+            self.value = self._function()
+        finally:
+            try:
+                self._token.run_sync_soon(self._finish)
+            except trio.RunFinishedError:
+                self._drop()  # the thread was abandoned, and has outlived the loop
+
+    def abandon(self) -> None:
+        """Say, from the loop, that nobody waits for the value any more."""
+        self._abandoned = True
+        if self.ended.is_set():
+            self._drop()
+
+    def _finish(self) -> None:
+        self.ended.set()
+        if self._abandoned:
+            self._drop()
+
+    def _drop(self) -> None:
+        if inspect.iscoroutine(self.value):
+            self.value.close()  # it has not begun, so this runs nothing; it prevents a warning
 
 
 def _without_cancelled(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 
 import pytest
@@ -18,6 +19,7 @@ from backend.helpers import (
 )
 
 from rollout import AgentWorkflow, RolloutContext, RolloutStatus, get_rollout_context
+from rollout.backend.usercode import _ThreadCall
 from rollout.types import RolloutErrorCategory
 
 
@@ -298,6 +300,45 @@ async def test_cancelling_execute_abandons_a_thread_that_ignored_a_cancel_reques
     assert_nothing_is_left(local)
     blocker.go_on.set()
     await blocker.wait_ended()
+
+
+class CoroutineBlocker(Blocker):
+    """Blocks like any other, and then returns a coroutine that nobody awaits any more."""
+
+    def __call__(self, ctx):
+        super().__call__(ctx)
+        self.coroutine = answer(ctx)
+        return self.coroutine
+
+
+@pytest.mark.parametrize("how", ["by id", "from outside"])
+async def test_a_coroutine_that_comes_too_late_is_closed(how):
+    blocker = CoroutineBlocker()
+    local = backend(blocker)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, local, [])
+        await blocker.wait_started()
+        if how == "by id":
+            local.cancel_rollouts(all=True)
+            await trio.testing.wait_all_tasks_blocked()
+            blocker.go_on.set()
+        else:
+            nursery.cancel_scope.cancel()
+    blocker.go_on.set()
+    await blocker.wait_ended()
+    with trio.fail_after(60):
+        while inspect.getcoroutinestate(blocker.coroutine) != inspect.CORO_CLOSED:
+            await trio.lowlevel.checkpoint()
+
+
+def test_a_coroutine_that_comes_after_the_loop_is_closed():
+    coroutine = answer(None)
+
+    async def main():
+        return _ThreadCall(lambda: coroutine)
+
+    trio.run(main).run()
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 def test_an_abandoned_thread_may_outlive_the_loop(caplog):
