@@ -29,12 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def official_port(tmp_path_factory: pytest.TempPathFactory) -> Generator[int, None, None]:
     """The control port of the official process. What it logs shows up in failing tests."""
+    home = tmp_path_factory.mktemp("official")
     with subprocess.Popen(
         command("interop.official", "control"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=tmp_path_factory.mktemp("official"),
-        env=environment(),
+        cwd=home,
+        env=environment(str(home)),
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -334,10 +335,15 @@ def command(module: str, *args: str) -> list[str]:
     return [sys.executable, "-m", module, *args]
 
 
-def environment() -> dict[str, str]:
-    """The environment for them: these modules, the package as installed, and no proxy."""
+def environment(home: str) -> dict[str, str]:
+    """The environment for them: these modules, the package as installed, and no proxy.
+
+    The official backend keeps files of every rollout in the user's home, so it gets another.
+    """
     return {
         **os.environ,
+        "HOME": home,
+        "USERPROFILE": home,
         "PYTHONPATH": str(TESTS),
         "PYTHONSAFEPATH": "1",
         "NO_PROXY": "*",
@@ -353,17 +359,21 @@ async def launched(
 
     It is killed at the end of the block if it still runs.
     """
-    process = await trio.lowlevel.open_process(
-        command(module, "serve", json.dumps(options)), stdout=subprocess.PIPE, env=environment()
-    )
-    assert process.stdout is not None
-    try:
-        with trio.fail_after(60):
-            url = await first_line(process.stdout)
-        assert url, f"{module} ended before it served"
-        yield process, url
-    finally:
-        with trio.CancelScope(shield=True):
-            process.kill()
-            await process.wait()
-            await process.stdout.aclose()
+    with tempfile.TemporaryDirectory(prefix="interop-") as home:
+        process = await trio.lowlevel.open_process(
+            command(module, "serve", json.dumps(options)),
+            stdout=subprocess.PIPE,
+            cwd=home,
+            env=environment(home),
+        )
+        assert process.stdout is not None
+        try:
+            with trio.fail_after(60):
+                url = await first_line(process.stdout)
+            assert url, f"{module} ended before it served"
+            yield process, url
+        finally:
+            with trio.CancelScope(shield=True):
+                process.kill()
+                await process.wait()
+                await process.stdout.aclose()
