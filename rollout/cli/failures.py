@@ -6,6 +6,7 @@ Anything else is a fault of the program, and does.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import sysconfig
@@ -35,11 +36,13 @@ __all__ = [
     "explain",
     "interrupted",
     "last_place",
+    "lost_output",
     "run_async",
 ]
 
 EXIT_FAILED = 1
-"""The rollout ended otherwise than with success, or the server did not become idle."""
+"""The rollout ended otherwise than with success, the server did not become idle, or what came
+of it could not be written."""
 
 EXIT_USAGE = 2
 """Wrong use, or no usable answer from the server."""
@@ -105,10 +108,17 @@ def explain(error: BaseException) -> Failure | None:
         # Siblings that failed for the same reason: the first speaks for all.
         known = [explain(inner) for inner in plain.exceptions]
         return None if None in known else known[0]
+    if lost_output(plain):
+        return Failure(f"cannot write the output: {plain}", EXIT_FAILED)
     failure = _of_click(plain) or _of_rollout(plain) or _of_httpx(plain)
     if failure is None:
         return None
     return Failure(one_line(failure.line), failure.exit_code)
+
+
+def lost_output(error: BaseException) -> bool:
+    """Whether *error* says that what stdout leads to takes no more."""
+    return isinstance(error, OSError) and error.errno in {errno.EPIPE, errno.ENOSPC, errno.EIO}
 
 
 def _of_click(error: BaseException) -> Failure | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from typing import Any
 
 import click
 
-from rollout.cli.failures import explain
+from rollout._groups import sole_error
+from rollout.cli.failures import explain, lost_output
 
 __all__ = ["main"]
 
@@ -60,15 +63,33 @@ class _LazyGroup(click.Group):
         run: Any = super().main
         if not standalone_mode:
             return run(*args, standalone_mode=False, **extra)
+        _show_any_character()
         try:
             status = run(*args, standalone_mode=False, **extra)
         except BaseException as error:
-            failure = explain(error)
+            plain = sole_error(error)
+            if isinstance(plain, SystemExit):  # rich ends the process like this on a closed pipe
+                sys.exit(plain.code)
+            if lost_output(plain):
+                _give_up_stdout()
+            failure = explain(plain)
             if failure is None:
                 raise
             click.echo(f"rollout: {failure.line}", err=True)
             sys.exit(failure.exit_code)
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _show_any_character() -> None:
+    """Escape on stdout what its encoding does not have, as stderr does anyway."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _give_up_stdout() -> None:
+    """Keep the interpreter from trying again, at its exit, what could not be written."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_LazyGroup, no_args_is_help=False)

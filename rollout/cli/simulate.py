@@ -113,7 +113,10 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 
 
 def _replay(tally: _Tally, *, as_json: bool) -> None:
-    outcome = run_seed(tally.seeds[0], tally.recipe, keep_trace=True)
+    with _signals(tally):
+        outcome = run_seed(tally.seeds[0], tally.recipe, keep_trace=True)
+    if tally.signal is not None:
+        return
     tally.add(outcome)
     events = list(outcome.trace or ())
     if as_json:
@@ -130,10 +133,10 @@ def _simulate(tally: _Tally, *, as_json: bool) -> None:
     outcomes = run_seeds(tally.seeds, tally.recipe, workers=tally.workers)
     with _signals(tally), closing(outcomes), _LiveProgress(tally, silent=as_json) as progress:
         for outcome in outcomes:
-            tally.add(outcome)
-            progress.changed()
             if tally.signal is not None:
                 break
+            tally.add(outcome)
+            progress.changed()
     if as_json:
         print_json(tally.to_dict())
         return
@@ -281,16 +284,15 @@ def _violation(violation: Violation) -> dict[str, Any]:
 def _signals(tally: _Tally) -> Iterator[None]:
     """Take SIGINT and SIGTERM for the length of the block, which they end early.
 
-    What waits for other processes ends at once. A simulation in this process must not be torn
-    apart in the middle, or what it finds is not true: it ends after the seed that is running,
-    or with a second signal.
+    A simulation in this process is torn apart by that, wherever it is, and may take the
+    interrupt for a fault of its own. So what it says is worth nothing once `_Tally.signal` is
+    set.
     """
 
     def take(number: int, frame: FrameType | None) -> None:
         del frame
-        second, tally.signal = tally.signal is not None, number
-        if second == (tally.workers == 1):
-            raise KeyboardInterrupt
+        tally.signal = number
+        raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 import pytest
 import trio
-from cli.harness import SERVER_KEY
+from cli.harness import SERVER_KEY, command_line, environment
 from support import fresh_id
 
 from rollout.cli import main
@@ -247,3 +249,46 @@ def test_what_happens_to_a_fault(monkeypatch, server):
     monkeypatch.setattr("rollout.client.RolloutClient.health", broken)
     with pytest.raises(ZeroDivisionError):
         main(["health", server])
+
+
+# --- output that does not arrive --------------------------------------------------------------
+
+SLOW = json.dumps([{"role": "user", "content": "?", "sleep": 0.05, "answer": "\u2713"}])
+
+
+def run_slow(server, **options):
+    args = ("run", server, "--chat-url", "http://x", "--no-grade", "--messages-file", "-")
+    return subprocess.run(command_line(*args), input=SLOW.encode(), check=False, **options)
+
+
+@pytest.mark.parametrize("name", ["health", "run"])
+def test_a_reader_that_has_left_is_no_reason_for_a_traceback(server, name):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        if name == "run":
+            done = run_slow(server, stdout=write, stderr=subprocess.PIPE)
+        else:
+            done = subprocess.run(
+                command_line(name, server), stdout=write, stderr=subprocess.PIPE, check=False
+            )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line(server):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command_line("health", server), stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"rollout: cannot write the output: [Errno 28]")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_an_encoding_without_the_character_shows_its_number(server):
+    done = run_slow(server, env=environment(PYTHONIOENCODING="ascii"), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(b"assistant\n  \\u2713\n")
