@@ -94,7 +94,7 @@ class _Execution:
         if self.cancelled_at < math.inf:
             call.cancel()
         try:
-            return await call.run(body)
+            return await call.run_in_task(body)
         finally:
             self.call = None
 

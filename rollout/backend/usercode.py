@@ -17,6 +17,8 @@ from typing import Any
 import trio
 from attrs import define, field
 
+from rollout._groups import sole_error
+
 __all__ = ["Outcome", "UserCall"]
 
 # Slots bound how much runs at a time, so the threads need no bound of their own.
@@ -80,6 +82,28 @@ class UserCall:
         for event in self._thread_ends:
             await event.wait()
         outcome.ended = trio.current_time()
+        return outcome
+
+    async def run_in_task(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
+        """Do as `run` does, in a task of its own.
+
+        Code that leaves a nursery or a cancel scope open makes trio end its task with an
+        error. That must not be the task of the rollout, which other rollouts depend on.
+        """
+        outcome = Outcome()
+
+        async def task() -> None:
+            nonlocal outcome
+            outcome = await self.run(body)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(task, name=f"{self.phase} of rollout {self.rollout_id}")
+        except BaseExceptionGroup as group:
+            rest = _without_cancelled(group)
+            if rest is None:
+                raise
+            outcome = Outcome(error=sole_error(rest), ended=trio.current_time())
         return outcome
 
     async def invoke(self, function: Callable[..., Any], *args: Any) -> Any:
