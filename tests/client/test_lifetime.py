@@ -357,6 +357,16 @@ async def test_an_admission_that_outlives_the_block_gives_no_handle(autojump_clo
     assert server.poll_calls == []
 
 
+async def test_an_admission_that_ends_with_the_last_handle_gives_no_handle(autojump_clock):
+    async with trio.open_nursery() as ended:
+        pass
+    client = bare_client(FakeServer())
+    client._nursery = ended  # the moment between the end of the nursery and that of the block
+    with pytest.raises(RolloutClientClosedError, match="during the admission"):
+        await start(client)
+    assert client._handles == set()
+
+
 async def test_the_repr_shows_the_state(autojump_clock):
     client = bare_client(both(silence))
     assert repr(client) == f"<RolloutClient {URL} open>"

@@ -12,7 +12,9 @@ from client.fakes import admitted, healthy, result, run, start
 from client.sockets import RawRequest, id_of, raw_server
 from support import CHAT_URL, fresh_id, local_backend, make_app, prompt, served
 
+from rollout import AgentWorkflow
 from rollout.client import RolloutClient
+from rollout.server.runner import KEEP_ALIVE_SEC
 from rollout.types import RolloutStatus
 
 
@@ -78,14 +80,31 @@ async def test_more_than_a_hundred_polls_in_flight_at_once():
 
 
 async def test_more_than_a_hundred_rollouts_at_once_on_the_real_server():
-    app = make_app(local_backend(max_concurrent=None))
+    count, everybody = 120, trio.Event()
+    arrived = []
+
+    class Rendezvous(AgentWorkflow):
+        async def run(self, ctx):
+            arrived.append(ctx)
+            if len(arrived) == count:
+                everybody.set()
+            await everybody.wait()
+            return [*ctx.prompt, {"role": "assistant", "content": "42"}]
+
+    app = make_app(local_backend(Rendezvous, max_concurrent=None))
     async with served(app) as url, RolloutClient(url=url) as client:
         handles = [
-            await client.run_rollout_async(prompt(sleep=0.3), CHAT_URL, fresh_id(), label="42")
-            for _ in range(120)
+            await client.run_rollout_async(prompt(), CHAT_URL, fresh_id(), label="42")
+            for _ in range(count)
         ]
         rewards = {(await handle).sample.reward for handle in handles}
     assert rewards == {1.0}
+
+
+def test_an_idle_connection_is_dropped_before_a_server_drops_it():
+    for url in ("http://127.0.0.1:8000", "http://rollouts.example"):
+        pool = RolloutClient(url=url).http_client._transport._pool
+        assert pool._keepalive_expiry < min(5, KEEP_ALIVE_SEC)
 
 
 async def test_cancelled_polls_give_their_connections_back():

@@ -195,6 +195,22 @@ async def test_the_first_lease_counts_from_when_admission_was_asked_for(autojump
     assert server.times() == [5]
 
 
+async def test_a_backoff_that_took_too_long_is_the_end_of_it(autojump_clock):
+    # A machine that sleeps in the meantime: the retry fitted before the backoff, not after it.
+    server = FakeServer(admissions=[admitted(lease=50)], polls=[LOST, result("success")])
+    async with trio.open_nursery() as nursery:
+
+        async def oversleep():
+            await trio.sleep(0.05)
+            autojump_clock.jump(20)
+
+        nursery.start_soon(oversleep)
+        with pytest.raises(httpx.RemoteProtocolError) as caught:
+            await run(bare_client(server))
+    assert caught.value is LOST
+    assert server.times() == [0]
+
+
 async def test_a_retry_is_cut_off_at_the_end_of_the_lease(autojump_clock):
     server = FakeServer(admissions=[admitted(lease=50)], polls=[LOST, silence])
     with pytest.raises(httpx.RemoteProtocolError) as caught:

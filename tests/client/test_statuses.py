@@ -89,11 +89,16 @@ async def test_a_subscriber_may_leave_early(autojump_clock):
     assert handle._subscribers == []
 
 
-async def test_those_who_left_are_forgotten_while_the_rollout_goes_on(autojump_clock):
+@pytest.mark.parametrize("how", ["close", "drop"])
+async def test_those_who_left_are_forgotten_while_the_rollout_goes_on(autojump_clock, how):
     async with client_of(FakeServer(polls=[after(10, result("running")), silence])) as client:
         handle = await start(client)
         for _ in range(100):
-            handle.statuses().close()
+            stream = handle.statuses()
+            if how == "close":
+                stream.close()
+        del stream
+        gc.collect()
         await handle.wait_for_running()
         assert len(handle._subscribers) <= 1
         handle.cancel()
