@@ -82,5 +82,9 @@ def create_demo_server(*, max_concurrent: int, api_key: str) -> RolloutServer:
     )
     backend = LocalBackend(workflow=AskModel, workflow_config=config, grader=AnswerGrader)
     return create_rollout_server(
-        backend=backend, lifespan=_shared_http_client, configure_logging=False, api_key=api_key
+        backend=backend,
+        lifespan=_shared_http_client,
+        configure_logging=False,
+        api_key=api_key,
+        watchdog_sec=None,  # nothing here blocks, and a busy machine is no news
     )

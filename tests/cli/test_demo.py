@@ -170,8 +170,10 @@ def test_json(cli):
 
 def test_rewards_do_not_depend_on_scheduling(cli):
     means = {
-        json.loads(cli("demo", "--max-in-flight", str(n), *FAST, "--json").stdout)["mean_reward"]
-        for n in (1, 3, 32)
+        json.loads(
+            cli("demo", "--rollouts", "16", "--max-in-flight", str(n), *FAST, "--json").stdout
+        )["mean_reward"]
+        for n in (1, 16)
     }
     assert len(means) == 1
 

@@ -81,21 +81,13 @@ def while_two_run(server, check):
     return trio.run(use)
 
 
-def in_process(cli, *args):
-    """The result of a command in a process of its own, since the test holds this one."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rollout.cli", *args], capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
-    return done.stdout
-
-
 @pytest.mark.parametrize("selector", ["--id", "--prefix", "--all"])
 def test_cancel(cli, server, selector):
     def check(ids):
         chosen = {"--id": ["--id", ids[0], "--id", ids[1]], "--prefix": ["--prefix", "cancel-"]}
-        out = in_process(cli, "cancel", server, *chosen.get(selector, ["--all"]), "--json")
-        dispositions = json.loads(out)["dispositions"]
+        done = cli("cancel", server, *chosen.get(selector, ["--all"]), "--json")
+        assert (done.exit_code, done.stderr) == (0, "")
+        dispositions = json.loads(done.stdout)["dispositions"]
         assert dispositions[ids[0]] == "cancelled_running"
         assert dispositions[ids[1]] == "cancelled_queued"
 

@@ -125,20 +125,15 @@ def test_ends_by_force_when_the_event_loop_is_blocked(apps):
     assert "ending the process by force: the shutdown does not end" in err
 
 
-def test_port_in_use(apps):
+def test_port_in_use(cli, apps, monkeypatch):
+    monkeypatch.chdir(apps)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = subprocess.run(
-            command_line("serve", "cli_apps:app", "--bind", address),
-            cwd=apps,
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
-    assert (done.returncode, done.stdout) == (2, "")
+        done = cli("serve", "cli_apps:app", "--bind", address)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"rollout: cannot listen on {address}: ")
     assert "--bind" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.count("\n") == 1
 
 
 def test_tls(apps, tmp_path):
