@@ -3,7 +3,9 @@
 Theory of operation: a seed knows nothing of another one, so any process may run any seed. Each
 worker process has a pipe to this one; it gets a seed, sends back the outcome, and gets the
 next. Its end shows at the pipe, and so does ours to the workers: none outlives this process,
-however that ends. One worker is no process, but this one, where a debugger can follow.
+however that ends.
+
+A simulation never runs in this process: an interrupt would tear it apart in the middle.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ class Recipe:
     Attributes:
         faults: The name of the fault level.
         rollouts: How many rollouts a seed has.
+        keep_trace: Whether the outcome has the trace.
     """
 
     faults: str
     rollouts: int
+    keep_trace: bool = False
 
 
 @frozen(kw_only=True)
@@ -88,8 +92,8 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def run_seed(seed: int, recipe: Recipe, *, keep_trace: bool = False) -> SeedOutcome:
-    """Simulate one seed in this process.
+def run_seed(seed: int, recipe: Recipe) -> SeedOutcome:
+    """Simulate one seed, as a worker does.
 
     An exception is part of the outcome: which seed shows it is what has to be known.
     """
@@ -104,7 +108,7 @@ def run_seed(seed: int, recipe: Recipe, *, keep_trace: bool = False) -> SeedOutc
         seed=seed,
         stats=run.stats,
         violations=run.violations,
-        trace=run.trace if keep_trace else None,
+        trace=run.trace if recipe.keep_trace else None,
     )
 
 
@@ -116,10 +120,6 @@ def run_seeds(seeds: Sequence[int], recipe: Recipe, *, workers: int) -> Generato
     Raises:
         CommandError: A worker process died.
     """
-    if workers == 1:
-        for seed in seeds:
-            yield run_seed(seed, recipe)
-        return
     crew = _start_workers(workers, recipe)
     try:
         yield from _in_order(seeds, _distribute(iter(seeds), crew))

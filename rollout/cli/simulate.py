@@ -21,7 +21,7 @@ from rich.text import Text
 
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted
 from rollout.cli.options import json_option
-from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seed, run_seeds
+from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seeds
 from rollout.cli.text import print_json
 
 if TYPE_CHECKING:
@@ -93,18 +93,20 @@ def command(
     Exits with 1 if an invariant does not hold, with what led to it and the command that
     replays it.
     """
-    recipe = Recipe(faults, rollouts)
+    recipe = Recipe(faults, rollouts, keep_trace=seed is not None)
     if seed is not None:
         given = [name for name in _MANY if _is_given(ctx, name)]
         if given:
             option = given[0].replace("_", "-")
             raise click.UsageError(f"--seed simulates one seed: drop --{option}")
         tally = _Tally(recipe, range(seed, seed + 1), workers=1)
-        _replay(tally, as_json=as_json)
+        _run(tally, silent=as_json)
+        _print_replay(tally, as_json=as_json)
     else:
         crew = min(workers or processors(), seeds)
         tally = _Tally(recipe, range(first_seed, first_seed + seeds), workers=crew)
-        _simulate(tally, as_json=as_json)
+        _run(tally, silent=as_json)
+        _print_run(tally, as_json=as_json)
     tally.conclude()
 
 
@@ -112,31 +114,15 @@ def _is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def _replay(tally: _Tally, *, as_json: bool) -> None:
-    with _signals(tally):
-        outcome = run_seed(tally.seeds[0], tally.recipe, keep_trace=True)
-    if tally.signal is not None:
-        return
-    tally.add(outcome)
-    events = list(outcome.trace or ())
-    if as_json:
-        print_json(tally.to_dict() | {"trace": [_event(event) for event in events]})
-        return
-    for event in events:
-        click.echo(str(event))
-    _print_findings(outcome, most=None)
-    # What is on stdout is the same every time, so the time that it took is not there.
-    _print_table(tally, Console(highlight=False, stderr=True))
-
-
-def _simulate(tally: _Tally, *, as_json: bool) -> None:
+def _run(tally: _Tally, *, silent: bool) -> None:
     outcomes = run_seeds(tally.seeds, tally.recipe, workers=tally.workers)
-    with _signals(tally), closing(outcomes), _LiveProgress(tally, silent=as_json) as progress:
+    with _signals(tally), closing(outcomes), _LiveProgress(tally, silent=silent) as progress:
         for outcome in outcomes:
-            if tally.signal is not None:
-                break
             tally.add(outcome)
             progress.changed()
+
+
+def _print_run(tally: _Tally, *, as_json: bool) -> None:
     if as_json:
         print_json(tally.to_dict())
         return
@@ -144,6 +130,20 @@ def _simulate(tally: _Tally, *, as_json: bool) -> None:
         _print_findings(tally.first_bad, most=_MOST_STORIES)
         click.echo()
     _print_table(tally, Console(highlight=False))
+
+
+def _print_replay(tally: _Tally, *, as_json: bool) -> None:
+    if tally.last is None:
+        return
+    events = list(tally.last.trace or ())
+    if as_json:
+        print_json(tally.to_dict() | {"trace": [_event(event) for event in events]})
+        return
+    for event in events:
+        click.echo(str(event))
+    _print_findings(tally.last, most=None)
+    # What is on stdout is the same every time, so the time that it took is not there.
+    _print_table(tally, Console(highlight=False, stderr=True))
 
 
 @define(eq=False)
@@ -158,6 +158,7 @@ class _Tally:
         stats: What they amounted to, together; ``None`` before the first.
         violations: How many violations they showed.
         errors: How many of them raised.
+        last: The last that is through.
         first_bad: The first that showed a violation or raised.
         signal: The signal that ended it all, if one did.
         wall_sec: How long it took until the last seed that is through, in seconds.
@@ -170,6 +171,7 @@ class _Tally:
     stats: SimulationStats | None = None
     violations: int = 0
     errors: int = 0
+    last: SeedOutcome | None = None
     first_bad: SeedOutcome | None = None
     signal: int | None = None
     wall_sec: float = 0.0
@@ -178,6 +180,7 @@ class _Tally:
     def add(self, outcome: SeedOutcome) -> None:
         """Count what came of one more seed."""
         self.done += 1
+        self.last = outcome
         self.wall_sec = time.perf_counter() - self._began
         self.violations += len(outcome.violations)
         self.errors += outcome.error is not None
@@ -282,12 +285,7 @@ def _violation(violation: Violation) -> dict[str, Any]:
 
 @contextmanager
 def _signals(tally: _Tally) -> Iterator[None]:
-    """Take SIGINT and SIGTERM for the length of the block, which they end early.
-
-    A simulation in this process is torn apart by that, wherever it is, and may take the
-    interrupt for a fault of its own. So what it says is worth nothing once `_Tally.signal` is
-    set.
-    """
+    """Take SIGINT and SIGTERM for the length of the block, which they end."""
 
     def take(number: int, frame: FrameType | None) -> None:
         del frame
