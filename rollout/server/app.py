@@ -40,6 +40,7 @@ from rollout.jsonfit import fit
 from rollout.rules import SeenState
 from rollout.server.body import RolloutRequest, drain
 from rollout.server.connection import RolloutHTTPConnection
+from rollout.server.guard import guard_connections
 from rollout.server.lifespan import RolloutLifespan
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
@@ -173,6 +174,7 @@ def create_rollout_server(
     """
     if configure_logging:
         _configure_logging()
+    guard_connections()
     registry = RolloutRegistry(
         backend=backend,
         result_wait_timeout_sec=result_wait_timeout_sec,

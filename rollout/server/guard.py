@@ -1,0 +1,140 @@
+"""Connections that cannot harm the server that they belong to.
+
+Hypercorn's trio worker runs all connections in one nursery and lets some errors of its
+protocols out: bytes after a WebSocket handshake, an HTTP/2 path beyond ASCII and other things
+that anybody can send, without a key, would end the whole server with all of its rollouts. It
+also shields every write, so that a peer which reads nothing would keep a server from ever
+stopping. Here a connection fails alone, writes are bounded, and HTTP/1.1 is all that is
+spoken on plain connections: an offer to upgrade is ignored, as the standard allows.
+
+Hypercorn has no setting for the class of its connections, so `guard_connections` replaces it
+for the process. Other applications on the same worker are only better off with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import h11
+import hypercorn.trio.run
+import trio
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.tcp_server import TCPServer
+
+__all__ = ["GuardedConnection", "guard_connections"]
+
+logger = logging.getLogger(__name__)
+
+_STALL_SEC = 60.0
+"""How long a peer may take nothing of an answer before its connection is given up."""
+
+_PIECE = 256 * 1024
+
+
+class _PlainHttp(H11Protocol):
+    """HTTP/1.1 without upgrades."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Stay with HTTP/1.1, whatever the peer offers."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        kept = [item for item in request.headers.raw_items() if item[0].lower() != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=kept,
+                http_version=request.http_version,
+            )
+        )
+
+
+class GuardedConnection(TCPServer):
+    """One connection; what goes wrong on it stays there."""
+
+    async def run(self) -> None:
+        """Serve the connection to its end. Only a cancellation comes out of here."""
+        try:
+            await super().run()
+        except Exception as error:  # noqa: BLE001 - the reason for this class
+            _log(error)
+        except BaseExceptionGroup as group:
+            _, real = group.split(trio.Cancelled)
+            if real is None or not isinstance(real, ExceptionGroup):
+                raise
+            _log(real)
+            await trio.lowlevel.checkpoint()  # raises the cancellation that was in the group
+
+    async def _read_data(self) -> None:
+        wrapper = self.protocol
+        if isinstance(wrapper.protocol, H11Protocol):
+            wrapper.protocol = _PlainHttp(
+                wrapper.app,
+                wrapper.config,
+                wrapper.context,
+                wrapper.task_group,
+                wrapper.state,
+                wrapper.ssl,
+                wrapper.client,
+                wrapper.server,
+                wrapper.send,
+            )
+        await super()._read_data()
+
+    async def protocol_send(self, event: Event) -> None:
+        """Take what a protocol has to say; a write to a peer that reads nothing ends."""
+        if not isinstance(event, RawData):
+            await super().protocol_send(event)
+        elif not await self._write(event.data):
+            await self.protocol.handle(Closed())
+
+    async def _write(self, data: bytes) -> bool:
+        """Write *data*; ``False`` when the connection is lost or the peer takes nothing.
+
+        A half written answer is worth nothing, so a cancelled handler writes on, but never
+        longer than the server allows once it stops.
+        """
+        written = False
+        async with self.send_lock:
+            with trio.CancelScope(shield=True) as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._give_up_after_stop, scope)
+                    written = await self._write_pieces(data, scope)
+                    nursery.cancel_scope.cancel()
+            if not written:
+                await trio.aclose_forcefully(self.stream)
+        return written
+
+    async def _write_pieces(self, data: bytes, scope: trio.CancelScope) -> bool:
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), _PIECE):
+                scope.deadline = trio.current_time() + _STALL_SEC
+                await self.stream.send_all(view[start : start + _PIECE])
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def _give_up_after_stop(self, scope: trio.CancelScope) -> None:
+        await self.context.terminated.wait()
+        await trio.sleep(self.config.graceful_timeout)
+        scope.cancel()
+
+
+def _log(error: BaseException) -> None:
+    # The text of the error may quote what the peer sent, which may be a key.
+    logger.warning("a connection failed: %s", ", ".join(sorted(_kinds(error))))
+
+
+def _kinds(error: BaseException) -> set[str]:
+    if isinstance(error, BaseExceptionGroup):
+        return {kind for inner in error.exceptions for kind in _kinds(inner)}
+    return {type(error).__name__}
+
+
+def guard_connections() -> None:
+    """Make Hypercorn's trio worker use `GuardedConnection` from now on."""
+    worker: Any = hypercorn.trio.run
+    worker.TCPServer = GuardedConnection
