@@ -1,25 +1,124 @@
-"""The invariants of rollouts, as checks over a trace."""
+"""The invariants of rollouts, as named checks over a trace.
+
+A check reads what happened and answers what should not have. It knows the rules from the
+protocol, not from the code that is under test, so the arithmetic here is written anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from attrs import frozen
+from attrs import field, frozen
 
-from rollout.simulation.trace import Trace
+from rollout.simulation.client_checks import (
+    check_local_cancel,
+    check_requests_not_replayed,
+    check_retries,
+    check_seen_statuses,
+)
+from rollout.simulation.findings import Checked, Finding
+from rollout.simulation.lives import History
+from rollout.simulation.server_checks import (
+    check_disconnects,
+    check_executions,
+    check_leases,
+    check_published_statuses,
+    check_retention,
+    check_shutdown,
+    check_slots,
+)
+from rollout.simulation.trace import Event, Trace
 from rollout.simulation.workload import RolloutPlan
 from rollout.simulation.world import ServerOptions
 
-__all__ = ["Violation", "check_trace"]
+__all__ = ["INVARIANTS", "Violation", "check_trace"]
+
+INVARIANTS: Mapping[str, str] = {
+    "one-execution": "at most one execution and one terminal result for an id in a process",
+    "forward-only": "no observer sees a status go back, or a start time change",
+    "lease-safety": "who polls within the lease keeps it; silence ends it at its deadline",
+    "retry-in-lease": "a poll is retried only within the lease; nothing else is ever replayed",
+    "slots": "slots never exceed the limit, and none leaks",
+    "local-cancel": "cancelling a handle sends nothing; cancelling a rollout keeps it polling",
+    "retention": "a result stays readable for its time, its id reserved until all is over",
+    "shutdown": "every shutdown stage ends within its budget, and nothing outlives the server",
+    "disconnect": "a disconnect changes nothing but that client's own response",
+}
+
+_CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
+    ("one-execution", check_executions),
+    ("forward-only", check_published_statuses),
+    ("forward-only", check_seen_statuses),
+    ("lease-safety", check_leases),
+    ("retry-in-lease", check_retries),
+    ("retry-in-lease", check_requests_not_replayed),
+    ("slots", check_slots),
+    ("local-cancel", check_local_cancel),
+    ("retention", check_retention),
+    ("shutdown", check_shutdown),
+    ("disconnect", check_disconnects),
+)
 
 
 @frozen
 class Violation:
+    """An invariant that did not hold.
+
+    Attributes:
+        invariant: Its name, a key of `INVARIANTS`.
+        rollout_id: For which rollout; empty if it is about the server as a whole.
+        message: What was wrong.
+        story: The events that a person has to know, in order.
+    """
+
     invariant: str
+    rollout_id: str
     message: str
+    story: list[Event] = field(factory=list, repr=False)
+
+    def __str__(self) -> str:
+        about = f" ({self.rollout_id})" if self.rollout_id else ""
+        lines = [f"{self.invariant}{about}: {self.message}", *map(str, self.story)]
+        return "\n  ".join(lines)
 
 
 def check_trace(
     trace: Trace, options: ServerOptions, workload: Sequence[RolloutPlan] = ()
 ) -> list[Violation]:
-    return []
+    """Check every invariant over a trace.
+
+    Args:
+        trace: What happened.
+        options: How the server was set up.
+        workload: The rollouts' plans; with them, outcomes and slots are checked too.
+
+    Returns:
+        What did not hold, in the order of the invariants.
+    """
+    checked = Checked(History.of(trace), options, {plan.rollout_id: plan for plan in workload})
+    return [
+        Violation(name, finding.rollout_id, finding.message, _story(trace, finding))
+        for name, check in _CHECKS
+        for finding in check(checked)
+    ]
+
+
+def _story(trace: Trace, finding: Finding) -> list[Event]:
+    """Return the events around a finding, without what came long after."""
+    events = trace.story(finding.rollout_id) if finding.rollout_id else trace.select(*_WORLD)
+    return [event for event in events if event.time <= finding.at]
+
+
+_WORLD = (
+    "server-up",
+    "server-crashed",
+    "paused",
+    "shutdown-begins",
+    "shutdown-ends",
+    "server-down",
+    "admitted",
+    "execution-started",
+    "workflow-started",
+    "stop-requested",
+    "execution-ended",
+)

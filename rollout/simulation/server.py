@@ -84,14 +84,14 @@ class SimulatedServer:
             if self._stopped.is_set():
                 self.trace.add("world", "server-down", process=self.number)
                 return
-            self.trace.add("world", "server-crashed", process=self.number)
             self._lose_connections()
             await trio.sleep(self.down_sec)
 
     def crash(self, *, down_sec: float) -> None:
         """Kill the process: the registry and all connections are lost; a new one follows."""
         self.down_sec = down_sec
-        if self._process is not None:
+        if self._process is not None and self.app is not None:
+            self.trace.add("world", "server-crashed", process=self.number)
             self.app = self._nursery = None
             self._process.cancel()
             self._lose_connections()

@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 _METADATA_KEY = "simulation"
+_LONGEST_SWALLOW_SEC = 60.0
+"""Nothing ends a task that shields itself, so it has to end within a shutdown's cleanup."""
 
 
 class Course(StrEnum):
@@ -40,7 +42,7 @@ class Course(StrEnum):
     OK = "ok"
     ERROR = "error"
     SWALLOW = "swallow"
-    """Ignores one cancellation and takes as long again to end."""
+    """Ignores one cancellation and takes as long again to end, though at most a minute."""
 
 
 class Caller(StrEnum):
@@ -178,7 +180,7 @@ async def _go(course: Course, seconds: float) -> None:
         if course is not Course.SWALLOW:
             raise
         with trio.CancelScope(shield=True):
-            await trio.sleep(seconds)
+            await trio.sleep(min(seconds, _LONGEST_SWALLOW_SEC))
     if course is Course.ERROR:
         raise RuntimeError("as planned")
 

@@ -1,0 +1,180 @@
+"""Checks of what the client did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from attrs import define
+
+from rollout.simulation.findings import EPSILON_SEC, Checked, Finding, rank
+from rollout.simulation.lives import Call
+from rollout.simulation.trace import Event
+
+__all__ = [
+    "check_local_cancel",
+    "check_requests_not_replayed",
+    "check_retries",
+    "check_seen_statuses",
+]
+
+_TRANSPORT_DELAYS_SEC = (0.1, 0.5)
+_GATEWAY_DELAYS_SEC = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_RETRYABLE = {"ReadError", "WriteError", "ConnectError", "RemoteProtocolError", "ReadTimeout"}
+_GATEWAY = {502, 503, 504}
+_READ_GRACE_SEC = 10.0
+
+
+def check_seen_statuses(checked: Checked) -> Iterator[Finding]:
+    """What a caller is told only moves forward, and the start time it is told never changes."""
+    for call in checked.history.calls:
+        at, started = -1, None
+        for event in call.of("saw-status", "result"):
+            state = event.detail["state"]
+            if rank(state) < at:
+                yield Finding(call.rollout_id, f"its caller saw it go back to {state}", event.time)
+            at = max(at, rank(state))
+            if started is not None and event.detail["started"] != started:
+                yield Finding(call.rollout_id, "its caller saw the start time change", event.time)
+            started = started or event.detail["started"]
+
+
+@define
+class _Polling:
+    """The state of a client that polls, as the protocol has it.
+
+    Attributes:
+        deadline: The last confirmed end of the lease.
+        transport: Failures of the connection in the current GET.
+        gateway: Gateway errors in the current GET.
+        failed_at: When the last attempt of the current GET failed.
+        delay: The backoff that has to follow.
+        over: Whether the last attempt allows no further one.
+    """
+
+    deadline: float = -math.inf
+    transport: int = 0
+    gateway: int = 0
+    failed_at: float = -math.inf
+    delay: float = 0.0
+    over: bool = False
+
+    @property
+    def retrying(self) -> bool:
+        return self.transport + self.gateway > 0
+
+    def confirmed(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.transport = self.gateway = 0
+
+    def failed(self, event: Event) -> None:
+        self.failed_at = event.time
+        if event.what == "failed" and event.detail["error"] in _RETRYABLE:
+            self._count("transport", _TRANSPORT_DELAYS_SEC)
+        elif event.detail.get("status") in _GATEWAY:
+            self._count("gateway", _GATEWAY_DELAYS_SEC)
+        else:
+            self.over = True
+
+    def _count(self, kind: str, delays: tuple[float, ...]) -> None:
+        spent = getattr(self, kind)
+        setattr(self, kind, spent + 1)
+        if spent < len(delays):
+            self.delay = delays[spent]
+        else:
+            self.over = True
+
+
+def check_retries(checked: Checked) -> Iterator[Finding]:
+    """A poll is tried again only after its backoff, and only where it fits the lease."""
+    lease = checked.options.polling_lease_timeout_sec
+    request_sec = checked.options.result_wait_timeout_sec + _READ_GRACE_SEC
+    for call in checked.history.calls:
+        state = _Polling()
+        sent: dict[int, Event] = {}
+        for event in call.events:
+            if event.what == "sent":
+                sent[event.detail["request"]] = event
+                if event.detail["route"] == "poll":
+                    yield from _check_attempt(call, state, event, request_sec)
+            elif event.what in {"answered", "failed", "gave-up"}:
+                began = sent[event.detail["request"]]
+                yield from _take_end(checked, call, state, began, event, lease)
+
+
+def _check_attempt(
+    call: Call, state: _Polling, event: Event, request_sec: float
+) -> Iterator[Finding]:
+    if state.over:
+        yield Finding(call.rollout_id, "polled again after a final failure", event.time)
+    if not state.retrying:
+        return
+    if event.time - state.failed_at < state.delay - EPSILON_SEC:
+        waited = event.time - state.failed_at
+        yield Finding(
+            call.rollout_id, f"waited {waited:.3f} s of a backoff of {state.delay} s", event.time
+        )
+    if event.time + request_sec >= state.deadline + EPSILON_SEC:
+        yield Finding(
+            call.rollout_id,
+            f"tried again at {event.time:.3f}, with a request of {request_sec:g} s and a lease "
+            f"until {state.deadline:.3f}",
+            event.time,
+        )
+
+
+def _take_end(
+    checked: Checked, call: Call, state: _Polling, began: Event, event: Event, lease: float
+) -> Iterator[Finding]:
+    route = began.detail["route"]
+    status = event.detail.get("status")
+    if route == "admit" and event.what == "answered" and status == 202:  # noqa: PLR2004
+        state.confirmed(began.time + lease)
+    if route != "poll":
+        return
+    slack = checked.history.paused_sec(began.time, event.time) + EPSILON_SEC
+    if state.retrying and event.time > state.deadline + slack:
+        yield Finding(call.rollout_id, "a retry outlived the lease", event.time)
+    about_it = event.detail.get("about") == call.rollout_id
+    if event.what == "answered" and status == 200 and about_it:  # noqa: PLR2004
+        state.confirmed(began.time + lease)
+    elif event.what != "gave-up":
+        state.failed(event)
+
+
+def check_requests_not_replayed(checked: Checked) -> Iterator[Finding]:
+    """An admission is sent again only after 429; a cancel request never."""
+    for call in checked.history.calls:
+        refused = True
+        for event in call.of("sent", "failed", "answered", "gave-up", route="admit"):
+            if event.what == "sent":
+                if not refused:
+                    yield Finding(call.rollout_id, "its admission was sent again", event.time)
+                refused = False
+            else:
+                refused = event.detail.get("status") == 429  # noqa: PLR2004
+        asked = len(call.of("cancels"))
+        sent = call.of("sent", route="cancel")
+        if len(sent) > asked and checked.plans:
+            yield Finding(call.rollout_id, "a cancel request was sent again", sent[-1].time)
+
+
+def check_local_cancel(checked: Checked) -> Iterator[Finding]:
+    """Cancelling a handle sends nothing; cancelling a rollout leaves its handle polling."""
+    for call in checked.history.calls:
+        for cancelled in call.of("handle-cancelled"):
+            for event in call.of("sent"):
+                if event.time > cancelled.time:
+                    yield Finding(
+                        call.rollout_id, "a request followed its handle's cancel()", event.time
+                    )
+        for event in call.of("keeps-polling"):
+            was_done = any(before.detail["done"] for before in call.of("cancels"))
+            ended = call.of("result", "call-failed")
+            if not event.detail["polling"] and not was_done and not ended:
+                yield Finding(
+                    call.rollout_id, "cancel_rollout() ended its handle's polling", event.time
+                )
+        if call.of("cancels"):
+            for event in call.of("handle-was-cancelled"):
+                yield Finding(call.rollout_id, "cancel_rollout() cancelled its handle", event.time)
