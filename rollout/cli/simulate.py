@@ -158,6 +158,7 @@ class _Tally:
         stats: What they amounted to, together; ``None`` before the first.
         violations: How many violations they showed.
         errors: How many of them raised.
+        bad: How many of them showed a violation or raised.
         last: The last that is through.
         first_bad: The first that showed a violation or raised.
         signal: The signal that ended it all, if one did.
@@ -171,6 +172,7 @@ class _Tally:
     stats: SimulationStats | None = None
     violations: int = 0
     errors: int = 0
+    bad: int = 0
     last: SeedOutcome | None = None
     first_bad: SeedOutcome | None = None
     signal: int | None = None
@@ -184,6 +186,7 @@ class _Tally:
         self.wall_sec = time.perf_counter() - self._began
         self.violations += len(outcome.violations)
         self.errors += outcome.error is not None
+        self.bad += outcome.bad
         if outcome.bad and self.first_bad is None:
             self.first_bad = outcome
         if outcome.stats is not None:
@@ -342,12 +345,11 @@ class _LiveProgress:
     def changed(self) -> None:
         """Show what came of the seeds so far."""
         tally = self._tally
-        bad = tally.violations + tally.errors
         self._bar.update(
             self._task,
             completed=tally.done,
             speed=f"{tally.rollouts_per_sec:,.0f} rollouts/s",
-            faults=f"[red]{bad} violations" if bad else "no violations",
+            faults=f"[red]{bad} bad" if (bad := tally.bad) else "no violations",
         )
 
 
