@@ -40,12 +40,10 @@ class RawServer:
     handler: Handler
     url: str = ""
     connections: int = 0
-    open: int = 0
     requests: list[str] = field(factory=list)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         self.connections += 1
-        self.open += 1
         number = self.connections
         try:
             async with stream:
@@ -74,8 +72,6 @@ class RawServer:
                     await self.handler(RawRequest(self, stream, number, method, path, body))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer has gone, or the handler has closed the connection
-        finally:
-            self.open -= 1
 
 
 @asynccontextmanager

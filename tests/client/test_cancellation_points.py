@@ -218,7 +218,7 @@ async def test_on_a_real_socket_every_cancelled_request_gives_its_connection_bac
     cut = 0
     async with (
         raw_server(handle) as server,
-        httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(10, pool=2)) as http,
+        httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(10, pool=5)) as http,
         RolloutClient(url=server.url, http_client=http) as client,
     ):
         name = trio.lowlevel.current_task().name

@@ -69,7 +69,8 @@ def simulate(steps, wait, lease):
         max_size=25,
     ),
     wait=st.sampled_from([2, 30]),
-    more=st.integers(1, 120),
+    more=st.integers(1, 480).map(lambda quarters: quarters / 4)
+    | st.integers(40, 52).map(lambda quarters: quarters / 4),
 )
 def test_polls_are_sent_when_the_simulation_sends_them(steps, wait, more):
     lease = wait + more + LEASE_OFFSET
