@@ -8,6 +8,8 @@ when it sent one, so the client's deadline is never the later of the two.
 
 from __future__ import annotations
 
+import math
+
 from attrs import define
 
 __all__ = ["PollingLease", "ServingClock"]
@@ -67,11 +69,18 @@ class ServingClock:
 
     def time(self, now: float) -> float:
         """The serving time at *now*, including a stall that is not accounted for yet."""
-        return now - self.stalled_sec - self._late(now)
+        return now - (self.stalled_sec + self._late(now))
 
     def at(self, serving_time: float) -> float:
-        """The moment at which the serving time will be *serving_time*, without more stalls."""
-        return serving_time + self.stalled_sec
+        """The first moment at which the serving time is *serving_time*, without more stalls.
+
+        Adding and subtracting floats is not exact. A moment that is a hair too early would
+        find nothing due, and whoever waits for it would wait for the same moment again.
+        """
+        moment = serving_time + self.stalled_sec
+        while moment - self.stalled_sec < serving_time:
+            moment = math.nextafter(moment, math.inf)
+        return moment
 
     def tick(self, now: float, *, at_most: float) -> float:
         """Account for the time since the last tick; return when the next one is due.

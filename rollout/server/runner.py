@@ -90,7 +90,8 @@ async def serve(
                     shutdown_trigger=stop_listening.wait,
                 )
             )
-            task_status.started(urls)
+            if app.failure is None:
+                task_status.started(urls)  # Hypercorn listens even after a failed startup
             async with _signals(handle_signals) as received:
                 await _until_stopped(app, received)
             stop_listening.set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.rules import PollingLease
+from rollout.rules import PollingLease, ServingClock
 
 times = st.integers(0, 1000)
 
@@ -66,3 +68,25 @@ def test_the_deadline_of_the_client_is_never_the_later_one(timeout, polls):
             client_deadline = sent + timeout
         now = received
         assert client_deadline <= server.deadline
+
+
+@given(
+    serving=st.floats(0, 1e12),
+    stalls=st.lists(st.floats(0.001, 1e4), max_size=4),
+)
+def test_at_is_the_first_moment_of_a_serving_time(serving, stalls):
+    clock = ServingClock(1.0, stalled_sec=sum(stalls))
+    moment = clock.at(serving)
+    assert clock.time(moment) >= serving
+    assert clock.time(math.nextafter(moment, -math.inf)) <= serving
+
+
+def test_adding_and_subtracting_a_stall_may_lose_a_hair():
+    # What made a watcher wake up for one deadline again and again, found by simulation.
+    stalled, deadline = 12.082, 120.1
+    naive = [s + stalled - stalled < s for s in (deadline + n / 7 for n in range(1000))]
+    assert any(naive)
+    clock = ServingClock(1.0, stalled_sec=stalled)
+    for number in range(1000):
+        serving = deadline + number / 7
+        assert clock.time(clock.at(serving)) >= serving

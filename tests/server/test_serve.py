@@ -210,3 +210,18 @@ async def test_a_used_connection_is_closed_once_it_has_been_idle(monkeypatch):
         await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
         with trio.fail_after(30):
             assert (await receive_until_closed(stream)).startswith(b"HTTP/1.1 200")
+
+
+async def test_no_address_is_told_when_the_lifespan_fails():
+    @asynccontextmanager
+    async def lifespan(app):
+        raise LookupError("no weights")
+        yield
+
+    expected = pytest.RaisesExc(RolloutServerError, match="LookupError: no weights")
+    told = False
+    with pytest.RaisesGroup(expected):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve, make_app(lifespan=lifespan), bind="127.0.0.1:0"))
+            told = True
+    assert not told
