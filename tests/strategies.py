@@ -6,12 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-# How long an example takes says something about the machine, nothing about the code.
-settings.register_profile("rollout", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("rollout")
 
 finite_floats = st.floats(allow_nan=False, allow_infinity=False)
 
