@@ -108,8 +108,8 @@ def durations(
     def pick(index: int) -> float:
         if index < whole:
             return float(index)
-        index -= whole
-        return float(index % short) if index % 2 or not borders else borders[index % len(borders)]
+        index, other = divmod(index - whole, 2)
+        return float(index % short) if other or not borders else borders[index % len(borders)]
 
     # One choice for all of it: among branches of their own, shrinking would get stuck on a
     # border that happens to do.
@@ -210,8 +210,8 @@ def _timeouts() -> st.SearchStrategy[float]:
 
 
 def _text() -> st.SearchStrategy[str]:
-    # Lone surrogates included: JSON can carry them, and models do write them.
-    return st.text(st.characters(), max_size=12)
+    # Lone surrogates too: JSON can carry them, and models do write them.
+    return st.text(st.characters(), max_size=12) | st.sampled_from(["", "\ud800", "a\udfff\ud83d"])
 
 
 def _request(changes: dict[str, Any]) -> RolloutInitRequest:
