@@ -82,6 +82,8 @@ class GuardedConnection(TCPServer):
                 wrapper.send,
             )
         await super()._read_data()
+        # The peer has closed. Hypercorn would keep its end open until it has idled out.
+        await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
         """Take what a protocol has to say; a write to a peer that reads nothing ends."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import trio
 from server.faults import (
+    API_KEY,
     admit,
     assert_refused,
     assert_serves,
@@ -50,8 +52,6 @@ async def test_head_of_health_has_no_body():
 
 
 async def test_head_of_a_result_neither_renews_nor_shows_anything(autojump_clock):
-    import trio
-
     async with in_process_http(make_app()) as http:
         rollout_id, headers = await admit(http, initial_messages=prompt(sleep=1000))
         await trio.sleep(100)
@@ -134,19 +134,54 @@ async def test_a_query_changes_nothing():
         assert response.status_code == 200
 
 
-async def test_a_websocket_handshake_is_refused():
-    upgrade = {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+@pytest.mark.parametrize("path", ["/health", "/nowhere", "//", "", "http://[x/"])
+async def test_a_websocket_that_an_asgi_server_lets_through_is_refused(path: str):
+    app = make_app()
+    sent = await handshake(app, path, [])
+    assert sent[0]["type"] == "websocket.http.response.start"
+    assert 400 <= sent[0]["status"] < 500
+    assert set(json.loads(sent[1]["body"])) == {"detail"}
+
+
+async def test_a_websocket_needs_the_key_like_everything_else():
+    app = make_app(api_key=API_KEY)
+    for headers in ([], [(b"authorization", b"Bearer other")]):
+        assert (await handshake(app, "/health", headers))[0]["status"] == 401
+    right = [(b"authorization", f"Bearer {API_KEY}".encode())]
+    assert (await handshake(app, "/health", right))[0]["status"] == 400
+
+
+async def handshake(app, path: str, headers: list[tuple[bytes, bytes]]) -> list[dict]:
+    """What the application answers to a handshake."""
+    sent: list[dict] = []
+    incoming = [{"type": "websocket.connect"}]
+
+    async def receive():
+        if not incoming:
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
+        return incoming.pop()
+
+    async def send(message):
+        await trio.lowlevel.checkpoint()
+        sent.append(message)
+
+    scope = {
+        "type": "websocket",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "ws",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"test"), *headers],
+        "subprotocols": [],
+        "extensions": {"websocket.http.response": {}},
     }
-    async with served_http(make_app()) as http:
-        for target in ("/health", "/nowhere", "?", "*", "http://[x/"):
-            status, body = await raw(http.base_url, request_bytes("GET", target, headers=upgrade))
-            assert 400 <= status < 500, target
-            assert set(json.loads(body)) == {"detail"}
-        await assert_serves(http)
+    async with app.serving():
+        await app(scope, receive, send)
+    return sent
 
 
 async def test_a_request_of_http_1_0_is_answered():
