@@ -100,7 +100,7 @@ async def test_everything_that_is_wrong_is_said_at_once():
         ]
 
 
-async def test_what_may_be_null_may_be_left_out():
+async def test_what_may_be_null_may_be_left_out(autojump_clock):
     async with in_process_http(make_app()) as http:
         body = {key: value for key, value in admission().items() if key in REQUIRED}
         response = await http.post("/rollout", json={**body, "grade": False})
@@ -136,7 +136,7 @@ async def test_a_graded_request_without_label_and_metadata_fails_before_the_agen
         assert result["agent_started_at"] is None
 
 
-async def test_a_duplicate_is_refused_while_active_and_while_retained():
+async def test_a_duplicate_is_refused_while_active_and_while_retained(autojump_clock):
     async with in_process_http(make_app()) as http:
         body = admission(initial_messages=prompt(sleep=0.01))
         assert (await http.post("/rollout", json=body)).status_code == 202

@@ -38,7 +38,7 @@ from rollout.types import (
 )
 
 # Deadlines would measure the machine, not the code.
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=40, deadline=None)
 
 texts = st.text(alphabet=st.characters(), max_size=20)
 floats = st.floats(allow_nan=False, allow_infinity=False)
