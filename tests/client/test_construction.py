@@ -113,6 +113,7 @@ async def test_credentials_in_the_url_are_sent_as_basic_authentication():
 
 async def test_credentials_in_the_url_show_up_in_no_log(caplog):
     caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", logger="httpx")
     http = httpx.AsyncClient(transport=FakeServer())
     await run(RolloutClient(url="http://user:s3cret@h", http_client=http))
     assert "http://h/rollout" in caplog.text  # httpx logs every request
