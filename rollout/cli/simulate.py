@@ -88,7 +88,7 @@ def command(
 
     Client, server and backend are the real ones. The network between them loses, delays and
     garbles requests, processes pause and crash, callers vanish; and time is simulated, so that
-    hours pass in a second. A seed decides everything: the same seed gives the same run.
+    nothing waits. A seed decides everything: the same seed gives the same run.
 
     Exits with 1 if an invariant does not hold, with what led to it and the command that
     replays it.
