@@ -269,7 +269,7 @@ class RolloutRegistry:
                     )
                 )
 
-        outcome = await entry.call.run(body)
+        outcome = await entry.call.run_in_task(body)
         if outcome.interrupted:
             return None
         try:
@@ -287,7 +287,7 @@ class RolloutRegistry:
             value = ExecutionOutcome(
                 workflow=ExecutionResult(
                     status=RolloutStatus.FAILURE,
-                    err_message=describe_exception(outcome.error),
+                    err_message=describe_exception(outcome.error, secrets_),
                     err_category=categorize_exception(outcome.error),
                 )
             )

@@ -1,0 +1,42 @@
+"""Backends that are not ours: what they do wrong costs one rollout, never the server."""
+
+from __future__ import annotations
+
+import trio
+from support import CHAT_URL, in_process, make_app, prompt
+
+from rollout import ExecutionBackend
+from rollout.types import ExecutionOutcome, ExecutionResult, RolloutStatus
+
+KEY = "sk-hunter2-hunter2-hunter2"
+
+
+class Misbehaving(ExecutionBackend):
+    """Leaves a nursery open, or raises with the key in its message, as the prompt says."""
+
+    async def execute(self, request):
+        await trio.lowlevel.checkpoint()
+        script = request.prompt[0]
+        if script.get("leave_open"):
+            await trio.open_nursery().__aenter__()
+        if "message" in script:
+            raise RuntimeError(script["message"])
+        return ExecutionOutcome(workflow=ExecutionResult(status=RolloutStatus.SUCCESS))
+
+
+async def test_a_backend_that_leaves_a_nursery_open_fails_its_own_rollout_only(autojump_clock):
+    async with in_process(make_app(Misbehaving())) as client:
+        result = await client.run_rollout(prompt(leave_open=True), CHAT_URL, "a", grade=False)
+        assert result.status is RolloutStatus.FAILURE
+        result = await client.run_rollout(prompt(), CHAT_URL, "b", grade=False)
+        assert result.status is RolloutStatus.SUCCESS
+
+
+async def test_no_part_of_a_key_is_left_where_a_long_message_is_cut(autojump_clock):
+    async with in_process(make_app(Misbehaving())) as client:
+        for dots in range(7970, 8000):
+            text = "." * dots + KEY + "." * 50
+            result = await client.run_rollout(
+                prompt(message=text), CHAT_URL, f"r{dots}", llm_api_key=KEY, grade=False
+            )
+            assert "sk-h" not in (result.err_message or "")
