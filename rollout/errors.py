@@ -24,6 +24,7 @@ __all__ = [
     "RolloutCancelTimeoutError",
     "RolloutCapacityError",
     "RolloutClientClosedError",
+    "RolloutClientEnteredError",
     "RolloutClientNotEnteredError",
     "RolloutError",
     "RolloutHandleCancelled",
@@ -157,6 +158,10 @@ class RolloutHandleCancelled(RolloutError):  # noqa: N818 - the name mirrors tri
 
 class RolloutClientNotEnteredError(RolloutError, RuntimeError):
     """A method that polls in the background needs ``async with RolloutClient(...)``."""
+
+
+class RolloutClientEnteredError(RolloutError, RuntimeError):
+    """The client was entered already; one client has one nursery."""
 
 
 class RolloutClientClosedError(RolloutError, RuntimeError):

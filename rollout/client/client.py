@@ -19,6 +19,7 @@ from rollout.errors import (
     InvalidFieldError,
     RolloutCancelTimeoutError,
     RolloutClientClosedError,
+    RolloutClientEnteredError,
     RolloutClientNotEnteredError,
 )
 from rollout.types import (
@@ -113,7 +114,7 @@ class RolloutClient:
     async def __aenter__(self) -> Self:
         self._check_open()
         if self._nursery is not None:
-            raise RolloutClientNotEnteredError("this client was entered already")
+            raise RolloutClientEnteredError("this client was entered already")
         self._nursery_manager = trio.open_nursery()
         self._nursery = await self._nursery_manager.__aenter__()
         return self

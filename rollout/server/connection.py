@@ -11,6 +11,9 @@ from rollout.server.body import IncomingBody
 
 __all__ = ["RolloutHTTPConnection"]
 
+_SEND_SEC = 60.0
+"""How long a response may take to go out once its handler is cancelled or its peer is gone."""
+
 
 class RolloutHTTPConnection(TrioASGIHTTPConnection):
     """Reads into an `IncomingBody`, and sends a response to its very end.
@@ -37,5 +40,5 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
                 return
 
     async def _send_response(self, send: Any, response: Any) -> None:
-        with trio.CancelScope(shield=True):
+        with trio.move_on_after(_SEND_SEC, shield=True):
             await super()._send_response(send, response)

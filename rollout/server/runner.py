@@ -188,6 +188,7 @@ def _config(
         raise RolloutServerError(f"TLS: the certificate or key cannot be used: {error}") from error
     config.keep_alive_timeout = KEEP_ALIVE_SEC
     config.backlog = _BACKLOG
+    config.alpn_protocols = ["http/1.1"]  # one stream a connection; a reset ends just that
     config.keep_alive_max_requests = 2**62
     config.graceful_timeout = _GRACE_SEC
     config.startup_timeout = math.inf

@@ -26,6 +26,7 @@ from client.fakes import (
 from rollout.client import (
     RolloutClient,
     RolloutClientClosedError,
+    RolloutClientEnteredError,
     RolloutClientNotEnteredError,
     RolloutHandleCancelled,
     RolloutProtocolError,
@@ -327,7 +328,7 @@ async def test_the_own_http_client_is_closed_however_the_block_ends(autojump_clo
 
 async def test_entering_twice_is_refused(autojump_clock):
     async with client_of(FakeServer()) as client:
-        with pytest.raises(RolloutClientNotEnteredError, match="already"):
+        with pytest.raises(RolloutClientEnteredError, match="already"):
             await client.__aenter__()
         assert (await (await start(client))).status is RolloutStatus.SUCCESS
 
