@@ -7,13 +7,13 @@ import logging
 import httpx
 import trio
 
-from rollout.client import RolloutClient, RolloutProtocolError
+from rollout.client import RolloutClient, RolloutPollTimeoutError, RolloutProtocolError
 from rollout.simulation import RolloutPlan, SimulatedWorld, Simulation, simulate
 from rollout.types import RolloutResultResponse
 
 ATTEMPTS = 4
 PROMPTS = ("add", "divide", "multiply", "negate", "root", "round", "square", "subtract")
-LOST = (httpx.TransportError, RolloutProtocolError)
+LOST = (httpx.TransportError, RolloutPollTimeoutError, RolloutProtocolError)
 
 
 async def run_prompt(

@@ -1,123 +1,258 @@
-"""The callers of a workload: each does with its rollout what its plan says."""
+"""The callers of a workload: each does with its rollout what its plan says.
+
+Some of them are two processes with one lease token. What the second one does is recorded as
+that of client 2, since the rules for polls hold for each process by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
 
 import httpx
 import trio
+from attrs import evolve, frozen
 
 from rollout.client import RolloutClient, RolloutHandle, RolloutHandleCancelled
+from rollout.client.polling import Admission, Poller
 from rollout.errors import RolloutError
-from rollout.simulation.trace import Trace
+from rollout.rules import SeenState
 from rollout.simulation.workload import Caller, RolloutPlan
 from rollout.simulation.world import SimulatedWorld
-from rollout.types import RolloutResultResponse
+from rollout.types import RolloutInitRequest, RolloutResultResponse
 
 __all__ = ["run_workload"]
 
 _EXPECTED_FAILURES = (httpx.TransportError, RolloutError)
+_REPEAT_SEC = 30.0
+_SEC_BETWEEN_INTRUSIONS = 20.0
+_MOST_INTRUSIONS = 10
+_WRONG_TOKEN = "not-the-token-of-this-rollout"  # noqa: S105 - it opens nothing
 
 
-async def run_workload(world: SimulatedWorld, plans: Sequence[RolloutPlan]) -> None:
-    """Run every caller of a workload to its end, through one client of the world."""
-    async with world.client() as client, trio.open_nursery() as nursery:
-        for plan in plans:
-            nursery.start_soon(_call, world, client, plan)
+async def run_workload(
+    world: SimulatedWorld, plans: Sequence[RolloutPlan], *, limit_sec: float
+) -> None:
+    """Run every caller of a workload to its end.
 
-
-async def _call(world: SimulatedWorld, client: RolloutClient, plan: RolloutPlan) -> None:
-    await trio.sleep(plan.arrival_sec)
-    trace = world.trace
-    trace.add("caller", "called", plan.rollout_id, caller=str(plan.caller))
+    Callers that still wait after *limit_sec* are given up; that they do is in the trace.
+    """
+    other = world.transport.of_another_client()
+    scope = trio.CancelScope(deadline=trio.current_time() + limit_sec)
     try:
-        await _BEHAVIOURS[plan.caller](trace, client, plan)
-    except RolloutHandleCancelled:
-        trace.add("caller", "handle-was-cancelled", plan.rollout_id)
-    except _EXPECTED_FAILURES as error:
-        trace.add("caller", "call-failed", plan.rollout_id, error=type(error).__name__)
+        async with world.client() as first, world.client(transport=other) as second:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    for plan in plans:
+                        nursery.start_soon(_Caller(world, first, second, plan).run)
+            if scope.cancelled_caught:
+                world.trace.add("world", "callers-given-up", after_sec=limit_sec)
+                await first.aclose()
+                await second.aclose()
+    except ExceptionGroup:
+        # Failed polls; the callers that were to be told are not there any more.
+        if not scope.cancelled_caught:
+            raise
 
 
-def _got(trace: Trace, plan: RolloutPlan, result: RolloutResultResponse) -> None:
-    trace.add(
-        "caller",
-        "result",
-        plan.rollout_id,
-        state=str(result.status),
-        category=None if result.err_category is None else str(result.err_category),
-        started=None if result.agent_started_at is None else str(result.agent_started_at),
-        reward=None if result.sample is None else result.sample.reward,
-    )
+@frozen
+class _Caller:
+    """One caller.
+
+    Attributes:
+        world: Where it lives.
+        client: Its client.
+        second: The client of its second process.
+        plan: What it does.
+    """
+
+    world: SimulatedWorld
+    client: RolloutClient
+    second: RolloutClient
+    plan: RolloutPlan
+
+    async def run(self) -> None:
+        await trio.sleep(self.plan.arrival_sec)
+        self.tell("called", caller=str(self.plan.caller))
+        await self.attempt(_BEHAVIOURS[self.plan.caller], self)
+
+    async def attempt(
+        self, function: Callable[..., Awaitable[Any]], *args: Any, **about: Any
+    ) -> None:
+        """Await a function, and record how it failed if it did as it may."""
+        try:
+            await function(*args)
+        except RolloutHandleCancelled:
+            self.tell("handle-was-cancelled", **about)
+        except _EXPECTED_FAILURES as error:
+            self.tell("call-failed", error=type(error).__name__, **about)
+
+    def tell(self, what: str, **detail: Any) -> None:
+        self.world.trace.add("caller", what, self.plan.rollout_id, **detail)
+
+    def got(self, result: RolloutResultResponse, **about: Any) -> None:
+        self.tell("result", **_seen(result), **about)
+
+    def saw(self, result: RolloutResultResponse, **about: Any) -> None:
+        self.tell("saw-status", state=str(result.status), started=_started(result), **about)
+
+    async def handle(self) -> RolloutHandle:
+        handle = await self.client.run_rollout_async(**self.plan.arguments())
+        self.tell("has-handle")
+        return handle
+
+    async def admission(self) -> Admission:
+        """Return an admission that nobody polls yet."""
+        request = RolloutInitRequest(**self.plan.arguments())
+        return await self.client._admit(request)  # noqa: SLF001 - two processes share a token
+
+    async def poll(self, admission: Admission) -> None:
+        """Poll with the first client."""
+        poller = Poller(self.client._wire, admission, self.saw)  # noqa: SLF001
+        self.got(await poller.run())
+
+    async def take_over(self, admission: Admission) -> None:
+        """Poll with the second client, which was handed the token by the first."""
+        deadline = admission.lease_deadline - self.world.trace.started
+        self.tell("takes-over", client=2, deadline=deadline)
+
+        def saw(result: RolloutResultResponse) -> None:
+            self.saw(result, client=2)
+
+        poller = Poller(self.second._wire, evolve(admission), saw)  # noqa: SLF001
+        self.got(await poller.run(), client=2)
+
+    async def intrude(self, admission: Admission) -> None:
+        """Poll with a wrong token until the time is up."""
+        response = evolve(admission.response, polling_lease_token=_WRONG_TOKEN)
+        wire = self.second._wire  # noqa: SLF001
+        over = trio.current_time() + self.plan.caller_sec
+        for _ in range(_MOST_INTRUSIONS):
+            if trio.current_time() >= over:
+                break
+            self.tell("takes-over", client=2)
+            try:
+                answer = await wire.result(response, seen=SeenState(), timeout_sec=40)
+            except httpx.TransportError:
+                self.tell("intrusion-failed", client=2)
+            else:
+                self.tell("intruded", client=2, status=answer.status_code)
+            await trio.sleep(min(_SEC_BETWEEN_INTRUSIONS, max(0, over - trio.current_time())))
 
 
-async def _wait(trace: Trace, client: RolloutClient, plan: RolloutPlan) -> None:
-    _got(trace, plan, await client.run_rollout(**plan.arguments()))
+def _started(result: RolloutResultResponse | None) -> str | None:
+    if result is None or result.agent_started_at is None:
+        return None
+    return str(result.agent_started_at)
 
 
-async def _admitted(trace: Trace, client: RolloutClient, plan: RolloutPlan) -> RolloutHandle:
-    handle = await client.run_rollout_async(**plan.arguments())
-    trace.add("caller", "has-handle", plan.rollout_id)
-    return handle
+def _seen(result: RolloutResultResponse) -> dict[str, Any]:
+    return {
+        "state": str(result.status),
+        "category": None if result.err_category is None else str(result.err_category),
+        "started": _started(result),
+        "reward": None if result.sample is None else result.sample.reward,
+    }
 
 
-async def _follow(trace: Trace, client: RolloutClient, plan: RolloutPlan) -> None:
-    handle = await _admitted(trace, client, plan)
+async def _wait(caller: _Caller) -> None:
+    caller.got(await caller.client.run_rollout(**caller.plan.arguments()))
+
+
+async def _follow(caller: _Caller) -> None:
+    handle = await caller.handle()
     async for status in handle.statuses():
-        latest = handle.latest_result
-        started = None if latest is None else latest.agent_started_at
-        trace.add(
-            "caller",
-            "saw-status",
-            plan.rollout_id,
-            state=str(status),
-            started=None if started is None else str(started),
-        )
-    _got(trace, plan, await handle)
+        caller.tell("saw-status", state=str(status), started=_started(handle.latest_result))
+    caller.got(await handle)
 
 
-async def _stop(trace: Trace, client: RolloutClient, plan: RolloutPlan) -> None:
-    handle = await _admitted(trace, client, plan)
-    await trio.sleep(plan.caller_sec)
+async def _stop(caller: _Caller) -> None:
+    handle = await caller.handle()
+    await trio.sleep(caller.plan.caller_sec)
     polling = handle.cancel()
-    trace.add("caller", "handle-cancelled", plan.rollout_id, was_polling=polling)
-    _got(trace, plan, await handle)
+    caller.tell("handle-cancelled", was_polling=polling)
+    caller.got(await handle)
 
 
-async def _cancel(trace: Trace, client: RolloutClient, plan: RolloutPlan) -> None:
-    handle = await _admitted(trace, client, plan)
-    await trio.sleep(plan.caller_sec)
-    trace.add("caller", "cancels", plan.rollout_id, done=handle.done())
+async def _cancel(caller: _Caller) -> None:
+    rollout_id = caller.plan.rollout_id
+    handle = await caller.handle()
+    await trio.sleep(caller.plan.caller_sec)
+    caller.tell("cancels", done=handle.done())
     try:
-        answer = await client.cancel_rollout(plan.rollout_id)
+        answer = await caller.client.cancel_rollout(rollout_id)
     except _EXPECTED_FAILURES as error:
-        trace.add("caller", "cancel-failed", plan.rollout_id, error=type(error).__name__)
+        caller.tell("cancel-failed", error=type(error).__name__)
     else:
-        disposition = answer.dispositions.get(plan.rollout_id)
-        trace.add("caller", "cancel-answered", plan.rollout_id, disposition=disposition)
-    trace.add("caller", "keeps-polling", plan.rollout_id, polling=not handle.done())
-    _got(trace, plan, await handle)
+        caller.tell("cancel-answered", disposition=answer.dispositions.get(rollout_id))
+    caller.tell("keeps-polling", polling=not handle.done())
+    caller.got(await handle)
 
 
-async def _vanish(trace: Trace, client: RolloutClient, plan: RolloutPlan) -> None:
-    with trio.move_on_after(plan.caller_sec) as scope:
-        await _wait(trace, client, plan)
+async def _vanish(caller: _Caller) -> None:
+    with trio.move_on_after(caller.plan.caller_sec) as scope:
+        await _wait(caller)
     if scope.cancelled_caught:
-        trace.add("caller", "vanished", plan.rollout_id)
+        caller.tell("vanished")
 
 
-async def _repeat(trace: Trace, client: RolloutClient, plan: RolloutPlan) -> None:
-    await _wait(trace, client, plan)
-    await trio.sleep(plan.caller_sec)
-    trace.add("caller", "repeats", plan.rollout_id)
-    with trio.move_on_after(30):
-        await client.run_rollout(**plan.arguments())
+async def _repeat(caller: _Caller) -> None:
+    await _wait(caller)
+    await trio.sleep(caller.plan.caller_sec)
+    caller.tell("repeats")
+    with trio.move_on_after(_REPEAT_SEC):
+        await caller.client.run_rollout(**caller.plan.arguments())
 
 
-_BEHAVIOURS = {
+async def _rival(caller: _Caller) -> None:
+    async def rival() -> None:
+        await trio.sleep(caller.plan.caller_sec)
+        caller.tell("takes-over", client=2)
+        with trio.move_on_after(_REPEAT_SEC):
+            await caller.second.run_rollout(**caller.plan.arguments())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(caller.attempt, rival, client=2))
+        await caller.attempt(_wait, caller)
+
+
+async def _again(caller: _Caller) -> None:
+    admission = await caller.admission()
+    await caller.poll(admission)
+    await trio.sleep(caller.plan.caller_sec)
+    await caller.take_over(admission)
+
+
+async def _pair(caller: _Caller) -> None:
+    admission = await caller.admission()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(caller.attempt, caller.take_over, admission, client=2))
+        await caller.attempt(caller.poll, admission)
+
+
+async def _late(caller: _Caller) -> None:
+    admission = await caller.admission()
+    await trio.sleep(caller.plan.caller_sec)
+    await caller.poll(admission)
+
+
+async def _intrude(caller: _Caller) -> None:
+    admission = await caller.admission()
+    await caller.intrude(admission)
+    await caller.poll(admission)
+
+
+_BEHAVIOURS: dict[Caller, Callable[[_Caller], Awaitable[None]]] = {
     Caller.WAIT: _wait,
     Caller.FOLLOW: _follow,
     Caller.STOP: _stop,
     Caller.CANCEL: _cancel,
     Caller.VANISH: _vanish,
     Caller.REPEAT: _repeat,
+    Caller.RIVAL: _rival,
+    Caller.AGAIN: _again,
+    Caller.PAIR: _pair,
+    Caller.LATE: _late,
+    Caller.INTRUDE: _intrude,
 }

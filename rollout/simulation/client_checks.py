@@ -93,7 +93,9 @@ def check_retries(checked: Checked) -> Iterator[Finding]:
         state = _Polling()
         sent: dict[int, Event] = {}
         for event in call.events:
-            if event.what == "sent":
+            if event.what == "takes-over":
+                state.deadline = event.detail.get("deadline", -math.inf)
+            elif event.what == "sent":
                 sent[event.detail["request"]] = event
                 if event.detail["route"] == "poll":
                     yield from _check_attempt(call, state, event, request_sec)
@@ -162,12 +164,7 @@ def check_requests_not_replayed(checked: Checked) -> Iterator[Finding]:
 def check_local_cancel(checked: Checked) -> Iterator[Finding]:
     """Cancelling a handle sends nothing; cancelling a rollout leaves its handle polling."""
     for call in checked.history.calls:
-        for cancelled in call.of("handle-cancelled"):
-            for event in call.of("sent"):
-                if event.time > cancelled.time:
-                    yield Finding(
-                        call.rollout_id, "a request followed its handle's cancel()", event.time
-                    )
+        yield from _check_silence(call)
         for event in call.of("keeps-polling"):
             was_done = any(before.detail["done"] for before in call.of("cancels"))
             ended = call.of("result", "call-failed")
@@ -178,3 +175,27 @@ def check_local_cancel(checked: Checked) -> Iterator[Finding]:
         if call.of("cancels"):
             for event in call.of("handle-was-cancelled"):
                 yield Finding(call.rollout_id, "cancel_rollout() cancelled its handle", event.time)
+
+
+def _check_silence(call: Call) -> Iterator[Finding]:
+    """After a handle's cancel(), nothing is sent, and what is under way is given up."""
+    cancelled: Event | None = None
+    open_polls: dict[int, Event] = {}
+    for event in call.events:
+        if event.what == "handle-cancelled":
+            cancelled = event
+        elif event.what == "sent":
+            open_polls[event.detail["request"]] = event
+            if cancelled is not None and (
+                event.time > cancelled.time or event.detail["route"] != "poll"
+            ):
+                message = "a request followed its handle's cancel()"
+                yield Finding(call.rollout_id, message, event.time)
+        elif event.what in {"answered", "failed", "gave-up"}:
+            open_polls.pop(event.detail["request"], None)
+            if cancelled is not None and event.time > cancelled.time:
+                message = "a request outlived its handle's cancel()"
+                yield Finding(call.rollout_id, message, event.time)
+    if cancelled is not None and open_polls:
+        message = "a request outlived its handle's cancel()"
+        yield Finding(call.rollout_id, message, cancelled.time)

@@ -60,6 +60,10 @@ class Fault(StrEnum):
     """The answer's body is about something else."""
     LATE = "late"
     """The answer is held back for a long time."""
+    STALE = "stale"
+    """A cache in between answers with what the poll before this one was answered with."""
+    TRICKLE = "trickle"
+    """The answer comes in bit by bit for minutes; no single read of it times out."""
 
 
 GATEWAY_BODIES = ("json", "html", "empty")
@@ -74,7 +78,7 @@ class Fate:
         out_sec: How long the request is on its way, in seconds.
         back_sec: How long the answer is on its way, in seconds.
         after_sec: For `LOST_DURING`, when the loss happens; for `LATE`, how long the answer is
-            held back.
+            held back; for `TRICKLE`, a tenth of the time that it takes.
         status: For `GATEWAY`, the status.
         body: For `GATEWAY`, what kind of body.
         retry_after: For `BUSY`, the header; ``None`` leaves it out.
@@ -105,6 +109,7 @@ class FaultLevel:
         weights: How likely each fault is for one request; the rest is `NONE`.
         latency_sec: The longest usual latency in each direction.
         restarts: How likely a server restart is in one run.
+        shutdowns: How likely it is that the server is shut down while callers still wait.
         pauses: How many pauses of all processes there are in one run, at most.
     """
 
@@ -112,6 +117,7 @@ class FaultLevel:
     weights: dict[Fault, float] = field(factory=dict)
     latency_sec: float = 0.05
     restarts: float = 0.0
+    shutdowns: float = 0.0
     pauses: int = 0
 
 
@@ -132,9 +138,12 @@ LEVELS = {
                 Fault.TRUNCATED: 0.001,
                 Fault.FOREIGN: 0.001,
                 Fault.LATE: 0.02,
+                Fault.STALE: 0.005,
+                Fault.TRICKLE: 0.002,
             },
             latency_sec=0.1,
             restarts=0.05,
+            shutdowns=0.03,
             pauses=1,
         ),
         FaultLevel(
@@ -150,9 +159,12 @@ LEVELS = {
                 Fault.TRUNCATED: 0.01,
                 Fault.FOREIGN: 0.01,
                 Fault.LATE: 0.06,
+                Fault.STALE: 0.03,
+                Fault.TRICKLE: 0.02,
             },
             latency_sec=1.0,
             restarts=0.3,
+            shutdowns=0.15,
             pauses=3,
         ),
     )

@@ -16,17 +16,16 @@ from rollout.simulation.client_checks import (
     check_retries,
     check_seen_statuses,
 )
+from rollout.simulation.end_checks import check_retention, check_shutdown
 from rollout.simulation.findings import Checked, Finding
+from rollout.simulation.lease_checks import check_leases
 from rollout.simulation.lives import History
 from rollout.simulation.server_checks import (
     check_disconnects,
     check_executions,
-    check_leases,
     check_published_statuses,
-    check_retention,
-    check_shutdown,
-    check_slots,
 )
+from rollout.simulation.slot_checks import check_slots
 from rollout.simulation.trace import Event, Trace
 from rollout.simulation.workload import RolloutPlan
 from rollout.simulation.world import ServerOptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 from attrs import define, field
@@ -12,6 +13,7 @@ from rollout.simulation.trace import Event, Trace
 __all__ = ["Call", "History", "Life"]
 
 _SERVER_SIDE = {"server", "network", "workflow", "grader"}
+_CALLS = {"called", "repeats", "takes-over"}
 
 
 @define(eq=False)
@@ -22,50 +24,63 @@ class Life:
         process: Which server process.
         rollout_id: Which rollout.
         events: Its events on the server's side, in order.
-        lost_at: When its process crashed with it, if it did.
+        answers: Among them, the polls that the server answered with a state.
+        contacts: When its caller showed itself before the end: its admission, and every poll
+            with its token that arrived.
+        lost_at: When its process was gone with it, if it was.
     """
 
     process: int
     rollout_id: str
     events: list[Event] = field(factory=list)
+    answers: list[Event] = field(factory=list)
+    contacts: list[float] = field(factory=list)
     lost_at: float = math.inf
+    _by_kind: dict[str, list[Event]] = field(factory=dict)
 
-    def times(self, *whats: str) -> list[float]:
-        """Return when these things happened."""
-        return [event.time for event in self.events if event.what in whats]
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        self.events.append(event)
+        self._by_kind.setdefault(event.what, []).append(event)
+        if event.what == "server-answered":
+            if event.detail["route"] == "poll" and "state" in event.detail:
+                self.answers.append(event)
+        elif (event.what == "admitted" or is_own_poll(event)) and "finished" not in self._by_kind:
+            self.contacts.append(event.time)
+
+    def all(self, what: str) -> Sequence[Event]:
+        """Return the events of a kind, in order."""
+        return self._by_kind.get(what, ())
 
     def first(self, what: str) -> Event | None:
         """Return the first event of a kind."""
-        return next((event for event in self.events if event.what == what), None)
+        events = self._by_kind.get(what)
+        return events[0] if events else None
 
     def time_of(self, what: str) -> float:
         """Return when something happened first; infinity if it never did."""
-        event = self.first(what)
-        return math.inf if event is None else event.time
+        events = self._by_kind.get(what)
+        return events[0].time if events else math.inf
+
+    @property
+    def expired(self) -> bool:
+        """Whether the end of its lease ended it."""
+        finished = self.first("finished")
+        return finished is not None and finished.detail.get("category") == "lease_expired"
 
     @property
     def over_at(self) -> float:
         """When its execution ended, in whatever way."""
         return min(self.time_of("execution-ended"), self.lost_at)
 
-    def answers(self) -> list[Event]:
-        """Return the polls that the server answered with a state."""
-        return [
-            event
-            for event in self.events
-            if event.what == "server-answered"
-            and event.detail["route"] == "poll"
-            and "state" in event.detail
-        ]
 
-    def contacts(self) -> list[float]:
-        """Return when its caller showed itself: the admission, and every poll that arrived."""
-        return [
-            event.time
-            for event in self.events
-            if event.what == "admitted"
-            or (event.what == "arrived" and event.detail["route"] == "poll")
-        ]
+def is_own_poll(event: Event) -> bool:
+    """Whether a poll with the token of the rollout arrives."""
+    return (
+        event.what == "arrived"
+        and event.detail["route"] == "poll"
+        and event.detail["lease"] == "own"
+    )
 
 
 @define(eq=False)
@@ -74,10 +89,12 @@ class Call:
 
     Attributes:
         rollout_id: Which rollout.
+        client: Which client process, counted from 1.
         events: What its caller and its client did, in order.
     """
 
     rollout_id: str
+    client: int = 1
     events: list[Event] = field(factory=list)
 
     def of(self, *whats: str, route: str | None = None) -> list[Event]:
@@ -97,59 +114,98 @@ class History:
         trace: The trace.
         lives: Every life, by admission.
         calls: Every call, by its beginning.
-        ends_at: The time of the last event.
+        world: What happened to the world as a whole.
+        cancels: Every cancel request that arrived: in which process, and for which ids; empty
+            for one that gave no ids.
     """
 
     trace: Trace
     lives: list[Life] = field(factory=list)
     calls: list[Call] = field(factory=list)
+    world: list[Event] = field(factory=list)
+    cancels: list[tuple[int, Event]] = field(factory=list)
 
-    @cached_property
-    def pauses(self) -> list[tuple[float, float]]:
-        """When everything stood still, and for how long."""
-        return [(event.time, event.detail["seconds"]) for event in self.trace.select("paused")]
+    @classmethod
+    def of(cls, trace: Trace) -> History:
+        """Sort a trace."""
+        history = cls(trace)
+        history._sort()
+        return history
 
     @property
     def ends_at(self) -> float:
         """When the trace ends."""
         return self.trace.events[-1].time if self.trace.events else 0.0
 
-    @classmethod
-    def of(cls, trace: Trace) -> History:
-        """Sort a trace."""
-        history = cls(trace)
-        history._sort_lives()
-        history._sort_calls()
-        return history
-
-    def _sort_lives(self) -> None:
-        current: dict[tuple[int, str], Life] = {}
-        process = 0
-        for event in self.trace:
-            process = event.detail.get("process", process)
-            if event.what in {"server-crashed", "server-down"}:
-                for life in current.values():
-                    if life.process == process:
-                        life.lost_at = min(life.lost_at, event.time)
-            if event.who not in _SERVER_SIDE:
-                continue
-            key = (process, event.rollout_id)
-            if event.what == "admitted":
-                current[key] = Life(*key)
-                self.lives.append(current[key])
-            if key in current:
-                current[key].events.append(event)
-
-    def _sort_calls(self) -> None:
-        current: dict[str, Call] = {}
-        for event in self.trace:
-            if event.who not in {"caller", "client"} or not event.rollout_id:
-                continue
-            if event.what in {"called", "repeats"} or event.rollout_id not in current:
-                current[event.rollout_id] = Call(event.rollout_id)
-                self.calls.append(current[event.rollout_id])
-            current[event.rollout_id].events.append(event)
+    @cached_property
+    def pauses(self) -> list[tuple[float, float]]:
+        """When everything stood still, and for how long."""
+        return [
+            (event.time, event.detail["seconds"]) for event in self.world if event.what == "paused"
+        ]
 
     def paused_sec(self, since: float, until: float) -> float:
-        """Return for how long everything stood still in a span of time."""
+        """Return for how long everything stood still around a span of time, at the most."""
         return sum(length for moment, length in self.pauses if since - length <= moment <= until)
+
+    def delayed(self, since: float, until: float) -> float:
+        """Return until when what was due *until* then may have been put off by pauses."""
+        latest, before = until, -math.inf
+        while latest > before:
+            before, latest = latest, until + self.paused_sec(since, latest)
+        return latest
+
+    def paused_within(self, since: float, until: float) -> list[float]:
+        """Return how long each of the pauses was that lie within a span of time as a whole."""
+        return [
+            length
+            for moment, length in self.pauses
+            if since < moment and moment + length <= until + _HAIR_SEC
+        ]
+
+    def was_cancelled(self, life: Life, by: float) -> bool:
+        """Whether a caller had asked for a rollout to be cancelled, until some moment."""
+        return any(
+            process == life.process
+            and request.time <= by
+            and (not request.rollout_id or life.rollout_id in request.rollout_id.split(","))
+            for process, request in self.cancels
+        )
+
+    def _sort(self) -> None:
+        lives: dict[tuple[int, str], Life] = {}
+        calls: dict[tuple[int, str], Call] = {}
+        for event in self.trace:
+            if event.who == "world":
+                self.world.append(event)
+                if event.what in {"server-crashed", "server-down"}:
+                    self._lose(event)
+            elif event.who in _SERVER_SIDE:
+                self._live(event, lives)
+            elif event.rollout_id:
+                self._call(event, calls)
+
+    def _live(self, event: Event, lives: dict[tuple[int, str], Life]) -> None:
+        key = (event.detail.get("process", 0), event.rollout_id)
+        if event.what == "admitted":
+            lives[key] = Life(*key)
+            self.lives.append(lives[key])
+        elif event.what == "arrived" and event.detail["route"] == "cancel":
+            self.cancels.append((key[0], event))
+        if key in lives:
+            lives[key].add(event)
+
+    def _call(self, event: Event, calls: dict[tuple[int, str], Call]) -> None:
+        key = (event.detail.get("client", 1), event.rollout_id)
+        if event.what in _CALLS or key not in calls:
+            calls[key] = Call(event.rollout_id, key[0])
+            self.calls.append(calls[key])
+        calls[key].events.append(event)
+
+    def _lose(self, event: Event) -> None:
+        for life in self.lives:
+            if life.process == event.detail["process"]:
+                life.lost_at = min(life.lost_at, event.time)
+
+
+_HAIR_SEC = 1e-6

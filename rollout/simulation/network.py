@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 from urllib.parse import unquote
 
 import httpx
 import trio
-from attrs import define
+from attrs import define, field
 
 from rollout.simulation.faults import Fate, Fault, FaultPlan, Route
 from rollout.simulation.server import Exchange, SimulatedServer
@@ -19,6 +22,7 @@ from rollout.types import POLLING_LEASE_HEADER
 __all__ = ["SimulatedTransport"]
 
 _TERMINAL = {"success", "failure", "cancelled"}
+_TRICKLES = 10.0
 _GATEWAY_BODIES = {
     "json": (b'{"detail":"upstream"}', "application/json"),
     "html": (b"<html><body><h1>Bad gateway</h1></body></html>", "text/html"),
@@ -34,7 +38,7 @@ class _Request:
         number: Which request of the run it is, counted from 1.
         route: Where it goes.
         rollout_id: Which rollout it is about, if it is about one.
-        lease: A short digest of its lease token, empty without one.
+        token: Its lease token, empty without one.
     """
 
     raw: httpx.Request
@@ -42,7 +46,44 @@ class _Request:
     number: int
     route: Route
     rollout_id: str
-    lease: str
+    token: str
+
+
+@define(eq=False)
+class _Memory:
+    """What the network as a whole has seen.
+
+    Attributes:
+        numbers: Counts the requests.
+        tokens: The lease token of each rollout, from its latest admission.
+        polled: The body of the latest good answer to a poll, for each rollout.
+    """
+
+    numbers: Iterator[int] = field(factory=lambda: itertools.count(1))
+    tokens: dict[str, str] = field(factory=dict)
+    polled: dict[str, bytes] = field(factory=dict)
+
+    def lease(self, request: _Request) -> str:
+        """Say whose lease token a request carries: its ``own``, an ``other``, or none."""
+        if not request.token:
+            return ""
+        return "own" if self.tokens.get(request.rollout_id) == request.token else "other"
+
+    def learn(self, request: _Request, exchange: Exchange) -> None:
+        """Note the token that an admission was answered with."""
+        if request.route is Route.ADMIT and exchange.status == httpx.codes.ACCEPTED:
+            admission = json.loads(exchange.body)
+            self.tokens[request.rollout_id] = admission["polling_lease_token"]
+            self.polled.pop(request.rollout_id, None)
+
+    def cached(self, request: _Request, exchange: Exchange, *, stale: bool) -> bytes:
+        """Return the body of an answer, or of the one before where it is to be stale."""
+        if request.route is not Route.POLL or exchange.status != httpx.codes.OK:
+            return exchange.body
+        if stale:
+            return self.polled.get(request.rollout_id, exchange.body)
+        self.polled[request.rollout_id] = exchange.body
+        return exchange.body
 
 
 class SimulatedTransport(httpx.AsyncBaseTransport):
@@ -58,7 +99,14 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self.server = server
         self.plan = plan
         self.trace = trace
-        self.requests = 0
+        self.client = 1
+        self._memory = _Memory()
+
+    def of_another_client(self) -> Self:
+        """Return the same network, as another client process is connected to it."""
+        other = copy.copy(self)
+        other.client = self.client + 1
+        return other
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Deliver one request as its fate says.
@@ -66,11 +114,10 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         Raises:
             httpx.TransportError: What a real network would make of that fate.
         """
-        self.requests += 1
         body = await request.aread()
-        this = _describe(request, body, self.requests)
+        this = _describe(request, body, next(self._memory.numbers))
         fate = self.plan.fate(this.route)
-        self._record("client", "sent", this, fault=str(fate.fault), lease=this.lease)
+        self._record("client", "sent", this, fault=str(fate.fault))
         try:
             response = await self._deliver(this, fate)
         except httpx.TransportError as error:
@@ -91,35 +138,42 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if fate.fault in {Fault.GATEWAY, Fault.BUSY}:
             return _gateway(this.raw, fate)
         timeout = this.raw.extensions.get("timeout", {}).get("read")
-        with trio.move_on_after(trio_timeout(timeout)):
-            return await self._exchange(this, fate)
-        raise httpx.ReadTimeout("the server did not answer in time", request=this.raw)
+        with trio.move_on_after(trio_timeout(timeout)) as scope:
+            response = await self._exchange(this, fate)
+        if scope.cancelled_caught:
+            raise httpx.ReadTimeout("the server did not answer in time", request=this.raw)
+        if fate.fault is Fault.TRICKLE:
+            await trio.sleep(fate.after_sec * _TRICKLES)
+        return response
 
     async def _exchange(self, this: _Request, fate: Fate) -> httpx.Response:
         exchange = self.server.start(_scope(this.raw), this.body)
         if exchange is None:
             raise httpx.ConnectError("connection refused", request=this.raw)
-        self._record("network", "arrived", this, lease=this.lease, process=self.server.number)
+        number = self.server.number
+        self._record("network", "arrived", this, lease=self._memory.lease(this), process=number)
         try:
             await self._wait(this, fate, exchange)
         finally:
             if not exchange.complete:
-                self._record("network", "disconnected", this)
+                self._record("network", "disconnected", this, process=number)
             exchange.disconnect()
         self._record(
             "network",
             "server-answered",
             this,
             status=exchange.status,
-            process=self.server.number,
+            process=number,
             **_news_of(exchange.status, exchange.body),
         )
+        self._memory.learn(this, exchange)
+        body = self._memory.cached(this, exchange, stale=fate.fault is Fault.STALE)
         if fate.fault is Fault.LOST_AFTER:
             raise httpx.RemoteProtocolError("the server closed the connection", request=this.raw)
         if fate.fault is Fault.SILENCE:
             await trio.sleep_forever()
         await trio.sleep(fate.back_sec + (fate.after_sec if fate.fault is Fault.LATE else 0.0))
-        return _answer(this.raw, fate, exchange)
+        return _answer(this.raw, fate, exchange, body)
 
     async def _wait(self, this: _Request, fate: Fate, exchange: Exchange) -> None:
         """Wait for the answer, or for the loss of the connection."""
@@ -133,6 +187,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             raise httpx.RemoteProtocolError("the server process is gone", request=this.raw)
 
     def _record(self, who: str, what: str, this: _Request, **detail: Any) -> None:
+        if self.client > 1:
+            detail["client"] = self.client
         self.trace.add(
             who, what, this.rollout_id, route=str(this.route), request=this.number, **detail
         )
@@ -157,7 +213,7 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
     elif len(parts) == 3:  # noqa: PLR2004 - rollout, id, result
         route, rollout_id = Route.POLL, parts[1]
     token = request.headers.get(POLLING_LEASE_HEADER, "")
-    return _Request(request, body, number, route, rollout_id, "yes" if token else "")
+    return _Request(request, body, number, route, rollout_id, token)
 
 
 def _scope(request: httpx.Request) -> dict[str, Any]:
@@ -189,8 +245,9 @@ def _gateway(request: httpx.Request, fate: Fate) -> httpx.Response:
     )
 
 
-def _answer(request: httpx.Request, fate: Fate, exchange: Exchange) -> httpx.Response:
-    content = exchange.body
+def _answer(
+    request: httpx.Request, fate: Fate, exchange: Exchange, content: bytes
+) -> httpx.Response:
     if fate.fault is Fault.TRUNCATED:
         content = content[: len(content) // 2]
     elif fate.fault is Fault.FOREIGN:

@@ -12,12 +12,13 @@ import trio
 from attrs import define, field, frozen
 
 from rollout.backend.base import ExecutionBackend
+from rollout.server import ShutdownBudget
 from rollout.simulation.callers import run_workload
 from rollout.simulation.determinism import deterministic_run
 from rollout.simulation.faults import LEVELS, FaultLevel, FaultPlan
 from rollout.simulation.invariants import Violation, check_trace
 from rollout.simulation.trace import Trace
-from rollout.simulation.workload import RolloutPlan, draw_workload
+from rollout.simulation.workload import RolloutPlan, draw_workload, longest_work_sec
 from rollout.simulation.world import ServerOptions, SimulatedWorld, simulated_world
 
 __all__ = ["Simulation", "SimulationStats", "simulate", "simulate_workload"]
@@ -26,6 +27,12 @@ T = TypeVar("T")
 
 _LONGEST_PAUSE_SEC = 200.0
 _LONGEST_OUTAGE_SEC = 20.0
+_SPARE_SEC = 3600.0
+_WAITS_AND_LEASES = (*[(30.0, 120.0)] * 5, (30.0, 45.0), (20.0, 31.0), (15.0, 60.0))
+_BUDGETS = (
+    *[ShutdownBudget()] * 3,
+    ShutdownBudget(drain_sec=2, cleanup_sec=5, forced_sec=3, delivery_sec=5, backend_sec=10),
+)
 
 
 @frozen
@@ -145,16 +152,12 @@ def simulate_workload(
     draw = random.Random(f"workload {seed}")  # noqa: S311 - simulation, no secrets
     workload = list(plans) if plans is not None else draw_workload(draw, rollouts)
     if options is None:
-        options = ServerOptions(
-            max_concurrent=draw.choice((1, 2, 4, 4, 8, None)),
-            max_queue_depth=draw.choice((None, None, 1, 5)),
-            result_retention_sec=draw.choice((0.0, 5.0, 60.0, 900.0)),
-        )
+        options = _draw_options(draw)
 
     async def scenario(world: SimulatedWorld) -> list[RolloutPlan]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_trouble, world, level, draw, workload)
-            await run_workload(world, workload)
+            await run_workload(world, workload, limit_sec=_limit_sec(workload))
             nursery.cancel_scope.cancel()
         return workload
 
@@ -163,10 +166,29 @@ def simulate_workload(
     return run
 
 
+def _draw_options(draw: random.Random) -> ServerOptions:
+    wait, lease = draw.choice(_WAITS_AND_LEASES)
+    return ServerOptions(
+        max_concurrent=draw.choice((1, 2, 4, 4, 8, None)),
+        max_queue_depth=draw.choice((None, None, 1, 5)),
+        result_wait_timeout_sec=wait,
+        polling_lease_timeout_sec=lease,
+        result_retention_sec=draw.choice((0.0, 5.0, 60.0, 900.0)),
+        shutdown=draw.choice(_BUDGETS),
+    )
+
+
+def _limit_sec(workload: Sequence[RolloutPlan]) -> float:
+    """Return a time by which every caller of a workload has its answer, one way or the other."""
+    arrived = max((plan.arrival_sec for plan in workload), default=0.0)
+    work = sum(longest_work_sec(plan) + plan.caller_sec for plan in workload)
+    return arrived + work + _SPARE_SEC
+
+
 async def _trouble(
     world: SimulatedWorld, level: FaultLevel, draw: random.Random, workload: list[RolloutPlan]
 ) -> None:
-    """Pause all processes and restart the server, as often as the level has it."""
+    """Pause all processes, restart the server or stop it, as often as the level has it."""
     horizon = max((plan.arrival_sec for plan in workload), default=0.0) + 60.0
     troubles: list[tuple[float, Callable[[], None]]] = []
     for _ in range(draw.randint(0, level.pauses)):
@@ -176,6 +198,8 @@ async def _trouble(
         down = draw.random() ** 2 * _LONGEST_OUTAGE_SEC
         restart = partial(world.restart_server, down_sec=down)
         troubles.append((draw.uniform(0, horizon), restart))
+    if draw.random() < level.shutdowns:
+        troubles.append((draw.uniform(0, horizon), world.server.stop))
     now = 0.0
     for moment, trouble in sorted(troubles, key=lambda pair: pair[0]):
         await trio.sleep(max(0.0, moment - now))

@@ -81,6 +81,7 @@ class SimulatedServer:
                     self._lose_connections()
                     nursery.cancel_scope.cancel()
             self.app = self._nursery = None
+            self.trace.add("world", "server-gone", process=self.number)
             if self._stopped.is_set():
                 self.trace.add("world", "server-down", process=self.number)
                 return

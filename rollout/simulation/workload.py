@@ -2,7 +2,7 @@
 
 A `RolloutPlan` says how long its workflow and grader take and how they end, and what its
 caller does: waits, follows a handle, stops polling, cancels, vanishes, or comes back later for
-what it knows already. Since all of it is known, so is what may come out.
+what it knows already, and so on. Since all of it is known, so is what may come out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import trio
 from attrs import asdict, frozen
 
 from rollout.backend import LocalBackend
-from rollout.context import AgentWorkflowContext, GraderContext
+from rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context
 from rollout.grader import Grader
 from rollout.simulation.trace import Trace
-from rollout.types import AgentWorkflowConfig, ConcurrencyConfig, Messages
+from rollout.types import AgentWorkflowConfig, ConcurrencyConfig, Messages, RolloutStatus
 from rollout.workflow import AgentWorkflow
 
 __all__ = [
@@ -28,11 +28,13 @@ __all__ = [
     "RolloutPlan",
     "draw_workload",
     "expected_outcomes",
+    "longest_swallow_sec",
+    "longest_work_sec",
     "simulated_backend",
 ]
 
 _METADATA_KEY = "simulation"
-_LONGEST_SWALLOW_SEC = 60.0
+LONGEST_SWALLOW_SEC = 60.0
 """Nothing ends a task that shields itself, so it has to end within a shutdown's cleanup."""
 
 
@@ -60,6 +62,16 @@ class Caller(StrEnum):
     """Is cancelled itself after a while, wherever it is."""
     REPEAT = "repeat"
     """Once it has the result, asks for admission of the same id again."""
+    RIVAL = "rival"
+    """Asks for admission of the same id while the rollout is under way."""
+    AGAIN = "again"
+    """Once it has the result, reads it again after a while, with the same token."""
+    PAIR = "pair"
+    """Polls from two processes at a time, with the same token."""
+    LATE = "late"
+    """Is silent for a while between its admission and its first poll."""
+    INTRUDE = "intrude"
+    """Polls with a wrong token for a while, and only then with its own."""
 
 
 @frozen(kw_only=True)
@@ -130,6 +142,16 @@ def expected_outcomes(plan: RolloutPlan) -> set[tuple[str, str | None]]:
     return outcomes | {("success", None)}
 
 
+def longest_work_sec(plan: RolloutPlan) -> float:
+    """Return how long workflow and grader may take together, whoever interrupts them when."""
+    longest = plan.agent_sec + (plan.grader_sec if plan.grade else 0.0)
+    if plan.agent is Course.SWALLOW:
+        longest += longest_swallow_sec(plan.agent_sec)
+    if plan.grade and plan.grader is Course.SWALLOW:
+        longest += longest_swallow_sec(plan.grader_sec)
+    return longest
+
+
 def draw_workload(generator: random.Random, count: int, *, prefix: str = "r") -> list[RolloutPlan]:
     """Draw a workload of *count* rollouts: mostly well-behaved, some of every other kind."""
     spread = count * 2.0
@@ -154,6 +176,11 @@ def draw_workload(generator: random.Random, count: int, *, prefix: str = "r") ->
                     (Caller.CANCEL, 2),
                     (Caller.VANISH, 1),
                     (Caller.REPEAT, 2),
+                    (Caller.RIVAL, 1),
+                    (Caller.AGAIN, 1),
+                    (Caller.PAIR, 1),
+                    (Caller.LATE, 1),
+                    (Caller.INTRUDE, 1),
                 ),
             ),
             caller_sec=_duration(generator),
@@ -173,6 +200,19 @@ def _pick(generator: random.Random, choices: Sequence[tuple[Any, int]]) -> Any:
     return generator.choices(values, weights)[0]
 
 
+def longest_swallow_sec(seconds: float) -> float:
+    """Return for how long a phase goes on that ignores its cancellation."""
+    return min(seconds, LONGEST_SWALLOW_SEC)
+
+
+def _report_again() -> None:
+    """Report what is known already, as user code may do, at a time when it is wrong."""
+    context = get_rollout_context()
+    if context is not None:
+        context.report_status(RolloutStatus.RUNNING)
+        context.mark_agent_started()
+
+
 async def _go(course: Course, seconds: float) -> None:
     try:
         await trio.sleep(seconds)
@@ -180,34 +220,49 @@ async def _go(course: Course, seconds: float) -> None:
         if course is not Course.SWALLOW:
             raise
         with trio.CancelScope(shield=True):
-            await trio.sleep(min(seconds, _LONGEST_SWALLOW_SEC))
+            await trio.sleep(longest_swallow_sec(seconds))
+    _report_again()
     if course is Course.ERROR:
         raise RuntimeError("as planned")
 
 
 def simulated_backend(
-    trace: Trace, *, max_concurrent: int | None = 4, max_queue_depth: int | None = None
+    trace: Trace,
+    *,
+    max_concurrent: int | None = 4,
+    max_queue_depth: int | None = None,
+    process: int = 1,
 ) -> LocalBackend:
-    """Make a LocalBackend whose workflow and grader do as their `RolloutPlan` says."""
+    """Make a LocalBackend whose workflow and grader do as their `RolloutPlan` says.
+
+    Args:
+        trace: Where they record when they start and end.
+        max_concurrent: Slots; ``None`` for no limit.
+        max_queue_depth: How many rollouts may wait for one; ``None`` for no bound.
+        process: Of which server process it is, for the trace.
+    """
+
+    def record(who: str, what: str, plan: dict[str, Any]) -> None:
+        trace.add(who, what, plan["rollout_id"], process=process)
 
     class SimulatedWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Messages:
             plan = (ctx.metadata or {})[_METADATA_KEY]
-            trace.add("workflow", "workflow-started", plan["rollout_id"])
+            record("workflow", "workflow-started", plan)
             try:
                 await _go(Course(plan["agent"]), plan["agent_sec"])
             finally:
-                trace.add("workflow", "workflow-ended", plan["rollout_id"])
+                record("workflow", "workflow-ended", plan)
             return [*ctx.prompt, {"role": "assistant", "content": plan["rollout_id"]}]
 
     class SimulatedGrader(Grader):
         async def grade(self, ctx: GraderContext) -> None:
             plan = (ctx.metadata or {})[_METADATA_KEY]
-            trace.add("grader", "grader-started", plan["rollout_id"])
+            record("grader", "grader-started", plan)
             try:
                 await _go(Course(plan["grader"]), plan["grader_sec"])
             finally:
-                trace.add("grader", "grader-ended", plan["rollout_id"])
+                record("grader", "grader-ended", plan)
             ctx.set_reward(plan["reward"])
 
     return LocalBackend(

@@ -76,14 +76,17 @@ class SimulatedWorld:
         self.transport = SimulatedTransport(self.server, self.plan, self.trace)
 
     @asynccontextmanager
-    async def client(self, **options: Any) -> AsyncGenerator[RolloutClient, None]:
+    async def client(
+        self, *, transport: httpx.AsyncBaseTransport | None = None, **options: Any
+    ) -> AsyncGenerator[RolloutClient, None]:
         """Enter a `RolloutClient` whose requests go through the simulated network.
 
         Args:
+            transport: Another way to the server than `SimulatedWorld.transport`.
             options: As for `RolloutClient`, without ``url`` and ``http_client``.
         """
         async with (
-            httpx.AsyncClient(transport=self.transport) as http,
+            httpx.AsyncClient(transport=transport or self.transport) as http,
             RolloutClient(url=self.url, http_client=http, **options) as client,
         ):
             yield client
@@ -94,7 +97,8 @@ class SimulatedWorld:
 
     def pause(self, seconds: float) -> None:
         """Stop every process for a while: time passes, and nobody notices until it is over."""
-        self.trace.add("world", "paused", seconds=round(seconds, 3))
+        seconds = round(seconds, 3)
+        self.trace.add("world", "paused", seconds=seconds)
         current_mock_clock().jump(seconds)
 
     def restart_server(self, *, down_sec: float = 1.0) -> None:
@@ -141,11 +145,13 @@ async def simulated_world(
     started = trio.current_time()
 
     def build() -> RolloutServer:
+        number = server.number + 1
         made = (
             backend(trace)
             if backend is not None
             else simulated_backend(
                 trace,
+                process=number,
                 max_concurrent=options.max_concurrent,
                 max_queue_depth=options.max_queue_depth,
             )
@@ -162,7 +168,6 @@ async def simulated_world(
         app.registry.hooks.wall_clock = lambda: (
             SIMULATED_EPOCH + timedelta(seconds=trio.current_time() - started)
         )
-        number = server.number + 1
         app.registry.hooks.observer = _observe(trace, lambda: number)
         return app
 
