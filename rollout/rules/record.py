@@ -139,10 +139,10 @@ class RolloutRecord:
             or (self.agent_started_at is not None and not seen.agent_started)
         )
 
-    def answered(self) -> None:
-        """Note that the current state went to the holder of the lease."""
-        self.reported = self.state
-        self.delivered = self.delivered or self.result is not None
+    def answered(self, state: SeenState | None = None) -> None:
+        """Note that a state went to the holder of the lease: *state*, or the current one."""
+        self.reported = state or self.state
+        self.delivered = self.delivered or is_terminal(self.reported.status)
 
     def _end(self, result: RolloutResultResponse) -> None:
         self.result = evolve(result, agent_started_at=self.agent_started_at)

@@ -38,22 +38,30 @@ from rollout.errors import (
 )
 from rollout.jsonfit import fit
 from rollout.rules import SeenState
+from rollout.server.batch import (
+    MAX_BATCH,
+    RETRY_AFTER_SEC,
+    admission_of,
+    admit_batch,
+    field_problems,
+)
 from rollout.server.body import RolloutRequest, drain
 from rollout.server.connection import RolloutHTTPConnection
+from rollout.server.feed import Feed, FeedHub
 from rollout.server.guard import guard_connections
 from rollout.server.lifespan import RolloutLifespan
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
+from rollout.server.stream import FEED_PATH, FeedRoute
 from rollout.server.target import route_path
 from rollout.server.watchdog import LoopWatchdog
 from rollout.types import (
+    EXTENSIONS,
     POLLING_LEASE_HEADER,
     SEEN_STATE_HEADER,
     CancelRolloutsRequest,
     CancelRolloutsResponse,
     RolloutInitRequest,
-    RolloutInitResponse,
-    RolloutStatus,
 )
 
 __all__ = [
@@ -70,7 +78,6 @@ DEFAULT_RESULT_WAIT_TIMEOUT_SEC = 30.0
 DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
 DEFAULT_RESULT_RETENTION_SEC = 900.0
 DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
-RETRY_AFTER_SEC = 5
 
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
 
@@ -100,6 +107,8 @@ class RolloutServer(QuartTrio):
         self.instance_id = os.environ.get("ROLLOUT_INSTANCE_ID") or self.process_id
         self.shutdown_stages = StagedShutdown(registry, ShutdownBudget())
         self.watchdog: LoopWatchdog | None = None
+        self.feeds = FeedHub(registry)
+        self.feed_route: FeedRoute | None = None
         self.failure: BaseException | None = None
         self.shutdown_requested = trio.Event()
         self._user_lifespan = lifespan
@@ -108,6 +117,9 @@ class RolloutServer(QuartTrio):
         """Serve one ASGI connection; a target that is no plain path leads nowhere."""
         if scope["type"] in {"http", "websocket"}:
             scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
+        if scope["type"] == "http" and scope["path"] == FEED_PATH and self.feed_route is not None:
+            await self.feed_route(scope, receive, send)
+            return
         await super().asgi_app(scope, receive, send)
 
     def request_shutdown(self) -> None:
@@ -191,6 +203,16 @@ def create_rollout_server(
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
+    authorized = authorizer(key)
+    app.feed_route = FeedRoute(
+        app.feeds,
+        authorized=lambda headers: authorized(
+            [v for k, v in headers if k.lower() == b"authorization"]
+        ),
+        accepting=lambda: app.registry.serving,
+        heartbeat_sec=registry.result_wait_timeout_sec,
+        max_request_bytes=max_request_bytes,
+    )
     _add_authentication(app, key)
     _add_refusals(app)
     _add_routes(app)
@@ -224,22 +246,28 @@ def _refuse(status: int, detail: Any, **headers: str) -> Response:
 
 
 def _refuse_fields(where: str, problems: tuple[FieldProblem, ...]) -> Response:
-    detail = [
-        {"loc": [where, *problem.loc], "msg": problem.msg, "type": problem.type}
-        for problem in problems
-    ]
-    return _refuse(422, detail)
+    return _refuse(422, field_problems(where, problems))
+
+
+def authorizer(key: str | None) -> Callable[[list[bytes]], bool]:
+    """Return what says whether the Authorization headers of a request carry the key."""
+    expected = b"" if key is None else f"Bearer {key}".encode()
+
+    def authorized(given: list[bytes]) -> bool:
+        return key is None or hmac.compare_digest(b"\n".join(given), expected)
+
+    return authorized
 
 
 def _add_authentication(app: RolloutServer, key: str | None) -> None:
     if key is None:
         return
-    expected = f"Bearer {key}".encode()
+    authorized = authorizer(key)
 
     async def authenticate(headers: Headers) -> Response | None:
-        given = "\n".join(headers.getlist("Authorization")).encode("latin-1", errors="replace")
+        given = [value.encode("latin-1", "replace") for value in headers.getlist("Authorization")]
         await trio.lowlevel.checkpoint()
-        if hmac.compare_digest(given, expected):
+        if authorized(given):
             return None
         return _refuse(401, "missing or wrong api key", WWW_Authenticate="Bearer")
 
@@ -320,6 +348,14 @@ def _add_routes(app: RolloutServer) -> None:
     async def cancel() -> Response:
         return _cancel(app.registry, structure(await _read_json(), CancelRolloutsRequest))
 
+    @app.post("/rollouts", provide_automatic_options=False)
+    async def admit_many() -> Response:
+        return _admit_batch(app, await _read_json())
+
+    @app.post("/rollouts/renew", provide_automatic_options=False)
+    async def renew() -> Response:
+        return _renew(app, await _read_json())
+
     for rule in app.url_map.iter_rules("result"):
         # HEAD comes with GET by default; here it would renew a lease and show nothing for it.
         rule.methods = {"GET"}
@@ -334,14 +370,34 @@ def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:
         return _refuse(429, str(error), Retry_After=str(RETRY_AFTER_SEC))
     except AdmissionsClosedError as error:
         return _refuse(503, str(error), Retry_After=str(RETRY_AFTER_SEC))
-    admission = RolloutInitResponse(
-        rollout_id=entry.rollout_id,
-        status=RolloutStatus.QUEUED,
-        polling_lease_token=token,
-        result_wait_timeout_sec=registry.result_wait_timeout_sec,
-        polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
-    )
-    return _json(dump_json(unstructure(admission)), 202)
+    return _json(dump_json(unstructure(admission_of(registry, entry, token))), 202)
+
+
+def _admit_batch(app: RolloutServer, body: Any) -> Response:
+    rollouts = body.get("rollouts") if isinstance(body, dict) else None
+    if not isinstance(rollouts, list) or len(rollouts) > MAX_BATCH:
+        msg = f"must be a list of at most {MAX_BATCH} objects"
+        raise InvalidBodyError([FieldProblem(("rollouts",), msg, "type_error")])
+    feed = _feed(app, body, required=False)
+    outcomes = admit_batch(app.registry, rollouts, feed)
+    return _json(dump_json({"outcomes": outcomes, "attached": feed is not None}))
+
+
+def _renew(app: RolloutServer, body: Any) -> Response:
+    feed = _feed(app, body, required=True)
+    if feed is None:
+        return _refuse(404, "unknown feed")
+    return _json(dump_json({"renewed": app.feeds.renew(feed)}))
+
+
+def _feed(app: RolloutServer, body: Any, *, required: bool) -> Feed | None:
+    token = body.get("feed") if isinstance(body, dict) else None
+    if token is None and not required:
+        return None
+    if not isinstance(token, str) or not token:
+        msg = "must be a string that is not empty"
+        raise InvalidBodyError([FieldProblem(("feed",), msg, "type_error")])
+    return app.feeds.find(token)
 
 
 async def _poll(registry: RolloutRegistry, rollout_id: str) -> Response:
@@ -380,5 +436,6 @@ def _health(app: RolloutServer) -> dict[str, Any]:
     payload.setdefault("status", "ok")
     payload["instance_id"] = app.instance_id
     payload["process_id"] = app.process_id
+    payload["extensions"] = list(EXTENSIONS)
     payload["lifecycle"] = unstructure(app.registry.lifecycle)
     return payload

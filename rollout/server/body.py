@@ -92,6 +92,15 @@ class IncomingBody:
         await trio.lowlevel.checkpoint()
         return self.ended.is_set()
 
+    async def drain_bounded(self) -> bool:
+        """Do as `drain` within the usual bounds of size and time."""
+        if self.ended.is_set():
+            await trio.lowlevel.checkpoint()
+            return True
+        with trio.move_on_after(_DRAIN_SEC):
+            await self.drain((self.limit or 0) * _DRAIN_FACTOR)
+        return self.ended.is_set()
+
 
 class RolloutRequest(TrioRequest):
     """A request whose body is an `IncomingBody`."""
@@ -118,13 +127,7 @@ class RolloutRequest(TrioRequest):
 
 async def drain(request: RolloutRequest, response: Response) -> Response:
     """See to it that *response* can be read by a peer that still sends its body."""
-    body = request.incoming
-    if body.ended.is_set():
-        await trio.lowlevel.checkpoint()
-        return response
-    ended = False
-    with trio.move_on_after(_DRAIN_SEC):
-        ended = await body.drain((body.limit or 0) * _DRAIN_FACTOR)
+    ended = await request.incoming.drain_bounded()
     if not ended and request.http_version.startswith("1"):
         response.headers["Connection"] = "close"
     return response

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import define, field
@@ -15,6 +16,7 @@ from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError
 from rollout.rules import RolloutRecord
+from rollout.server.finalize import encode
 from rollout.types import (
     RolloutErrorCategory,
     RolloutInitRequest,
@@ -22,6 +24,9 @@ from rollout.types import (
     RolloutStatus,
 )
 from rollout.types._fields import is_finite_number
+
+if TYPE_CHECKING:
+    from rollout.server.feed import Feed
 
 __all__ = ["Entry", "RegistryHooks", "check_times", "crash_result", "log_failure", "token_digest"]
 
@@ -70,6 +75,7 @@ class Entry:
         disposition: What the first effective cancel request was answered with.
         retained_until: When the terminal result may be forgotten (trio time).
         hooks: The registry's hooks.
+        feed: The open feed that reports it, if there is one.
     """
 
     request: RolloutInitRequest | None = field(repr=False)
@@ -83,6 +89,7 @@ class Entry:
     disposition: str | None = None
     retained_until: float = math.inf
     hooks: RegistryHooks = field(factory=RegistryHooks, repr=False)
+    feed: Feed | None = field(default=None, repr=False)
 
     @property
     def rollout_id(self) -> str:
@@ -117,9 +124,15 @@ class Entry:
             self.hooks.observer(what, self)
 
     def notify(self) -> None:
-        """Wake the polls that wait."""
+        """Wake the polls that wait, and mark it in its feed."""
         self.changed.set()
         self.changed = trio.Event()
+        if self.feed is not None:
+            self.feed.mark(self)
+
+    def current_body(self) -> bytes:
+        """Return the encoded response that says where it stands now."""
+        return self.body if self.body is not None else encode(self.record.snapshot())
 
 
 def crash_result(rollout_id: str) -> RolloutResultResponse:

@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 
@@ -60,7 +60,7 @@ __all__ = ["RolloutRegistry"]
 logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 32
-_TICKS_PER_LEASE = 120
+_TICKS_PER_LEASE = 40
 _SEC_BETWEEN_POLLS = 5.0
 _DISPOSITIONS = frozenset({"cancelled_queued", "cancelled_running"})
 
@@ -77,6 +77,7 @@ class RolloutRegistry:
     Attributes:
         accepting: Whether admissions are open.
         hooks: An observer and a wall clock, both replaceable before the first admission.
+        on_release: Called when no poll is held any longer.
 
     Raises:
         InvalidFieldError: A time is not finite or too small, or the lease does not exceed the
@@ -98,6 +99,7 @@ class RolloutRegistry:
         self.result_retention_sec = float(result_retention_sec)
         self.accepting = False
         self.hooks = RegistryHooks()
+        self.on_release: list[Callable[[], None]] = []
         self._entries: dict[str, Entry] = {}
         self._active = 0
         self._idle = trio.Event()
@@ -129,9 +131,16 @@ class RolloutRegistry:
                 self.release_polls()
                 nursery.cancel_scope.cancel()
 
+    @property
+    def serving(self) -> bool:
+        """Whether rollouts are followed here: from the start until polls are released."""
+        return self._nursery is not None and not self._polls_closed
+
     def release_polls(self) -> None:
         """Answer every waiting poll with the current state, and hold no further one."""
         self._polls_closed = True
+        for released in self.on_release:
+            released()
         for entry in self._entries.values():
             entry.notify()
 
@@ -165,7 +174,7 @@ class RolloutRegistry:
     def _awaited_until(self) -> float:
         return max(
             (
-                entry.polled_at + _SEC_BETWEEN_POLLS
+                math.inf if entry.feed is not None else entry.polled_at + _SEC_BETWEEN_POLLS
                 for entry in self._entries.values()
                 if entry.record.result is not None and not entry.record.delivered
             ),
@@ -374,24 +383,43 @@ class RolloutRegistry:
         if not hmac.compare_digest(entry.token_digest, token_digest(token)):
             raise InvalidLeaseError("invalid polling lease")
         record = entry.record
-        now = trio.current_time()
-        entry.polled_at = now
-        if record.renew(self._clock.time(now)):
-            entry.tell("lease-renewed")
-        else:
-            entry.tell("lease-refused")
-            self._expire(entry, now)
+        self.renew(entry)
         baseline = seen or record.reported
         with trio.move_on_after(self.result_wait_timeout_sec):
             await trio.lowlevel.checkpoint()
             while not record.has_news(baseline) and not self._polls_closed:
                 await entry.changed.wait()
+        self.answered(entry)
+        return entry.current_body()
+
+    def answered(self, entry: Entry, state: SeenState | None = None) -> None:
+        """Note that a state went to the holder of the lease: *state*, or the current one."""
         entry.polled_at = max(entry.polled_at, trio.current_time())
-        record.answered()
-        if record.delivered:
+        entry.record.answered(state)
+        if entry.record.delivered:
             self._delivered.set()
             self._delivered = trio.Event()
-        return entry.body if entry.body is not None else encode(record.snapshot())
+
+    def proven(self, rollout_id: str, token: str) -> Entry | None:
+        """Return the rollout if the token is its lease's; nothing is renewed."""
+        entry = self._entries.get(rollout_id)
+        if entry is None or not hmac.compare_digest(entry.token_digest, token_digest(token)):
+            return None
+        return entry
+
+    def renew(self, entry: Entry) -> bool:
+        """Take a sign of life of who holds the lease; ``False`` if it came too late.
+
+        Too late, the rollout ends as `lease_expired`, if it had not been noticed before.
+        """
+        now = trio.current_time()
+        entry.polled_at = now
+        if entry.record.renew(self._clock.time(now)):
+            entry.tell("lease-renewed")
+            return True
+        entry.tell("lease-refused")
+        self._expire(entry, now)
+        return False
 
     # --- cancellation -------------------------------------------------------------------------
 

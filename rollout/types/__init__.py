@@ -8,6 +8,7 @@ from rollout.types.config import AgentWorkflowConfig, BaseConfig, ConcurrencyCon
 from rollout.types.execution import ExecutionOutcome, ExecutionRequest, ExecutionResult
 from rollout.types.output import AgentWorkflowOutput, MessageDict, Messages
 from rollout.types.protocol import (
+    EXTENSIONS,
     POLLING_LEASE_HEADER,
     SEEN_STATE_HEADER,
     CancelRolloutsRequest,
@@ -20,6 +21,7 @@ from rollout.types.protocol import (
 from rollout.types.sample import RolloutErrorCategory, RolloutSample, RolloutStatus
 
 __all__ = [
+    "EXTENSIONS",
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
     "AgentWorkflowConfig",

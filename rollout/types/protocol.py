@@ -30,6 +30,7 @@ from rollout.types.sample import (
 )
 
 __all__ = [
+    "EXTENSIONS",
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
     "CancelRolloutsRequest",
@@ -39,6 +40,14 @@ __all__ = [
     "RolloutLifecycle",
     "RolloutResultResponse",
 ]
+
+EXTENSIONS = ("batch-admission", "result-feed")
+"""What a server of this library offers beyond the protocol, as it announces it.
+
+``batch-admission``: ``POST /rollouts`` admits many rollouts. ``result-feed``:
+``POST /rollouts/feed`` streams the results of all that a client waits for, and
+``POST /rollouts/renew`` renews their leases. Other clients and servers ignore the announcement.
+"""
 
 POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 """The header that carries the polling lease token of a result request."""
@@ -112,6 +121,11 @@ def _token(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a string that is not empty")
 
 
+def _strings(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InvalidFieldError(attribute.name, "must be a list of strings", kind="type_error")
+
+
 def _exceeds_wait(admission: Any, attribute: Any, value: float) -> None:
     if value <= admission.result_wait_timeout_sec:
         raise InvalidFieldError(attribute.name, "must exceed result_wait_timeout_sec")
@@ -127,6 +141,7 @@ class RolloutInitResponse:
         polling_lease_token: Proves on every poll who asks; hidden from `repr`.
         result_wait_timeout_sec: How long a poll may be held, in seconds.
         polling_lease_timeout_sec: How long the lease lasts without a poll, in seconds.
+        extensions: What the server offers beyond the protocol; see `EXTENSIONS`.
 
     Raises:
         InvalidFieldError: The token is empty, or the times are not positive and finite, or
@@ -141,6 +156,7 @@ class RolloutInitResponse:
     polling_lease_token: str = field(repr=False, validator=_token)
     result_wait_timeout_sec: float = field(validator=_positive_finite)
     polling_lease_timeout_sec: float = field(validator=[_positive_finite, _exceeds_wait])
+    extensions: list[str] = field(factory=list, validator=_strings)
 
 
 @define(kw_only=True)

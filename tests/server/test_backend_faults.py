@@ -115,6 +115,7 @@ async def test_health_is_fitted_and_cannot_hide_what_the_server_says():
     assert payload.pop("lifecycle") == {"accepting_rollouts": True, "active_rollouts": 0}
     assert payload.pop("process_id") == app.process_id
     assert payload.pop("instance_id") == app.instance_id
+    assert payload.pop("extensions") == ["batch-admission", "result-feed"]
     assert payload == {"status": "ok", "loop": [], "good": [1, {"a": [2]}], "7": "seven"}
 
 

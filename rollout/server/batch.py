@@ -1,0 +1,74 @@
+"""Admission of many rollouts in one request, each with its own outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout.codec import structure, unstructure
+from rollout.errors import (
+    AdmissionsClosedError,
+    DuplicateRolloutError,
+    FieldProblem,
+    InvalidBodyError,
+    RolloutCapacityError,
+)
+from rollout.rules import SeenState
+from rollout.server.entry import Entry
+from rollout.server.feed import Feed
+from rollout.server.registry import RolloutRegistry
+from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, RolloutStatus
+
+__all__ = ["MAX_BATCH", "RETRY_AFTER_SEC", "admission_of", "admit_batch", "field_problems"]
+
+MAX_BATCH = 4096
+"""How many rollouts one request may ask for."""
+
+RETRY_AFTER_SEC = 5
+
+
+def field_problems(where: str, problems: tuple[FieldProblem, ...]) -> list[dict[str, Any]]:
+    """Return the ``detail`` of a 422."""
+    return [
+        {"loc": [where, *problem.loc], "msg": problem.msg, "type": problem.type}
+        for problem in problems
+    ]
+
+
+def admission_of(registry: RolloutRegistry, entry: Entry, token: str) -> RolloutInitResponse:
+    """Return what a caller is told of its admission."""
+    return RolloutInitResponse(
+        rollout_id=entry.rollout_id,
+        status=RolloutStatus.QUEUED,
+        polling_lease_token=token,
+        result_wait_timeout_sec=registry.result_wait_timeout_sec,
+        polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
+        extensions=list(EXTENSIONS),
+    )
+
+
+def admit_batch(
+    registry: RolloutRegistry, rollouts: list[Any], feed: Feed | None
+) -> list[dict[str, Any]]:
+    """Admit what can be admitted, and attach it to the feed if there is one.
+
+    Returns:
+        One object for each rollout, in order: ``status_code`` as the single route would have
+        it, with ``admission`` (202) or ``detail`` and maybe ``retry_after_sec``.
+    """
+    return [_admit(registry, item, feed) for item in rollouts]
+
+
+def _admit(registry: RolloutRegistry, item: Any, feed: Feed | None) -> dict[str, Any]:
+    try:
+        entry, token = registry.admit(structure(item, RolloutInitRequest))
+    except InvalidBodyError as error:
+        return {"status_code": 422, "detail": field_problems("body", error.problems)}
+    except DuplicateRolloutError as error:
+        return {"status_code": 409, "detail": str(error)}
+    except RolloutCapacityError as error:
+        return {"status_code": 429, "detail": str(error), "retry_after_sec": RETRY_AFTER_SEC}
+    except AdmissionsClosedError as error:
+        return {"status_code": 503, "detail": str(error), "retry_after_sec": RETRY_AFTER_SEC}
+    if feed is not None:
+        feed.attach(entry, SeenState())
+    return {"status_code": 202, "admission": unstructure(admission_of(registry, entry, token))}

@@ -1,0 +1,207 @@
+"""The result feed: one streamed response for all the rollouts that a client waits for.
+
+Theory of operation: a `Feed` lives as long as its response. Entries are attached to it by
+whoever proves their lease: the request that opens the feed, or an admission that names it.
+A change of an attached entry only marks it; the stream writes the *current* state of what is
+marked, so a slow reader costs no memory beyond the marks, and a client that opens a new feed
+after a broken one gets everything it has not seen. Streaming renews no lease: only opening a
+feed and the small renewal request do.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import trio
+from attrs import define, field, frozen
+
+from rollout.codec import dump_json
+from rollout.errors import InvalidFieldError
+from rollout.rules import SeenState
+from rollout.server.entry import Entry, token_digest
+from rollout.server.registry import RolloutRegistry
+
+__all__ = ["Feed", "FeedHub", "LeaseClaim", "read_claims"]
+
+_TOKEN_BYTES = 32
+_CHUNK_BYTES = 256 * 1024
+HEARTBEAT = b"\n"
+
+
+@frozen
+class LeaseClaim:
+    """What a client says to hold: a rollout, its lease token, and what it has seen of it."""
+
+    rollout_id: str
+    token: str = field(repr=False)
+    seen: SeenState
+
+
+def read_claims(body: Any) -> list[LeaseClaim]:
+    """Read the body of a request that opens a feed.
+
+    Raises:
+        InvalidFieldError: It has another form.
+    """
+    leases = body.get("leases") if isinstance(body, dict) else None
+    if not isinstance(leases, list):
+        raise InvalidFieldError("leases", "must be a list of objects", kind="type_error")
+    claims: list[LeaseClaim] = []
+    for index, item in enumerate(leases):
+        rollout_id = item.get("rollout_id") if isinstance(item, dict) else None
+        token = item.get("polling_lease_token") if isinstance(item, dict) else None
+        if not isinstance(rollout_id, str) or not isinstance(token, str):
+            raise InvalidFieldError(
+                f"leases.{index}",
+                "must have the strings rollout_id and polling_lease_token",
+                kind="type_error",
+            )
+        seen = item.get("seen")
+        if seen is not None and not isinstance(seen, str):
+            raise InvalidFieldError(f"leases.{index}.seen", "must be a string", kind="type_error")
+        claims.append(LeaseClaim(rollout_id, token, SeenState.from_header(seen) or SeenState()))
+    return claims
+
+
+@define(eq=False)
+class Feed:
+    """One open feed.
+
+    Attributes:
+        answered: Told of every entry whose state went out.
+        entries: What is attached to it, by id.
+        closed: Whether its stream is over.
+    """
+
+    answered: Callable[[Entry, SeenState], None]
+    entries: dict[str, Entry] = field(factory=dict)
+    closed: bool = False
+    _marked: dict[Entry, None] = field(factory=dict)
+    _wake: trio.Event = field(factory=trio.Event)
+
+    def attach(self, entry: Entry, seen: SeenState) -> None:
+        """Report an entry here from now on, beginning with what was not seen yet."""
+        if entry.feed is not None and entry.feed is not self:
+            entry.feed.detach(entry)
+        entry.feed = self
+        entry.record.reported = seen
+        self.entries[entry.rollout_id] = entry
+        if entry.record.has_news(seen):
+            self.mark(entry)
+
+    def detach(self, entry: Entry) -> None:
+        """Report an entry here no longer."""
+        self.entries.pop(entry.rollout_id, None)
+        self._marked.pop(entry, None)
+        if entry.feed is self:
+            entry.feed = None
+
+    def mark(self, entry: Entry) -> None:
+        """Note that an attached entry has changed."""
+        self._marked[entry] = None
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream; nothing is attached afterwards."""
+        self.closed = True
+        for entry in list(self.entries.values()):
+            self.detach(entry)
+        self._wake.set()
+
+    def take(self) -> tuple[bytes, list[tuple[Entry, SeenState]]]:
+        """Take the next lines to send, and the states that they tell."""
+        lines: list[bytes] = []
+        taken: list[tuple[Entry, SeenState]] = []
+        size = 0
+        while self._marked and size < _CHUNK_BYTES:
+            entry = next(iter(self._marked))
+            del self._marked[entry]
+            if not entry.record.has_news(entry.record.reported):
+                continue
+            line = entry.current_body()
+            lines += (line, b"\n")
+            size += len(line)
+            taken.append((entry, entry.record.state))
+        return b"".join(lines), taken
+
+    def sent(self, taken: Iterable[tuple[Entry, SeenState]]) -> None:
+        """Note that these states went out; what has ended is not followed further.
+
+        While they did, an entry may have moved on, so it is their state that counts.
+        """
+        for entry, state in taken:
+            self.answered(entry, state)
+            if entry.record.delivered:
+                self.detach(entry)
+            elif entry.record.has_news(entry.record.reported):
+                self.mark(entry)
+
+    async def wait(self, timeout_sec: float) -> bool:
+        """Wait until there may be something to send; ``False`` if the time is up first."""
+        if not self._marked and not self.closed:
+            self._wake = trio.Event()
+            with trio.move_on_after(timeout_sec):
+                await self._wake.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        return bool(self._marked) or self.closed
+
+
+class FeedHub:
+    """The open feeds of a server, by their tokens.
+
+    A feed's token is told once, in its first line, and proves every lease that is attached:
+    it was given to who had proved them.
+    """
+
+    def __init__(self, registry: RolloutRegistry) -> None:
+        self._registry = registry
+        registry.on_release.append(self.close_all)
+        self._feeds: dict[bytes, Feed] = {}
+
+    def open(self, claims: Iterable[LeaseClaim]) -> tuple[Feed, str, list[str]]:
+        """Open a feed for proven leases, and renew them.
+
+        Returns:
+            The feed, its token, and the ids of those claims that do not hold: unknown here, or
+            with the wrong token.
+        """
+        feed = Feed(self._registry.answered)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        refused: list[str] = []
+        for claim in claims:
+            entry = self._registry.proven(claim.rollout_id, claim.token)
+            if entry is None:
+                refused.append(claim.rollout_id)
+                continue
+            self._registry.renew(entry)
+            feed.attach(entry, claim.seen)
+        self._feeds[token_digest(token)] = feed
+        return feed, token, refused
+
+    def find(self, token: str) -> Feed | None:
+        """Return the open feed that a token belongs to."""
+        # A lookup by digest tells an attacker nothing about the token by its time.
+        return self._feeds.get(token_digest(token))
+
+    def renew(self, feed: Feed) -> int:
+        """Renew every lease that is attached to a feed; return how many hold."""
+        return sum(self._registry.renew(entry) for entry in list(feed.entries.values()))
+
+    def forget(self, feed: Feed, token: str) -> None:
+        """Close a feed whose stream is over."""
+        feed.close()
+        self._feeds.pop(token_digest(token), None)
+
+    def close_all(self) -> None:
+        """End every stream, once it has said what it has to say."""
+        for feed in list(self._feeds.values()):
+            feed.closed = True
+            feed._wake.set()  # noqa: SLF001 - the hub owns its feeds
+
+
+def hello(token: str, refused: list[str], heartbeat_sec: float) -> bytes:
+    """Return the first line of a feed."""
+    return dump_json({"feed": token, "refused": refused, "heartbeat_sec": heartbeat_sec}) + b"\n"

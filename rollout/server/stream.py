@@ -1,0 +1,136 @@
+"""The route of the result feed, as a bare ASGI application.
+
+Quart cancels a handler on disconnect but sends responses shielded, which is right for an
+answer and wrong for a stream that has no end. So this route stands in front of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
+
+from rollout.codec import dump_json, parse_json
+from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
+from rollout.server.body import IncomingBody
+from rollout.server.feed import HEARTBEAT, Feed, FeedHub, hello, read_claims
+
+__all__ = ["FEED_PATH", "FeedRoute"]
+
+FEED_PATH = "/rollouts/feed"
+_BODY_TIMEOUT_SEC = 60.0
+_JSON = (b"content-type", b"application/json")
+_LINES = (b"content-type", b"application/x-ndjson")
+
+
+class FeedRoute:
+    """Answers ``POST /rollouts/feed``.
+
+    Args:
+        hub: The open feeds.
+        authorized: Says whether the headers of a request carry the server's key.
+        accepting: Says whether feeds are opened at all.
+        heartbeat_sec: The longest silence of a feed, in seconds.
+        max_request_bytes: Larger bodies are refused.
+    """
+
+    def __init__(
+        self,
+        hub: FeedHub,
+        *,
+        authorized: Callable[[list[tuple[bytes, bytes]]], bool],
+        accepting: Callable[[], bool],
+        heartbeat_sec: float,
+        max_request_bytes: int,
+    ) -> None:
+        self._hub = hub
+        self._authorized = authorized
+        self._accepting = accepting
+        self._heartbeat_sec = heartbeat_sec
+        self._limit = max_request_bytes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request; a disconnect ends it, and closes its feed."""
+        body = IncomingBody(limit=self._limit, declared=None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_receive, receive, body, nursery.cancel_scope)
+            await self._answer(scope, body, send)
+            nursery.cancel_scope.cancel()
+
+    async def _answer(self, scope: Any, body: IncomingBody, send: Any) -> None:
+        if not self._authorized(list(scope["headers"])):
+            await _refuse(
+                send, body, 401, "missing or wrong api key", (b"www-authenticate", b"Bearer")
+            )
+        elif scope["method"] != "POST":
+            await _refuse(send, body, 405, "method not allowed", (b"allow", b"POST"))
+        elif not self._accepting():
+            await _refuse(send, body, 503, "the rollout server is not serving")
+        else:
+            try:
+                claims = read_claims(parse_json(await body.read(_BODY_TIMEOUT_SEC)))
+            except InvalidBodyError as error:
+                await _refuse(send, body, 422, _fields(error.problems))
+            except InvalidFieldError as error:
+                problem = FieldProblem((error.field,), error.reason, error.kind)
+                await _refuse(send, body, 422, _fields((problem,)))
+            except RequestEntityTooLarge:
+                await _refuse(send, body, 413, f"the body exceeds {self._limit} bytes")
+            except RequestTimeout:
+                await _refuse(send, body, 408, "the body took too long")
+            else:
+                feed, token, refused = self._hub.open(claims)
+                try:
+                    await self._stream(feed, hello(token, refused, self._heartbeat_sec), send)
+                finally:
+                    self._hub.forget(feed, token)
+
+    async def _stream(self, feed: Feed, first: bytes, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        while True:
+            news = await feed.wait(self._heartbeat_sec)
+            data, taken = feed.take()
+            if data or not news:
+                # Writing waits for the reader, and meanwhile marks add up, not messages.
+                await send(
+                    {
+                        "type": "http.response.body",
+                        "body": data or HEARTBEAT,
+                        "more_body": True,
+                    }
+                )
+                feed.sent(taken)
+            elif feed.closed:
+                break
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _receive(receive: Any, body: IncomingBody, scope: trio.CancelScope) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.request":
+            body.feed(message.get("body", b""))
+            if not message.get("more_body", False):
+                body.finish()
+        elif message["type"] == "http.disconnect":
+            scope.cancel()
+            return
+
+
+def _fields(problems: tuple[FieldProblem, ...]) -> list[dict[str, Any]]:
+    return [{"loc": ["body", *p.loc], "msg": p.msg, "type": p.type} for p in problems]
+
+
+async def _refuse(
+    send: Any, body: IncomingBody, status: int, detail: Any, *headers: tuple[bytes, bytes]
+) -> None:
+    content = dump_json({"detail": detail})
+    all_headers = [_JSON, (b"content-length", str(len(content)).encode()), *headers]
+    if not await body.drain_bounded():
+        all_headers.append((b"connection", b"close"))
+    with trio.move_on_after(60, shield=True):
+        await send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await send({"type": "http.response.body", "body": content, "more_body": False})
