@@ -60,7 +60,7 @@ __all__ = ["RolloutRegistry"]
 logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 32
-_TICKS_PER_LEASE = 40
+_TICKS_PER_LEASE = 120
 _SEC_BETWEEN_POLLS = 5.0
 _DISPOSITIONS = frozenset({"cancelled_queued", "cancelled_running"})
 
