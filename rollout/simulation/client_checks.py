@@ -165,16 +165,25 @@ def check_local_cancel(checked: Checked) -> Iterator[Finding]:
     """Cancelling a handle sends nothing; cancelling a rollout leaves its handle polling."""
     for call in checked.history.calls:
         yield from _check_silence(call)
-        for event in call.of("keeps-polling"):
-            was_done = any(before.detail["done"] for before in call.of("cancels"))
-            ended = call.of("result", "call-failed")
-            if not event.detail["polling"] and not was_done and not ended:
-                yield Finding(
-                    call.rollout_id, "cancel_rollout() ended its handle's polling", event.time
-                )
+        yield from _check_polls_on(call)
         if call.of("cancels"):
             for event in call.of("handle-was-cancelled"):
                 yield Finding(call.rollout_id, "cancel_rollout() cancelled its handle", event.time)
+
+
+def _check_polls_on(call: Call) -> Iterator[Finding]:
+    """A handle that is done after cancel_rollout() was done before, or by a poll's answer."""
+    was_done, last = False, ""
+    for event in call.events:
+        if event.what == "cancels":
+            was_done = event.detail["done"]
+        elif event.detail.get("route") == "poll":
+            last = event.what
+        elif event.what == "keeps-polling":
+            by_itself = was_done or last in {"answered", "failed"}
+            if not event.detail["polling"] and not by_itself:
+                message = "cancel_rollout() ended its handle's polling"
+                yield Finding(call.rollout_id, message, event.time)
 
 
 def _check_silence(call: Call) -> Iterator[Finding]:

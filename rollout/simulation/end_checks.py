@@ -109,7 +109,7 @@ def _check_stages(checked: Checked, life: Life, begin: float, end: float) -> Ite
     drained = begin + budget.drain_sec
     if min(over, end) > drained + slack and asked > drained + slack:
         yield Finding(life.rollout_id, "was not asked to stop after the drain", drained + slack)
-    early = begin < asked < drained - EPSILON_SEC and finished > asked
+    early = begin <= asked < drained - EPSILON_SEC and not life.expired
     if early and not checked.history.was_cancelled(life, asked):
         yield Finding(life.rollout_id, "was asked to stop within the drain", asked)
     forced = drained + budget.cleanup_sec

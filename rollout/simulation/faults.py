@@ -61,7 +61,7 @@ class Fault(StrEnum):
     LATE = "late"
     """The answer is held back for a long time."""
     STALE = "stale"
-    """A cache in between answers with what the poll before this one was answered with."""
+    """A cache in between answers with what the first poll of that rollout was answered with."""
     TRICKLE = "trickle"
     """The answer comes in bit by bit for minutes; no single read of it times out."""
 
@@ -79,6 +79,8 @@ class Fate:
         back_sec: How long the answer is on its way, in seconds.
         after_sec: For `LOST_DURING`, when the loss happens; for `LATE`, how long the answer is
             held back; for `TRICKLE`, a tenth of the time that it takes.
+        after_steps: For `LOST_DURING`, for how many steps of the tasks the server works on
+            after that time, before it learns of the loss.
         status: For `GATEWAY`, the status.
         body: For `GATEWAY`, what kind of body.
         retry_after: For `BUSY`, the header; ``None`` leaves it out.
@@ -88,6 +90,7 @@ class Fate:
     out_sec: float = 0.01
     back_sec: float = 0.01
     after_sec: float = 1.0
+    after_steps: int = 0
     status: int = 503
     body: str = "json"
     retry_after: str | None = None
@@ -170,6 +173,9 @@ LEVELS = {
     )
 }
 
+_MOST_STEPS = 25
+"""A request is answered within so many steps, if it need not wait."""
+
 _RETRY_AFTERS = (None, "0", "1", "3", "0.2", "soon", "-5", "1e400", "nan", "120")
 
 
@@ -202,6 +208,7 @@ class RandomFaults:
             out_sec=self._latency(),
             back_sec=self._latency(),
             after_sec=draw.choice((0.0, 0.001, 0.1, 5.0, 25.0, 35.0)) * draw.random(),
+            after_steps=draw.randrange(_MOST_STEPS) if fault is Fault.LOST_DURING else 0,
             status=draw.choice((502, 503, 504)),
             body=draw.choice(GATEWAY_BODIES),
             retry_after=draw.choice(_RETRY_AFTERS),

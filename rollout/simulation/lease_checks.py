@@ -35,6 +35,16 @@ def check_leases(checked: Checked) -> Iterator[Finding]:
         if life.expired and stopped_at > ended + EPSILON_SEC:
             message = "its lease ended, and its execution was not stopped"
             yield Finding(life.rollout_id, message, ended)
+        if life.expired:
+            yield from _check_final(life, ended)
+
+
+def _check_final(life: Life, ended: float) -> Iterator[Finding]:
+    """A lease that has ended is not revived."""
+    for answer in life.answers:
+        if answer.time > ended and answer.detail.get("category") != "lease_expired":
+            message = f"its lease had ended, and a poll was answered {answer.detail['state']}"
+            yield Finding(life.rollout_id, message, answer.time)
 
 
 def _held_for_sure(history: History, life: Life, lease: float) -> float:

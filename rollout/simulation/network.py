@@ -56,7 +56,7 @@ class _Memory:
     Attributes:
         numbers: Counts the requests.
         tokens: The lease token of each rollout, from its latest admission.
-        polled: The body of the latest good answer to a poll, for each rollout.
+        polled: The body of the first good answer to a poll, for each rollout.
     """
 
     numbers: Iterator[int] = field(factory=lambda: itertools.count(1))
@@ -77,13 +77,11 @@ class _Memory:
             self.polled.pop(request.rollout_id, None)
 
     def cached(self, request: _Request, exchange: Exchange, *, stale: bool) -> bytes:
-        """Return the body of an answer, or of the one before where it is to be stale."""
+        """Return the body of an answer, or of the first one where it is to be stale."""
         if request.route is not Route.POLL or exchange.status != httpx.codes.OK:
             return exchange.body
-        if stale:
-            return self.polled.get(request.rollout_id, exchange.body)
-        self.polled[request.rollout_id] = exchange.body
-        return exchange.body
+        first = self.polled.setdefault(request.rollout_id, exchange.body)
+        return first if stale else exchange.body
 
 
 class SimulatedTransport(httpx.AsyncBaseTransport):
@@ -180,6 +178,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if fate.fault is Fault.LOST_DURING:
             with trio.move_on_after(fate.after_sec):
                 await exchange.over.wait()
+            for _ in range(fate.after_steps):
+                await trio.lowlevel.checkpoint()
             if not exchange.complete:
                 raise httpx.ReadError("connection reset", request=this.raw)
         await exchange.over.wait()

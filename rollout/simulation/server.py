@@ -78,6 +78,7 @@ class SimulatedServer:
                     self.trace.add("world", "shutdown-begins", process=self.number)
                     await app.shutdown_stages.run()
                     self.trace.add("world", "shutdown-ends", process=self.number)
+                    self.app = self._nursery = None  # from here on, connections are refused
                     self._lose_connections()
                     nursery.cancel_scope.cancel()
             self.app = self._nursery = None
