@@ -403,7 +403,7 @@ def _details(fault: Fault) -> st.SearchStrategy[dict[str, Any]]:
         fields["body"] = st.sampled_from(GATEWAY_BODIES[1:])
     elif fault is Fault.BUSY:
         fields["retry_after"] = st.sampled_from(_RETRY_AFTERS)
-    elif fault in {Fault.LOST_DURING, Fault.LATE}:
+    elif fault in {Fault.LOST_DURING, Fault.LATE, Fault.TRICKLE}:
         fields["after_sec"] = durations(longest_sec=_DEFAULTS.polling_lease_timeout_sec)
     return _changes(fields)
 

@@ -312,7 +312,7 @@ def reports_no_start(self, seen):
     return self.result is not None or RANK[self.status] > RANK[seen.status]
 
 
-def notes_no_answer(self):
+def notes_no_answer(self, *_):
     pass
 
 
@@ -325,7 +325,7 @@ def expires_only_when_polled(self, now):
     return None
 
 
-def wakes_no_poll(self):
+def wakes_no_poll(self, *_):
     pass
 
 
