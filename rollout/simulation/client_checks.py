@@ -172,18 +172,21 @@ def check_local_cancel(checked: Checked) -> Iterator[Finding]:
 
 
 def _check_polls_on(call: Call) -> Iterator[Finding]:
-    """A handle that is done after cancel_rollout() was done before, or by a poll's answer."""
-    was_done, last = False, ""
+    """After cancel_rollout(), a handle is done by what the server answers, and nothing else."""
+    was_done = under_way = answered = asked = False
     for event in call.events:
         if event.what == "cancels":
-            was_done = event.detail["done"]
+            asked, was_done = True, event.detail["done"]
         elif event.detail.get("route") == "poll":
-            last = event.what
+            under_way = event.what == "sent"
+            answered = answered or (event.what == "answered" and "digest" in event.detail)
         elif event.what == "keeps-polling":
-            by_itself = was_done or last in {"answered", "failed"}
-            if not event.detail["polling"] and not by_itself:
+            if not (event.detail["polling"] or was_done) and under_way:
                 message = "cancel_rollout() ended its handle's polling"
                 yield Finding(call.rollout_id, message, event.time)
+        elif event.what == "result" and asked and not answered:
+            message = "cancel_rollout() gave its handle a result that no server had sent"
+            yield Finding(call.rollout_id, message, event.time)
 
 
 def _check_silence(call: Call) -> Iterator[Finding]:

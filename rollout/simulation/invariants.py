@@ -26,6 +26,7 @@ from rollout.simulation.server_checks import (
     check_published_statuses,
 )
 from rollout.simulation.slot_checks import check_slots
+from rollout.simulation.stories import story_of
 from rollout.simulation.trace import Event, Trace
 from rollout.simulation.workload import RolloutPlan
 from rollout.simulation.world import ServerOptions
@@ -96,28 +97,12 @@ def check_trace(
     """
     checked = Checked(History.of(trace), options, {plan.rollout_id: plan for plan in workload})
     return [
-        Violation(name, finding.rollout_id, finding.message, _story(trace, finding))
+        Violation(
+            name,
+            finding.rollout_id,
+            finding.message,
+            story_of(trace, finding.rollout_id, finding.at),
+        )
         for name, check in _CHECKS
         for finding in check(checked)
     ]
-
-
-def _story(trace: Trace, finding: Finding) -> list[Event]:
-    """Return the events around a finding, without what came long after."""
-    events = trace.story(finding.rollout_id) if finding.rollout_id else trace.select(*_WORLD)
-    return [event for event in events if event.time <= finding.at]
-
-
-_WORLD = (
-    "server-up",
-    "server-crashed",
-    "paused",
-    "shutdown-begins",
-    "shutdown-ends",
-    "server-down",
-    "admitted",
-    "execution-started",
-    "workflow-started",
-    "stop-requested",
-    "execution-ended",
-)

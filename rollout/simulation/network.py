@@ -1,4 +1,8 @@
-"""An httpx transport that delivers requests to a simulated server, with faults in between."""
+"""An httpx transport that delivers requests to a simulated server, with faults in between.
+
+The network knows the routes of the protocol and delivers answers as a whole, like a gateway that
+buffers them. So it does not let through what a server offers beyond that.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +80,12 @@ class _Memory:
             self.tokens[request.rollout_id] = admission["polling_lease_token"]
             self.polled.pop(request.rollout_id, None)
 
-    def cached(self, request: _Request, exchange: Exchange, *, stale: bool) -> bytes:
+    def buffered(self, request: _Request, exchange: Exchange, *, stale: bool) -> bytes:
         """Return the body of an answer, or of the first one where it is to be stale."""
+        if request.route is Route.ADMIT and b'"extensions"' in exchange.body:
+            admission = json.loads(exchange.body)
+            del admission["extensions"]
+            return json.dumps(admission).encode()
         if request.route is not Route.POLL or exchange.status != httpx.codes.OK:
             return exchange.body
         first = self.polled.setdefault(request.rollout_id, exchange.body)
@@ -165,7 +173,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             **_news_of(exchange.status, exchange.body),
         )
         self._memory.learn(this, exchange)
-        body = self._memory.cached(this, exchange, stale=fate.fault is Fault.STALE)
+        body = self._memory.buffered(this, exchange, stale=fate.fault is Fault.STALE)
         if fate.fault is Fault.LOST_AFTER:
             raise httpx.RemoteProtocolError("the server closed the connection", request=this.raw)
         if fate.fault is Fault.SILENCE:

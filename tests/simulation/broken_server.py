@@ -127,7 +127,14 @@ def half_the_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, RolloutRegistry, "_published", published)
 
 
-@mutant("retention")
+@mutant(
+    "retention",
+    written(
+        RolloutPlan(rollout_id="r", agent=Course.SWALLOW, agent_sec=300.0, caller=Caller.VANISH),
+        RolloutPlan(rollout_id="meanwhile", agent_sec=400.0),
+        result_retention_sec=5.0,
+    ),
+)
 def an_id_is_free_during_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     """An id is given back when the retention is over, though the execution is not."""
 
