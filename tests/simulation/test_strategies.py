@@ -197,6 +197,13 @@ def test_plans_shrink_to_what_matters(expected):
     assert simplest(rollout_plans(), matters) == evolve(SIMPLEST, **expected)
 
 
+@given(rollout_plans())
+def test_times_of_a_plan_are_whole_microseconds(plan):
+    for name in ("arrival_sec", "agent_sec", "grader_sec", "caller_sec", "agent_timeout_sec"):
+        seconds = getattr(plan, name)
+        assert seconds is None or seconds == round(seconds, 6)
+
+
 @given(workloads(min_size=2, max_size=5))
 def test_workloads_have_unique_ids(plans):
     assert [plan.rollout_id for plan in plans] == [f"r{n}" for n in range(len(plans))]
