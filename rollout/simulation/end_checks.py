@@ -36,7 +36,7 @@ def check_retention(checked: Checked) -> Iterator[Finding]:
             message = f"was forgotten {until - forgotten:.3f} s too early"
             yield Finding(life.rollout_id, message, forgotten)
         late = history.delayed(finished, until + _TICK_SEC)
-        if min(forgotten, life.lost_at) > late and history.ends_at > late:
+        if min(forgotten, life.closed_at) > late and history.ends_at > late:
             yield Finding(life.rollout_id, "its id was not given back in time", late)
 
 

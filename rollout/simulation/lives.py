@@ -28,6 +28,8 @@ class Life:
         contacts: When its caller showed itself before the end: its admission, and every poll
             with its token that arrived.
         lost_at: When its process was gone with it, if it was.
+        closed_at: When the shutdown of its process was over, if it was; from then on the
+            process waits for nothing but what ignores its end.
     """
 
     process: int
@@ -36,6 +38,7 @@ class Life:
     answers: list[Event] = field(factory=list)
     contacts: list[float] = field(factory=list)
     lost_at: float = math.inf
+    closed_at: float = math.inf
     _by_kind: dict[str, list[Event]] = field(factory=dict)
 
     def add(self, event: Event) -> None:
@@ -178,7 +181,7 @@ class History:
         for event in self.trace:
             if event.who == "world":
                 self.world.append(event)
-                if event.what in {"server-crashed", "server-down"}:
+                if event.what in {"server-crashed", "server-down", "shutdown-ends"}:
                     self._lose(event)
             elif event.who in _SERVER_SIDE:
                 self._live(event, lives)
@@ -205,7 +208,9 @@ class History:
     def _lose(self, event: Event) -> None:
         for life in self.lives:
             if life.process == event.detail["process"]:
-                life.lost_at = min(life.lost_at, event.time)
+                life.closed_at = min(life.closed_at, event.time)
+                if event.what != "shutdown-ends":
+                    life.lost_at = min(life.lost_at, event.time)
 
 
 _HAIR_SEC = 1e-6

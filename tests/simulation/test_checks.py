@@ -1,0 +1,212 @@
+"""Each check, on small traces: good ones, and some that are bad in one way."""
+
+from __future__ import annotations
+
+import pytest
+from simulation.written_traces import (
+    CANCELLED,
+    HANDLE,
+    LONG,
+    NOT_FOUND,
+    PAUSED,
+    QUEUED,
+    RETRIED,
+    RUNNING,
+    SILENT,
+    STOPPED,
+    STUCK,
+    SUCCESS,
+    WELL,
+    Bad,
+    changed,
+    poll,
+    trace_of,
+    violations,
+)
+
+from rollout.simulation import ServerOptions, check_trace
+
+SILENT_TO_THE_END = changed(SILENT, without="910", plus="1021 server forgotten r status=failure")
+GOOD = {
+    "well": (WELL, None, ()),
+    "silent": (SILENT_TO_THE_END, None, (LONG,)),
+    "paused": (PAUSED, ServerOptions(result_retention_sec=1e6), (LONG,)),
+    "stopped": (STOPPED, None, (LONG,)),
+    "stuck": (STUCK, None, (LONG,)),
+    "handle": (HANDLE, None, ()),
+    "cancelled": (CANCELLED, None, ()),
+    "retried": (RETRIED, None, ()),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_trace_has_no_violation(name):
+    text, options, plans = GOOD[name]
+    assert violations(text, options, *plans) == []
+
+
+BAD = [
+    Bad("one-execution", "admitted a second", changed(WELL, plus="5 server admitted r status=q")),
+    Bad(
+        "one-execution",
+        "executed twice at a time",
+        changed(
+            WELL,
+            without="9\n909",
+            plus="""
+                6 server finished r status=failure category=null
+                7 server forgotten r status=failure
+                8 server admitted r status=queued
+                9 server execution-ended r status=failure
+            """,
+        ),
+    ),
+    Bad(
+        "one-execution",
+        "workflow-started more",
+        changed(WELL, plus="5 workflow workflow-started r"),
+    ),
+    Bad(
+        "one-execution",
+        "finished more than once",
+        changed(WELL, plus="10 server finished r status=failure category=null"),
+    ),
+    Bad(
+        "one-execution",
+        "its terminal result changed",
+        changed(WELL, plus=poll(20, 4, SUCCESS.replace("d1", "d2"))),
+    ),
+    Bad(
+        "one-execution",
+        "ended as success, and was reported as",
+        changed(WELL, plus=poll(20, 4, SUCCESS.replace("success", "failure"))),
+    ),
+    Bad(
+        "forward-only", "went back to queued", changed(WELL, plus="5 server status r status=queued")
+    ),
+    Bad(
+        "forward-only",
+        "went back to running",
+        changed(WELL, plus="10 server status r status=running"),
+    ),
+    Bad(
+        "forward-only",
+        "its agent started twice",
+        changed(WELL, plus="5 server agent-started r status=running"),
+    ),
+    Bad("forward-only", "was reported as queued", changed(WELL, plus=poll(2.5, 9, QUEUED))),
+    Bad(
+        "forward-only",
+        "its start time changed from T to U",
+        changed(WELL, plus=poll(20, 4, SUCCESS.replace("=T", "=U"))),
+    ),
+    Bad(
+        "forward-only",
+        "its caller saw it go back to running",
+        changed(
+            WELL,
+            plus="""
+                4 caller saw-status r state=grading started=T
+                5 caller saw-status r state=running started=T
+            """,
+        ),
+    ),
+    Bad(
+        "forward-only",
+        "its caller saw the start time change",
+        changed(WELL, plus="4 caller saw-status r state=running started=U"),
+    ),
+    Bad(
+        "lease-safety",
+        "lost its lease 20.000 s before its end",
+        changed(
+            SILENT,
+            without="121",
+            plus="""
+                101 server finished r status=failure category=lease_expired
+                101 server stop-requested r status=failure
+            """,
+        ),
+    ),
+    Bad(
+        "lease-safety",
+        "lost its lease",
+        changed(PAUSED, without="221 server finished")
+        + "\n160 server finished r status=failure category=lease_expired",
+    ),
+    Bad(
+        "lease-safety",
+        "nobody has polled in time since 1.000",
+        changed(SILENT, without="121", plus="800 workflow workflow-ended r"),
+    ),
+    Bad(
+        "lease-safety",
+        "nobody has polled in time since 1.000",
+        changed(SILENT, without="121", plus=poll(121, 4, RUNNING)),
+    ),
+    Bad(
+        "lease-safety",
+        "nobody has polled in time since 1.000",
+        changed(SILENT, without="121", plus=poll(100, 4, "status=403", lease="other")),
+    ),
+    Bad(
+        "lease-safety",
+        "its execution was not stopped",
+        changed(
+            SILENT,
+            without="121 server stop\n121 workflow\n121 server execution",
+            plus="200 server execution-ended r status=failure",
+        ),
+    ),
+    Bad(
+        "lease-safety",
+        "its lease had ended, and a poll was answered running",
+        changed(SILENT, plus=poll(130, 4, RUNNING)),
+    ),
+    Bad(
+        "disconnect",
+        "was cancelled, and nobody had asked",
+        changed(
+            WELL.replace("success", "cancelled"),
+            plus="4 network disconnected r route=poll request=3",
+        ),
+    ),
+    Bad(
+        "disconnect",
+        "was asked to stop, by nobody",
+        changed(WELL, plus="4 server stop-requested r status=running"),
+    ),
+    Bad(
+        "disconnect",
+        "a poll after a disconnect was answered 404",
+        changed(
+            WELL,
+            plus="4 network disconnected r route=poll request=3" + poll(20, 4, NOT_FOUND),
+        ),
+    ),
+    Bad(
+        "disconnect",
+        "ended as failure (agent_error), which its plan does not lead to",
+        WELL.replace("success category=null", "failure category=agent_error"),
+    ),
+    Bad("disconnect", "its reward is 1.0, not None", WELL.replace("reward=null", "reward=1.0")),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad.invariant}: {bad.says}")
+def test_a_bad_trace_has_its_violation(bad: Bad):
+    found = violations(bad.text, bad.options, *bad.plans)
+    assert any(v.invariant == bad.invariant and bad.says in v.message for v in found), found
+
+
+def test_an_empty_trace_is_a_good_one():
+    assert violations("") == []
+
+
+def test_without_plans_outcomes_and_slots_are_not_checked():
+    text = WELL.replace("success category=null", "failure category=agent_error")
+    text = text.replace(
+        "state=success started=T about=r category=null",
+        "state=failure started=T about=r category=agent_error",
+    )
+    assert check_trace(trace_of(text), ServerOptions(max_concurrent=1)) == []
