@@ -70,17 +70,37 @@ def _interop_python() -> str | None:
     return None
 
 
-@nox.session(python=_interop_python())
-def interop(session: nox.Session) -> None:
-    """Run against the official package, both ways round (Python 3.12 or newer)."""
+def _need_interop_python(session: nox.Session) -> None:
     if session.python is None and sys.version_info < INTEROP_FROM:
         session.error(
             f"the official package needs Python 3.12 or newer, and there is none: nox runs on "
             f"{sys.version.split()[0]}, and none of {', '.join(INTEROP_NAMES)} on the PATH works"
         )
+
+
+@nox.session(python=_interop_python())
+def interop(session: nox.Session) -> None:
+    """Run against the official package, both ways round (Python 3.12 or newer)."""
+    _need_interop_python(session)
     _install(session, "test")
     session.install(OFFICIAL)
     session.run("pytest", "tests/interop", *session.posargs)
+
+
+@nox.session(python=_interop_python())
+def bench(session: nox.Session) -> None:
+    """Measure against the official package; arguments go to benchmarks/compare.py."""
+    _need_interop_python(session)
+    session.install(".", "matplotlib>=3.8")
+    # Their own environment, so that neither package decides what the other one runs on.
+    official = Path(session.create_tmp()).resolve() / "official"
+    python = official / "bin" / "python"
+    if not python.exists():
+        session.run("python", "-m", "venv", str(official))
+        session.run(str(python), "-m", "pip", "install", "-q", OFFICIAL, external=True)
+    session.run(
+        "python", "benchmarks/compare.py", "--official-python", str(python), *session.posargs
+    )
 
 
 @nox.session
