@@ -96,7 +96,8 @@ async def in_process(app: RolloutServer, **options: Any) -> AsyncGenerator[Rollo
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
         async with (
             httpx.AsyncClient(transport=transport, base_url="http://test") as http,
-            RolloutClient(url="http://test", http_client=http, **options) as client,
+            # httpx's ASGI transport holds a response back until it is complete: no feed.
+            RolloutClient(url="http://test", http_client=http, feed=False, **options) as client,
         ):
             yield client
 

@@ -9,15 +9,14 @@ whether result, error or cancellation, is kept in the handle and given to every 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Self
 
 import trio
 from attrs import define, field
 
-from rollout.client.polling import Admission, Poller
-from rollout.client.wire import Wire
+from rollout.client.polling import Poller
 from rollout.errors import RolloutHandleCancelled
 from rollout.rules import is_terminal, reached
 from rollout.types import RolloutResultResponse, RolloutStatus
@@ -199,7 +198,9 @@ class RolloutHandle:
             return None
         return self._failure
 
-    async def _poll(self, wire: Wire, admission: Admission) -> None:
+    async def _poll(
+        self, poll: Callable[[Poller], Awaitable[RolloutResultResponse]], poller: Poller
+    ) -> None:
         """Poll to the end. Never raises anything but the cancellation of its nursery."""
         result: RolloutResultResponse | None = None
         failure: Exception = RolloutHandleCancelled(
@@ -207,7 +208,7 @@ class RolloutHandle:
         )
         try:
             with self._scope:
-                result = await Poller(wire, admission, self._observe).run()
+                result = await poll(poller)
         except Exception as error:  # noqa: BLE001 - whatever it is, the awaiters get it
             failure = error
         finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
+from typing import Protocol
 
 import httpx
 import trio
@@ -32,11 +34,11 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["Admission", "Poller", "admit"]
+__all__ = ["RETRYABLE", "Admission", "Admitter", "Attempt", "Poller", "SingleAdmitter", "admit"]
 
 logger = logging.getLogger(__name__)
 
-_RETRYABLE = (httpx.RemoteProtocolError, httpx.NetworkError, httpx.ReadTimeout)
+RETRYABLE = (httpx.RemoteProtocolError, httpx.NetworkError, httpx.ReadTimeout)
 _LONGEST_PAUSE_SEC = 0.5
 _SHORTEST_PAUSE_SEC = 0.01
 _TOO_MANY_REQUESTS = 429
@@ -48,9 +50,70 @@ class Admission:
 
     response: RolloutInitResponse
     lease_deadline: float
+    attached: bool = False
+    """Whether the client's open feed reports it from the admission on."""
 
 
-async def admit(wire: Wire, request: RolloutInitRequest, *, timeout_sec: float | None) -> Admission:
+@define
+class Attempt:
+    """One answer to a request for admission, not checked yet.
+
+    Attributes:
+        status_code: The HTTP status.
+        retry_after: The header that goes with 429.
+        sent_at: When the request was sent.
+        read: Checks the answer and returns the admission, or raises what it is instead.
+        attached: Whether the open feed reports the rollout.
+    """
+
+    status_code: int
+    retry_after: str | None
+    sent_at: float
+    read: Callable[[], RolloutInitResponse]
+    attached: bool = False
+
+
+class Admitter(Protocol):
+    """Sends requests for admission, in one way or another."""
+
+    async def attempt(
+        self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
+    ) -> Attempt:
+        """Ask once.
+
+        Args:
+            request: What to ask for.
+            body: The same, encoded.
+            on_sent: Called when the request is on its way.
+
+        Raises:
+            RolloutProtocolError: The answer is outside of the protocol.
+            httpx.TransportError: The request failed.
+        """
+
+
+@define
+class SingleAdmitter:
+    """Asks for each rollout in a request of its own."""
+
+    wire: Wire
+
+    async def attempt(
+        self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
+    ) -> Attempt:
+        """Send one admission request; see `Admitter`."""
+        await trio.lowlevel.checkpoint()  # where the time is up already, nothing is sent
+        on_sent()
+        sent_at = trio.current_time()
+        response = await self.wire.admit(body)
+        retry_after = response.headers.get("Retry-After")
+        read = partial(self.wire.read_admission, response, request)
+        return Attempt(response.status_code, retry_after, sent_at, read)
+
+
+async def admit(
+    admitter: Admitter, request: RolloutInitRequest, *, timeout_sec: float | None
+) -> Admission:
     """Ask for admission until the server has room, or the time is up.
 
     Only 429 is tried again, after its ``Retry-After``. A transport error is raised as it is:
@@ -66,19 +129,22 @@ async def admit(wire: Wire, request: RolloutInitRequest, *, timeout_sec: float |
     """
     body = dump_request(request)
     underway = False
+
+    def sent() -> None:
+        nonlocal underway
+        underway = True
+
     with trio.CancelScope() as scope:
         if timeout_sec is not None:
             scope.deadline = trio.current_time() + timeout_sec
         while True:
-            await trio.lowlevel.checkpoint()  # where the time is up already, nothing is sent
-            underway = True
-            sent_at = trio.current_time()
-            response = await wire.admit(body)
+            answer = await admitter.attempt(request, body, sent)
             underway = False
-            if response.status_code != _TOO_MANY_REQUESTS:
-                admission = wire.read_admission(response, request)
-                return Admission(admission, sent_at + admission.polling_lease_timeout_sec)
-            delay = retry_after_sec(response.headers.get("Retry-After"), datetime.now(UTC))
+            if answer.status_code != _TOO_MANY_REQUESTS:
+                admission = answer.read()
+                deadline = answer.sent_at + admission.polling_lease_timeout_sec
+                return Admission(admission, deadline, answer.attached)
+            delay = retry_after_sec(answer.retry_after, datetime.now(UTC))
             logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
             await trio.sleep(delay)
     message = f"rollout {request.rollout_id} was not admitted within {timeout_sec:g} s"
@@ -126,25 +192,28 @@ class Poller:
         """
         while True:
             started = trio.current_time()
-            result, news = self._take(await self._poll())
-            self.on_result(result)
+            before = self.seen
+            result = self.take(await self._poll())
             if is_terminal(result.status):
                 return result
-            await self._pause(started, news)
+            await self._pause(started, news=self.seen != before)
 
-    def _take(self, result: RolloutResultResponse) -> tuple[RolloutResultResponse, bool]:
-        """Merge an answer into what is known. Nothing known is ever taken back."""
-        news = False
+    @property
+    def seen(self) -> SeenState:
+        """What is known so far, as a server is told."""
+        return SeenState(self.status, self.agent_started_at is not None)
+
+    def take(self, result: RolloutResultResponse) -> RolloutResultResponse:
+        """Merge an answer into what is known, and tell. Nothing known is ever taken back."""
         if may_follow(result.status, self.status):
             self.status = result.status
-            news = True
-        if self.agent_started_at is None and result.agent_started_at is not None:
+        if self.agent_started_at is None:
             self.agent_started_at = result.agent_started_at
-            news = True
         merged = evolve(result, status=self.status, agent_started_at=self.agent_started_at)
-        return merged, news
+        self.on_result(merged)
+        return merged
 
-    async def _pause(self, started: float, news: bool) -> None:
+    async def _pause(self, started: float, *, news: bool) -> None:
         """Hold back a little when a server answers polls at once though nothing is new."""
         wait = self.admission.response.result_wait_timeout_sec
         if not news and trio.current_time() - started < max(wait / 2, _SHORTEST_PAUSE_SEC):
@@ -166,7 +235,7 @@ class Poller:
                 cutoff = sent_at + max(response.polling_lease_timeout_sec, schedule.request_sec)
             try:
                 result = await self._attempt(schedule.request_sec, cutoff, failure)
-            except _RETRYABLE as error:
+            except RETRYABLE as error:
                 failure, kind = error, FailureKind.TRANSPORT
             except RolloutProtocolError as error:
                 if error.status_code not in GATEWAY_STATUS_CODES:
@@ -196,10 +265,9 @@ class Poller:
     async def _attempt(
         self, request_sec: float, cutoff: float, failure: Exception | None
     ) -> RolloutResultResponse:
-        seen = SeenState(self.status, self.agent_started_at is not None)
         with trio.CancelScope(deadline=cutoff):
             response = await self.wire.result(
-                self.admission.response, seen=seen, timeout_sec=request_sec
+                self.admission.response, seen=self.seen, timeout_sec=request_sec
             )
             return self.wire.read_result(response, self.admission.response)
         raise failure or RolloutPollTimeoutError(

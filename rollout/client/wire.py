@@ -7,12 +7,14 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Generator, Iterable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import httpx
-from attrs import define, field
+import trio
+from attrs import define, field, frozen
 
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
@@ -45,6 +47,7 @@ _KEPT_CONNECTIONS = 100
 _LONGEST_DETAIL = 500
 _LONGEST_TYPE = 100
 _LONGEST_PATH = 200
+_CLOSE_SEC = 2.0
 
 
 def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
@@ -146,6 +149,19 @@ class _Once:
         return self._left.pop()
 
 
+@frozen
+class StreamedAnswer:
+    """An answer that is still coming in.
+
+    Attributes:
+        status_code: Its status.
+        data: Its body, piece by piece, not decoded.
+    """
+
+    status_code: int
+    data: AsyncGenerator[bytes, None]
+
+
 @define(eq=False)
 class Wire:
     """The four routes of one server.
@@ -209,6 +225,42 @@ class Wire:
             raise RolloutProtocolError("GET /health answered with no JSON object", status_code=200)
         return value
 
+    async def post(self, path: str, content: bytes) -> httpx.Response:
+        """Send a request of an extension; the answer is not checked."""
+        return await self._send("POST", path, content=content)
+
+    async def post_status(self, path: str, content: bytes, *, timeout_sec: float) -> int:
+        """Send a request of an extension; return the status of the answer."""
+        answer = await self._send("POST", path, content=content, timeout_sec=timeout_sec)
+        return answer.status_code
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, content: bytes, *, read_timeout_sec: float
+    ) -> AsyncGenerator[StreamedAnswer, None]:
+        """Send a request whose answer is read as it comes.
+
+        Args:
+            path: Where to.
+            content: The body.
+            read_timeout_sec: How long the answer may be silent.
+
+        Raises:
+            RolloutClientClosedError: The HTTP client was closed.
+            httpx.TransportError: There was no answer, or it broke off.
+        """
+        request = self._request("POST", path, content, None, read_timeout_sec)
+        answer = await self.http.send(
+            request, stream=True, auth=self._auth(), follow_redirects=False
+        )
+        try:
+            # An async generator, whatever httpx declares; left open it would warn.
+            async with aclosing(cast("AsyncGenerator[bytes, None]", answer.aiter_raw())) as data:
+                yield StreamedAnswer(answer.status_code, data)
+        finally:
+            with trio.move_on_after(_CLOSE_SEC, shield=True):
+                await answer.aclose()
+
     async def _send(
         self,
         method: str,
@@ -225,24 +277,11 @@ class Wire:
             RolloutProtocolError: The body is not encoded as its header says.
             httpx.TransportError: There was no answer.
         """
-        if self.http.is_closed:
-            raise RolloutClientClosedError("the HTTP client of this rollout client was closed")
-        more = {} if content is None else {"Content-Type": "application/json"}
-        request = self.http.build_request(
-            method,
-            f"{self.url}{path}",
-            content=content,
-            headers={**(headers or {}), **more},
-            timeout=httpx.USE_CLIENT_DEFAULT if timeout_sec is None else timeout_sec,
-        )
-        request.stream = _Body(request.content)
-        auth: Any = httpx.USE_CLIENT_DEFAULT
-        if self._api_key is not None:
-            auth = _Bearer(self._api_key)
-        elif self._credentials is not None:
-            auth = self._credentials
+        request = self._request(method, path, content, headers, timeout_sec)
         try:
-            answer = await self.http.send(request, stream=True, auth=auth, follow_redirects=False)
+            answer = await self.http.send(
+                request, stream=True, auth=self._auth(), follow_redirects=False
+            )
             if answer.is_stream_consumed:  # a transport of the user's own has read it already
                 return answer
             try:
@@ -264,6 +303,32 @@ class Wire:
                 "its header says",
                 status_code=answer.status_code,
             ) from None
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: dict[str, str] | None,
+        timeout_sec: float | None,
+    ) -> httpx.Request:
+        if self.http.is_closed:
+            raise RolloutClientClosedError("the HTTP client of this rollout client was closed")
+        more = {} if content is None else {"Content-Type": "application/json"}
+        request = self.http.build_request(
+            method,
+            f"{self.url}{path}",
+            content=content,
+            headers={**(headers or {}), **more},
+            timeout=httpx.USE_CLIENT_DEFAULT if timeout_sec is None else timeout_sec,
+        )
+        request.stream = _Body(request.content)
+        return request
+
+    def _auth(self) -> Any:
+        if self._api_key is not None:
+            return _Bearer(self._api_key)
+        return self._credentials if self._credentials is not None else httpx.USE_CLIENT_DEFAULT
 
     # --- checking -----------------------------------------------------------------------------
 

@@ -1,0 +1,134 @@
+"""How a client that was entered talks to its server: request by request, or in bulk.
+
+The first admission goes by the single route, and its answer says what the server offers.
+Admissions that come meanwhile wait for that answer a little, so that a thousand that start at
+once do not all go the slow way. A server that offers nothing gets nothing but the four routes
+of the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import trio
+
+from rollout.client.batching import AdmissionBatcher, BatchOutcome
+from rollout.client.feed import ResultFeed
+from rollout.client.polling import Admission, Attempt, Poller, SingleAdmitter
+from rollout.client.wire import Wire
+from rollout.codec import dump_json, structure
+from rollout.errors import InvalidBodyError
+from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, RolloutResultResponse
+
+__all__ = ["Link"]
+
+BATCH, FEED = EXTENSIONS
+_FIRST_ANSWER_SEC = 10.0
+"""Long enough for a loop that starts ten thousand rollouts at once to come round."""
+
+
+class Link:
+    """The extensions of one server, used where they are offered.
+
+    Args:
+        wire: The server.
+        nursery: Where the feed and the batches run, once the server turns out to offer them.
+    """
+
+    def __init__(self, wire: Wire, nursery: trio.Nursery) -> None:
+        self._wire = wire
+        self._nursery = nursery
+        self._single = SingleAdmitter(wire)
+        self._feed = ResultFeed(wire)
+        self._batcher = AdmissionBatcher(wire, self._feed)
+        self._extensions: frozenset[str] | None = None
+        self._first: trio.Event | None = None
+        self._scope = trio.CancelScope()
+
+    async def _run(self) -> None:
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._feed.run)
+                nursery.start_soon(self._batcher.run)
+
+    def stop(self) -> None:
+        """End the feed and the batches; what is left goes on without them."""
+        self._scope.cancel()
+
+    def _learn(self, extensions: list[str]) -> None:
+        """Take what the server offers, once."""
+        if self._extensions is not None:
+            return
+        self._extensions = frozenset(extensions)
+        if self._extensions & {BATCH, FEED}:
+            try:
+                self._nursery.start_soon(self._run, name="rollout feed")
+            except RuntimeError:  # the client is just being left
+                self._extensions = frozenset()
+
+    async def attempt(
+        self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
+    ) -> Attempt:
+        """Ask once for an admission; see `rollout.client.polling.Admitter`."""
+        if self._extensions is None and self._first is not None:
+            with trio.move_on_after(_FIRST_ANSWER_SEC):
+                await self._first.wait()
+        if self._extensions is None:
+            return await self._ask_first(request, body, on_sent)
+        if BATCH in self._extensions and self._batcher.usable:
+            self._feed.expect(request.rollout_id)
+            outcome: BatchOutcome | None = None
+            try:
+                outcome = await self._batcher.admit(body, on_sent)
+            finally:
+                if outcome is None or outcome.status_code != httpx.codes.ACCEPTED:
+                    self._feed.forget(request.rollout_id)
+            if outcome is not None:
+                return self._attempt_of(outcome, request)
+        return await self._single.attempt(request, body, on_sent)
+
+    async def follow(self, poller: Poller, admission: Admission) -> RolloutResultResponse:
+        """Wait for a rollout's result; raises what `Poller.run` raises."""
+        if self._extensions is None or FEED not in self._extensions:
+            return await poller.run()
+        return await self._feed.follow(poller, attached=admission.attached)
+
+    async def _ask_first(
+        self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
+    ) -> Attempt:
+        mine = self._first is None
+        if mine:
+            self._first = trio.Event()
+        try:
+            answer = await self._single.attempt(request, body, on_sent)
+        finally:
+            if mine and self._first is not None:
+                self._first.set()
+                self._first = None
+
+        def read() -> RolloutInitResponse:
+            admission = answer.read()
+            self._learn(admission.extensions)
+            return admission
+
+        if answer.status_code == httpx.codes.ACCEPTED:
+            admission = read()
+            return Attempt(answer.status_code, None, answer.sent_at, lambda: admission)
+        return answer
+
+    def _attempt_of(self, outcome: BatchOutcome, request: RolloutInitRequest) -> Attempt:
+        def read() -> RolloutInitResponse:
+            if outcome.status_code == httpx.codes.ACCEPTED:
+                try:
+                    admission = structure(outcome.body, RolloutInitResponse)
+                except InvalidBodyError:
+                    admission = None
+                if admission is not None and admission.rollout_id == request.rollout_id:
+                    return admission
+            answer = httpx.Response(outcome.status_code, content=dump_json(outcome.body))
+            return self._wire.read_admission(answer, request)
+
+        return Attempt(
+            outcome.status_code, outcome.retry_after, outcome.sent_at, read, outcome.attached
+        )
