@@ -1,5 +1,6 @@
 """The client: admission, polling, handles."""
 
+from rollout.client.bulk import FinishedRollout
 from rollout.client.client import RolloutClient
 from rollout.client.handle import RolloutHandle, StatusStream
 from rollout.errors import (
@@ -15,6 +16,7 @@ from rollout.errors import (
 )
 
 __all__ = [
+    "FinishedRollout",
     "RolloutAdmissionTimeoutError",
     "RolloutCancelTimeoutError",
     "RolloutClient",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,7 @@ import trio
 
 from rollout._groups import sole_error
 from rollout._keys import check_api_key
+from rollout.client.bulk import FinishedRollout, first_successes, run_many
 from rollout.client.handle import RolloutHandle
 from rollout.client.idle import wait_until_idle
 from rollout.client.link import Link
@@ -320,6 +322,74 @@ class RolloutClient:
                 for failed in (*self._failed, handle)
                 if failed._unseen_failure is not None  # noqa: SLF001
             ]
+
+    @asynccontextmanager
+    async def run_rollouts(
+        self,
+        requests: Iterable[RolloutInitRequest] | AsyncIterable[RolloutInitRequest],
+        *,
+        max_in_flight: int,
+        key: Callable[[RolloutInitRequest], Hashable] | None = None,
+        max_in_flight_per_key: int | None = None,
+    ) -> AsyncGenerator[trio.MemoryReceiveChannel[FinishedRollout], None]:
+        """Run many rollouts, and receive what comes of them in order of completion.
+
+        Example::
+
+            async with client.run_rollouts(requests, max_in_flight=256) as finished:
+                async for request, outcome in finished:
+                    ...
+
+        The next request is pulled only when a place is free, so *requests* may be endless. One
+        failure does not end the others: ``outcome`` is the terminal result, or the error that
+        `run_rollout` raised. An exception of *requests* itself ends the block.
+
+        Args:
+            requests: What to run, an iterable or an async iterable.
+            max_in_flight: How many may be in flight at a time, from admission to result.
+            key: Sorts requests into groups, for *max_in_flight_per_key*.
+            max_in_flight_per_key: How many of one group may be in flight at a time. The next
+                request waits for a place of its own group.
+
+        Raises:
+            ValueError: A limit is no whole number from 1 up.
+
+        Leaving the block, in whatever way, cancels what is left, on the server too: one cancel
+        request, shielded and bounded.
+        """
+        self._check_open()
+        async with run_many(
+            self,
+            requests,
+            max_in_flight=max_in_flight,
+            key=key,
+            max_in_flight_per_key=max_in_flight_per_key,
+        ) as finished:
+            yield finished
+
+    async def first_successes(
+        self,
+        requests: Iterable[RolloutInitRequest],
+        k: int,
+        *,
+        max_in_flight: int | None = None,
+    ) -> list[FinishedRollout]:
+        """Run a group of rollouts until *k* of them have succeeded; cancel the rest.
+
+        Args:
+            requests: The group.
+            k: How many successes are wanted.
+            max_in_flight: How many may be in flight at a time; all of them by default.
+
+        Returns:
+            At most *k* finished rollouts, in order of completion; fewer if not enough succeed.
+
+        Raises:
+            ValueError: A number is no whole number from 1 up.
+        """
+        self._check_open()
+        options = {} if max_in_flight is None else {"max_in_flight": max_in_flight}
+        return await first_successes(self, requests, k, **options)
 
     async def cancel_rollout(self, rollout_id: str) -> CancelRolloutsResponse:
         """Ask the server to stop one rollout; asking again is fine.

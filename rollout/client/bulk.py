@@ -1,0 +1,258 @@
+"""Run many rollouts with a bound on how many are in flight.
+
+Theory of operation: a feeder pulls the next request only when a place is free, and starts a
+task for it; each task runs one rollout to its end and puts what came of it into a channel, in
+order of completion. The channel holds as many outcomes as there are places, so a consumer
+that stops reading stops the feeder, not the rollouts that run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+import httpx
+import trio
+from attrs import define, field
+
+from rollout._groups import sole_error
+from rollout.errors import InvalidFieldError, RolloutError
+from rollout.types import RolloutInitRequest, RolloutResultResponse, RolloutStatus
+from rollout.types._fields import is_whole_from_one
+
+if TYPE_CHECKING:
+    from rollout.client.client import RolloutClient
+
+__all__ = ["FinishedRollout", "first_successes", "run_many"]
+
+logger = logging.getLogger(__name__)
+
+CANCEL_BUDGET_SEC = 10.0
+
+
+class FinishedRollout(NamedTuple):
+    """What came of one request.
+
+    Attributes:
+        request: The request.
+        outcome: Its terminal result, whatever its status; or the error that kept it from one.
+    """
+
+    request: RolloutInitRequest
+    outcome: RolloutResultResponse | Exception
+
+    @property
+    def result(self) -> RolloutResultResponse:
+        """The terminal result; raises the error where there is none."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended as a success."""
+        return (
+            isinstance(self.outcome, RolloutResultResponse)
+            and self.outcome.status is RolloutStatus.SUCCESS
+        )
+
+
+Requests = Iterable[RolloutInitRequest] | AsyncIterable[RolloutInitRequest]
+
+
+def check_limit(name: str, value: int | None) -> None:
+    """Check a limit.
+
+    Raises:
+        InvalidFieldError: It is no whole number from 1 up.
+    """
+    if value is not None and not is_whole_from_one(value):
+        raise InvalidFieldError(name, "must be a whole number from 1 up")
+
+
+@define(eq=False)
+class _Places:
+    """The places for rollouts in flight, in all and for each key."""
+
+    limit: int
+    per_key: int | None
+    taken: int = 0
+    by_key: Counter[Hashable] = field(factory=Counter)
+    freed: trio.Event = field(factory=trio.Event)
+
+    async def take(self, key: Hashable) -> None:
+        while self.taken >= self.limit or (
+            self.per_key is not None and self.by_key[key] >= self.per_key
+        ):
+            await self.freed.wait()
+        self.taken += 1
+        self.by_key[key] += 1
+
+    async def wait_free(self) -> None:
+        while self.taken >= self.limit:
+            await self.freed.wait()
+
+    def give_back(self, key: Hashable) -> None:
+        self.taken -= 1
+        self.by_key[key] -= 1
+        if not self.by_key[key]:
+            del self.by_key[key]
+        self.freed.set()
+        self.freed = trio.Event()
+
+
+@define(eq=False)
+class _Bulk:
+    """One call of `run_many`."""
+
+    client: RolloutClient
+    places: _Places
+    key: Callable[[RolloutInitRequest], Hashable]
+    nursery: trio.Nursery
+    send: trio.MemorySendChannel[FinishedRollout]
+    in_flight: dict[str, None]
+
+    async def feed(self, requests: Requests) -> None:
+        puller = _Puller(requests)
+        try:
+            async with self.send:
+                while True:
+                    await self.places.wait_free()
+                    request = await puller.pull()
+                    if request is None:
+                        return
+                    key = self.key(request)
+                    await self.places.take(key)
+                    self.nursery.start_soon(self._run, request, key, self.send.clone())
+        finally:
+            await puller.close()
+
+    async def _run(
+        self,
+        request: RolloutInitRequest,
+        key: Hashable,
+        send: trio.MemorySendChannel[FinishedRollout],
+    ) -> None:
+        with send:
+            self.in_flight[request.rollout_id] = None
+            try:
+                arguments = {
+                    name.name: getattr(request, name.name) for name in attrs.fields(type(request))
+                }
+                outcome: RolloutResultResponse | Exception
+                try:
+                    outcome = await self.client.run_rollout(**arguments)
+                except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
+                    outcome = error
+                self.in_flight.pop(request.rollout_id, None)
+                await send.send(FinishedRollout(request, outcome))
+            finally:
+                self.places.give_back(key)
+
+
+class _Puller:
+    """Pulls requests out of an iterable of either kind."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._async = aiter(requests) if isinstance(requests, AsyncIterable) else None
+        self._plain = None if isinstance(requests, AsyncIterable) else iter(requests)
+
+    async def pull(self) -> RolloutInitRequest | None:
+        """Return the next request, ``None`` at the end."""
+        if self._async is not None:
+            try:
+                return await anext(self._async)
+            except StopAsyncIteration:
+                return None
+        await trio.lowlevel.checkpoint()
+        return next(self._plain, None) if self._plain is not None else None
+
+    async def close(self) -> None:
+        """Close an async generator that was left before its end."""
+        if isinstance(self._async, AsyncGenerator):
+            await self._async.aclose()
+
+
+@asynccontextmanager
+async def run_many(
+    client: RolloutClient,
+    requests: Requests,
+    *,
+    max_in_flight: int,
+    key: Callable[[RolloutInitRequest], Hashable] | None = None,
+    max_in_flight_per_key: int | None = None,
+) -> AsyncGenerator[trio.MemoryReceiveChannel[FinishedRollout], None]:
+    """See `rollout.client.RolloutClient.run_rollouts`."""
+    check_limit("max_in_flight", max_in_flight)
+    check_limit("max_in_flight_per_key", max_in_flight_per_key)
+    if max_in_flight_per_key is not None and key is None:
+        raise InvalidFieldError("key", "is required with max_in_flight_per_key")
+    send, receive = trio.open_memory_channel[FinishedRollout](max_in_flight)
+    places = _Places(max_in_flight, max_in_flight_per_key)
+    in_flight: dict[str, None] = {}
+    leaving: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            bulk = _Bulk(client, places, key or _same, nursery, send, in_flight)
+            nursery.start_soon(bulk.feed, requests)
+            with receive:
+                try:
+                    yield receive
+                except BaseException as error:
+                    leaving = error
+                    raise
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # The block's own exception comes out as it is, and so does one of the requests'.
+        plain = leaving
+        if plain is None or isinstance(plain, trio.Cancelled):
+            plain = sole_error(group)
+        raise plain from None
+    finally:
+        if in_flight:
+            await _cancel_left(client, list(in_flight))
+
+
+def _same(request: RolloutInitRequest) -> Hashable:
+    del request
+    return None
+
+
+async def _cancel_left(client: RolloutClient, rollout_ids: list[str]) -> None:
+    """Cancel on the server what nobody waits for any longer; bounded, whatever happens."""
+    with trio.move_on_after(CANCEL_BUDGET_SEC, shield=True) as scope:
+        try:
+            await client.cancel_rollouts(ids=rollout_ids)
+        except (RolloutError, httpx.HTTPError) as error:
+            logger.warning(
+                "%d rollout(s) could not be cancelled (%s); they end with their leases",
+                len(rollout_ids),
+                type(error).__name__,
+            )
+    if scope.cancelled_caught:
+        logger.warning("cancelling %d rollout(s) took too long", len(rollout_ids))
+
+
+async def first_successes(
+    client: RolloutClient, requests: Iterable[RolloutInitRequest], k: int, **options: Any
+) -> list[FinishedRollout]:
+    """See `rollout.client.RolloutClient.first_successes`."""
+    check_limit("k", k)
+    group = list(requests)
+    found: list[FinishedRollout] = []
+    if not group:
+        await trio.lowlevel.checkpoint()
+        return found
+    options.setdefault("max_in_flight", len(group))
+    async with run_many(client, group, **options) as finished:
+        async for rollout in finished:
+            if rollout.succeeded:
+                found.append(rollout)
+                if len(found) == k:
+                    break
+    return found

@@ -1,0 +1,179 @@
+"""Many rollouts with a bound, and groups of which some are enough."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from support import CHAT_URL, Script, in_process, local_backend, make_app, prompt
+
+from rollout.client import RolloutProtocolError
+from rollout.types import RolloutInitRequest, RolloutStatus
+
+
+def request(rollout_id, **script):
+    return RolloutInitRequest(
+        rollout_id=rollout_id,
+        initial_messages=prompt(**script),
+        chat_completions_url=CHAT_URL,
+        label="42",
+    )
+
+
+def unbounded(**options):
+    return make_app(local_backend(max_concurrent=None, **options))
+
+
+async def test_outcomes_come_in_order_of_completion(autojump_clock):
+    requests = [request(f"r{seconds}", sleep=seconds) for seconds in (5, 1, 3)]
+    async with in_process(unbounded()) as client:
+        async with client.run_rollouts(requests, max_in_flight=3) as finished:
+            got = [rollout async for rollout in finished]
+    assert [rollout.request.rollout_id for rollout in got] == ["r1", "r3", "r5"]
+    assert all(rollout.result.status is RolloutStatus.SUCCESS for rollout in got)
+
+
+async def test_the_next_request_is_pulled_only_when_a_place_is_free(autojump_clock):
+    pulled = []
+
+    async def endless():
+        number = 0
+        while True:
+            pulled.append(number)
+            yield request(f"r{number}", sleep=10)
+            number += 1
+
+    async with in_process(unbounded()) as client:
+        async with client.run_rollouts(endless(), max_in_flight=4) as finished:
+            await trio.sleep(5)
+            assert len(pulled) == 4
+            for _ in range(4):
+                await finished.receive()
+            await trio.sleep(5)
+            assert len(pulled) == 8
+
+
+async def test_one_failure_does_not_end_the_others(autojump_clock):
+    requests = [request("a"), request("b", **{"raise": "boom"}), request("a"), request("c")]
+    async with in_process(unbounded()) as client:
+        async with client.run_rollouts(requests, max_in_flight=1) as finished:
+            got = [rollout async for rollout in finished]
+    assert [rollout.succeeded for rollout in got] == [True, False, False, True]
+    assert got[1].result.err_message == "boom"
+    assert isinstance(got[2].outcome, RolloutProtocolError)
+    with pytest.raises(RolloutProtocolError, match="409"):
+        _ = got[2].result
+
+
+async def test_leaving_cancels_what_is_left_on_the_server_too(autojump_clock):
+    app = unbounded()
+    requests = [request("quick", sleep=1), *(request(f"r{n}", sleep=3600) for n in range(5))]
+    async with in_process(app) as client:
+        async with client.run_rollouts(requests, max_in_flight=10) as finished:
+            first = await finished.receive()
+            assert app.registry.lifecycle.active_rollouts == 5
+        assert first.request.rollout_id == "quick"
+        health = await client.wait_idle(timeout_sec=5, poll_interval_sec=0.1)
+        assert health["lifecycle"]["active_rollouts"] == 0
+
+
+async def test_an_exception_in_the_block_comes_out_plain_and_cancels(autojump_clock):
+    app = unbounded()
+    async with in_process(app) as client:
+        with pytest.raises(KeyError, match="mine"):
+            async with client.run_rollouts([request("a", sleep=3600)], max_in_flight=1):
+                await trio.sleep(1)
+                raise KeyError("mine")
+        await client.wait_idle(timeout_sec=5, poll_interval_sec=0.1)
+
+
+async def test_an_exception_of_the_requests_comes_out_plain(autojump_clock):
+    def requests():
+        yield request("a", sleep=3600)
+        raise LookupError("no more prompts")
+
+    async with in_process(unbounded()) as client:
+        with pytest.raises(LookupError, match="no more prompts"):
+            async with client.run_rollouts(requests(), max_in_flight=2) as finished:
+                await finished.receive()
+
+
+async def test_a_surrounding_cancel_scope_is_obeyed(autojump_clock):
+    app = unbounded()
+    async with in_process(app) as client:
+        with trio.move_on_after(5) as scope:
+            async with client.run_rollouts([request("a", sleep=3600)], max_in_flight=1) as finished:
+                await finished.receive()
+        assert scope.cancelled_caught
+        await client.wait_idle(timeout_sec=5, poll_interval_sec=0.1)
+
+
+async def test_limits_for_each_key(autojump_clock):
+    most: dict[str, int] = {}
+    now: dict[str, int] = {}
+
+    class Counting(Script):
+        async def run(self, ctx):
+            key = ctx.prompt[0]["key"]
+            now[key] = now.get(key, 0) + 1
+            most[key] = max(most.get(key, 0), now[key])
+            try:
+                return await super().run(ctx)
+            finally:
+                now[key] -= 1
+
+    requests = [request(f"{k}{n}", key=k, sleep=1 + n) for n in range(4) for k in "xy"]
+    async with (
+        in_process(unbounded(workflow=Counting)) as client,
+        client.run_rollouts(
+            requests,
+            max_in_flight=8,
+            key=lambda item: item.initial_messages[0]["key"],
+            max_in_flight_per_key=2,
+        ) as finished,
+    ):
+        got = [rollout async for rollout in finished]
+    assert len(got) == 8
+    assert most == {"x": 2, "y": 2}
+
+
+async def test_the_first_successes_of_a_group_end_the_rest(autojump_clock):
+    app = unbounded()
+    group = [
+        request("slow", sleep=3600),
+        request("bad", **{"raise": "no"}),
+        *(request(f"r{seconds}", sleep=seconds) for seconds in (3, 1, 2)),
+    ]
+    async with in_process(app) as client:
+        found = await client.first_successes(group, 2)
+        assert [rollout.request.rollout_id for rollout in found] == ["r1", "r2"]
+        await client.wait_idle(timeout_sec=5, poll_interval_sec=0.1)
+
+
+async def test_a_group_with_too_few_successes_gives_what_there_is(autojump_clock):
+    group = [request("a"), request("b", **{"raise": "no"})]
+    async with in_process(unbounded()) as client:
+        assert len(await client.first_successes(group, 2)) == 1
+        assert await client.first_successes([], 1) == []
+
+
+async def test_no_requests_are_no_rollouts(autojump_clock):
+    async with in_process(unbounded()) as client:
+        async with client.run_rollouts([], max_in_flight=1) as finished:
+            assert [rollout async for rollout in finished] == []
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+async def test_limits_are_whole_numbers_from_one_up(autojump_clock, value):
+    async with in_process(unbounded()) as client:
+        with pytest.raises(ValueError, match="max_in_flight"):
+            async with client.run_rollouts([], max_in_flight=value):
+                pass
+        with pytest.raises(ValueError, match="k must be"):
+            await client.first_successes([], value)
+
+
+async def test_a_limit_for_each_key_needs_a_key(autojump_clock):
+    async with in_process(unbounded()) as client:
+        with pytest.raises(ValueError, match="key"):
+            async with client.run_rollouts([], max_in_flight=1, max_in_flight_per_key=1):
+                pass
