@@ -68,7 +68,8 @@ async def run_server() -> None:
         print(urls[0], flush=True)
 
 
-async def run_client(url: str, rollouts: int, seconds: float) -> dict[str, Any]:
+async def run_client(url: str, options: argparse.Namespace) -> dict[str, Any]:
+    rollouts, seconds = options.rollouts, options.seconds
     outcomes: Counter[str] = Counter()
     latencies: list[float] = []
 
@@ -85,7 +86,8 @@ async def run_client(url: str, rollouts: int, seconds: float) -> dict[str, Any]:
         latencies.append(trio.current_time() - began)
 
     began = trio.current_time()
-    async with RolloutClient(url=url) as client, trio.open_nursery() as nursery:
+    feed = not options.no_feed
+    async with RolloutClient(url=url, feed=feed) as client, trio.open_nursery() as nursery:
         for number in range(rollouts):
             nursery.start_soon(one, client, number)
     wall = trio.current_time() - began
@@ -110,6 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--no-feed", action="store_true", help="poll for each rollout alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(SERVE, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -125,7 +128,7 @@ def main() -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        report = trio.run(run_client, url, options.rollouts, options.seconds)
+        report = trio.run(run_client, url, options)
         server.terminate()
         report["server_exit_code"] = server.wait()
     report["client_peak_mib"] = peak_mib(resource.RUSAGE_SELF)

@@ -11,11 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 import trio
 from attrs import define, field, frozen
 
+from rollout.client.pools import SpreadTransport
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
     InvalidBodyError,
@@ -91,6 +93,17 @@ def _is_loopback(url: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
+def _goes_direct(url: str) -> bool:
+    """Whether no proxy from the environment stands between here and there."""
+    if _is_loopback(url):
+        return True
+    parts = urlsplit(url)
+    proxies = getproxies()
+    return not (proxies.get(parts.scheme) or proxies.get("all")) or bool(
+        proxy_bypass(parts.hostname or "")
+    )
+
+
 def own_http_client(url: str) -> httpx.AsyncClient:
     """Make an HTTP client for long polls.
 
@@ -103,9 +116,13 @@ def own_http_client(url: str) -> httpx.AsyncClient:
         max_keepalive_connections=_KEPT_CONNECTIONS,
         keepalive_expiry=_KEEP_ALIVE_EXPIRY_SEC,
     )
-    return httpx.AsyncClient(
+    transport: httpx.AsyncBaseTransport | None = None
+    if _goes_direct(url):
         # With a transport of its own httpx asks the environment for certificates only.
-        transport=httpx.AsyncHTTPTransport(limits=limits) if _is_loopback(url) else None,
+        context = httpx.create_ssl_context()
+        transport = SpreadTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
+    return httpx.AsyncClient(
+        transport=transport,
         limits=limits,
         timeout=httpx.Timeout(_REQUEST_TIMEOUT_SEC, connect=_CONNECT_TIMEOUT_SEC, pool=None),
         follow_redirects=False,

@@ -1,0 +1,88 @@
+"""Spread requests over several connection pools.
+
+What a pool of httpx does for each request and each response takes time in proportion to the
+requests that it has in flight, so a thousand long polls in one pool cost a million steps. Here
+a pool takes a few dozen, and the next one is made when all are full. The first pools are
+filled first, so that connections are used again when the load goes down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+from attrs import define
+
+__all__ = ["SpreadTransport"]
+
+REQUESTS_PER_POOL = 32
+
+
+@define(eq=False)
+class _Pool:
+    transport: httpx.AsyncBaseTransport
+    in_flight: int = 0
+
+
+class _CountedStream(httpx.AsyncByteStream):
+    """The body of a response; its request is in flight until it is closed."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, pool: _Pool) -> None:
+        self._stream = stream
+        self._pool: _Pool | None = pool
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return aiter(self._stream)
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            if self._pool is not None:
+                self._pool.in_flight -= 1
+                self._pool = None
+
+
+class SpreadTransport(httpx.AsyncBaseTransport):
+    """An httpx transport over as many pools as it takes.
+
+    Args:
+        make_pool: Makes one pool.
+    """
+
+    def __init__(self, make_pool: Callable[[], httpx.AsyncBaseTransport]) -> None:
+        self._make_pool = make_pool
+        self._pools: list[_Pool] = []
+
+    @property
+    def in_flight(self) -> list[int]:
+        """How many requests each pool has in flight."""
+        return [pool.in_flight for pool in self._pools]
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request through the first pool that has room."""
+        pool = self._pool_with_room()
+        pool.in_flight += 1
+        handed_over = False
+        try:
+            response = await pool.transport.handle_async_request(request)
+            stream = response.stream
+            if isinstance(stream, httpx.AsyncByteStream) and not response.is_stream_consumed:
+                response.stream = _CountedStream(stream, pool)
+                handed_over = True
+            return response
+        finally:
+            if not handed_over:
+                pool.in_flight -= 1
+
+    def _pool_with_room(self) -> _Pool:
+        for pool in self._pools:
+            if pool.in_flight < REQUESTS_PER_POOL:
+                return pool
+        self._pools.append(_Pool(self._make_pool()))
+        return self._pools[-1]
+
+    async def aclose(self) -> None:
+        """Close every pool."""
+        for pool in self._pools:
+            await pool.transport.aclose()
