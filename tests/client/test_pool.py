@@ -92,7 +92,7 @@ async def test_more_than_a_hundred_rollouts_at_once_on_the_real_server():
             return [*ctx.prompt, {"role": "assistant", "content": "42"}]
 
     app = make_app(local_backend(Rendezvous, max_concurrent=None))
-    async with served(app) as url, RolloutClient(url=url) as client:
+    async with served(app) as url, RolloutClient(url=url, feed=False) as client:
         handles = [
             await client.run_rollout_async(prompt(), CHAT_URL, fresh_id(), label="42")
             for _ in range(count)
@@ -103,7 +103,7 @@ async def test_more_than_a_hundred_rollouts_at_once_on_the_real_server():
 
 def test_an_idle_connection_is_dropped_before_a_server_drops_it():
     for url in ("http://127.0.0.1:8000", "http://rollouts.example"):
-        pool = RolloutClient(url=url).http_client._transport._pool
+        pool = RolloutClient(url=url).http_client._transport._make_pool()._pool
         assert pool._keepalive_expiry < min(5, KEEP_ALIVE_SEC)
 
 
