@@ -14,6 +14,7 @@ for the process. Other applications on the same worker are only better off with 
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import h11
@@ -22,6 +23,7 @@ import trio
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import EventWrapper
 
 __all__ = ["GuardedConnection", "guard_connections"]
 
@@ -51,11 +53,34 @@ class _PlainHttp(H11Protocol):
         )
 
 
+class _Stop(EventWrapper):
+    """Hypercorn's event for the end of a server; once set, no write takes long any more.
+
+    Attributes:
+        writes: The writes that are under way.
+        give_up_at: When the last of them is given up (trio time).
+    """
+
+    def __init__(self, grace_sec: float) -> None:
+        super().__init__()
+        self.writes: dict[trio.CancelScope, None] = {}
+        self.give_up_at = math.inf
+        self._grace_sec = grace_sec
+
+    async def set(self) -> None:
+        """Take the end."""
+        await super().set()
+        self.give_up_at = trio.current_time() + self._grace_sec
+        for scope in self.writes:
+            scope.deadline = min(scope.deadline, self.give_up_at)
+
+
 class GuardedConnection(TCPServer):
     """One connection; what goes wrong on it stays there."""
 
     async def run(self) -> None:
         """Serve the connection to its end. Only a cancellation comes out of here."""
+        _ = self._stop  # before anything waits for the event that it replaces
         try:
             await super().run()
         except Exception as error:  # noqa: BLE001 - the reason for this class
@@ -99,12 +124,14 @@ class GuardedConnection(TCPServer):
         longer than the server allows once it stops.
         """
         written = False
+        stop = self._stop
         async with self.send_lock:
             with trio.CancelScope(shield=True) as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._give_up_after_stop, scope)
+                stop.writes[scope] = None
+                try:
                     written = await self._write_pieces(data, scope)
-                    nursery.cancel_scope.cancel()
+                finally:
+                    del stop.writes[scope]
             if not written:
                 await trio.aclose_forcefully(self.stream)
         return written
@@ -113,16 +140,19 @@ class GuardedConnection(TCPServer):
         view = memoryview(data)
         try:
             for start in range(0, len(view), _PIECE):
-                scope.deadline = trio.current_time() + _STALL_SEC
+                scope.deadline = min(trio.current_time() + _STALL_SEC, self._stop.give_up_at)
                 await self.stream.send_all(view[start : start + _PIECE])
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True
 
-    async def _give_up_after_stop(self, scope: trio.CancelScope) -> None:
-        await self.context.terminated.wait()
-        await trio.sleep(self.config.graceful_timeout)
-        scope.cancel()
+    @property
+    def _stop(self) -> _Stop:
+        """Return the event of this connection's server that says that it stops."""
+        stop = self.context.terminated
+        if not isinstance(stop, _Stop):
+            stop = self.context.terminated = _Stop(self.config.graceful_timeout)
+        return stop
 
 
 def _log(error: BaseException) -> None:
