@@ -36,6 +36,8 @@ from comparison.report import number, print_profile, print_results
 from comparison.summary import summarize, targets
 from rich.console import Console
 
+from rollout.client import RolloutClient
+
 RESULTS = Path(__file__).parent / "results"
 MEASURES = ("throughput", "traffic", "wall")
 FORMAT = 1
@@ -145,8 +147,11 @@ def describe(options: argparse.Namespace, settings: Settings, pairs: tuple[Pair,
     """Say what is measured, on what.
 
     Raises:
-        LookupError: The official package is not where it is said to be.
+        LookupError: The official package is not where it is said to be, or our client has no
+            `run_rollouts`.
     """
+    if options.run_rollouts and not hasattr(RolloutClient, "run_rollouts"):
+        raise LookupError("--run-rollouts: the installed client has no run_rollouts()")
     official = None
     if any(pair.needs_official for pair in pairs):
         official = describe_python(options.official_python, *OFFICIAL_PACKAGES)

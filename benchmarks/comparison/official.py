@@ -149,7 +149,7 @@ async def run_job(url: str, job: Job, *, wide: bool) -> dict[str, Any]:
 
 
 async def run_client(*, wide: bool) -> None:
-    say(json.dumps({"can_run_many": False, **about()}))
+    say(json.dumps(about()))
     reader = await stdin_reader()
     asking: asyncio.Task[bytes] = asyncio.create_task(reader.readline())
     while line := await asking:

@@ -131,7 +131,7 @@ async def run_job(url: str, job: Job, *, many: bool) -> dict[str, Any]:
 
 
 async def run_client(*, many: bool) -> None:
-    say(json.dumps({"can_run_many": hasattr(RolloutClient, "run_rollouts"), **about()}))
+    say(json.dumps(about()))
     jobs, incoming = trio.open_memory_channel[bytes](1)
 
     async def work() -> None:
