@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pstats
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,14 @@ class Profile:
     def _entries(self) -> dict[Function, Any]:
         return self.stats.stats  # type: ignore[attr-defined, no-any-return]
 
-    def by_package(self, *, passing_trio: bool = False) -> Counter[str]:
+    def by_package(self, *, passing_trio: bool = False) -> dict[str, float]:
         """Own seconds of each package, with those of the library functions that it called.
 
         With *passing_trio* the time in trio counts for whoever called it too, so that a
         package pays for its tasks, scopes and sends; what is left is the scheduler itself.
         """
         owners = _Owners(self._entries, _PASSED_ON | _TRIO if passing_trio else _PASSED_ON)
-        seconds: Counter[str] = Counter()
+        seconds: dict[str, float] = defaultdict(float)
         for function, (_, _, own, _, _) in self._entries.items():
             for package, share in owners.of(function).items():
                 seconds[package] += own * share
@@ -89,7 +89,7 @@ class _Owners:
         total = sum(weights.values())
         if not total:
             return self.known[function]
-        owners: Counter[str] = Counter()
+        owners: dict[str, float] = defaultdict(float)
         for caller, weight in weights.items():
             for owner, share in self.of(caller).items():
                 owners[owner] += share * weight / total

@@ -56,8 +56,8 @@ def print_results(
         [row for row in rows if row["measure"] == "wall"],
         (
             ("rollouts", lambda row: f"{row['in_flight']:,} x {row['sleep_sec']:g} s"),
-            ("wall s", lambda row: number(row["wall_sec"], 2) + _mark(row)),
-            ("failed", lambda row: f"{row['failed']:,}"),
+            ("wall s", _wall),
+            ("failed", lambda row: "all" if row["wall_sec"] is None else f"{row['failed']:,}"),
             ("server KiB each", lambda row: number(row["server_kib_per_rollout"])),
             ("client KiB each", lambda row: number(row["client_kib_per_rollout"])),
             ("CPU ms each", _cpu),
@@ -101,8 +101,14 @@ def _mark(row: Record) -> str:
 
 
 def _rate(row: Record) -> str:
+    if row["rollouts_per_sec"] is None:
+        return "failed"
     failed = f", {row['failed']} failed" if row["failed"] and not row["cut"] else ""
     return number(row["rollouts_per_sec"]) + _mark(row) + failed
+
+
+def _wall(row: Record) -> str:
+    return "failed" if row["wall_sec"] is None else number(row["wall_sec"], 2) + _mark(row)
 
 
 def _cpu(row: Record) -> str:
@@ -170,8 +176,8 @@ def print_profile(console: Console, profile: Profile, lines: int) -> None:
     table = Table("package", title="By package, each with what it calls in the standard library")
     for name in ("s", "% of busy", "with trio: s", "% of busy"):
         table.add_column(name, justify="right")
-    for package, seconds in own.most_common():
-        whole = with_trio[package]
+    for package, seconds in sorted(own.items(), key=lambda item: -item[1]):
+        whole = with_trio.get(package, 0.0)
         if max(seconds, whole) < busy / 1000:
             continue
         table.add_row(

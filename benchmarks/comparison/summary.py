@@ -10,6 +10,7 @@ from attrs import asdict, frozen
 
 from comparison.measures import Record
 
+_FAILED = "a job failed"
 _KEYS = ("measure", "pair", "in_flight", "sleep_sec")
 _PER_ROLLOUT = (
     "server_cpu_sec",
@@ -46,8 +47,9 @@ def _row(row: Record, group: list[Record]) -> Record:
 
 
 def _failed(record: Record) -> int:
-    outcomes = record["outcomes"]
-    return sum(outcomes.values()) - outcomes.get("success", 0) + record["unfinished"]
+    outcomes: dict[str, int] = record["outcomes"]
+    failed = sum(outcomes.values()) - outcomes.get("success", 0)
+    return failed + int(record["unfinished"])
 
 
 def _share(record: Record, name: str) -> float | None:
@@ -150,8 +152,9 @@ def _ratio(
     upper, lower = _rounds(records, above, name), _rounds(records, below, name)
     ratios = [upper[number] / lower[number] for number in upper if lower.get(number)]
     aim = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}"
+    errors = any("error" in record for record in records if _place(record) in {above, below})
     if not ratios:
-        return Target(work=work, aim=aim, met=None)
+        return _without_figures(work, aim, failed=errors)
     value = median(ratios)
     met = value >= at_least if at_least is not None else at_most is None or value <= at_most
     cut = any(record.get("cut") for record in records if _place(record) in {above, below})
@@ -162,8 +165,13 @@ def _ratio(
         value=value,
         low=min(ratios),
         high=max(ratios),
-        note="a job was cut short" if cut else "",
+        note=_FAILED if errors else "a job was cut short" if cut else "",
     )
+
+
+def _without_figures(work: str, aim: str, *, failed: bool) -> Target:
+    """A target that was missed because the job failed, or that was not measured."""
+    return Target(work=work, aim=aim, met=False if failed else None, note=_FAILED if failed else "")
 
 
 def _place(record: Record) -> tuple[str, str, int]:
@@ -188,16 +196,16 @@ def _wall(
     aim = f"<= {most_sec:g} s, no failure"
     if most_kib is not None:
         aim += f", <= {most_kib:g} KiB server memory each"
-    done = [
+    tried = [
         record
         for record in records
         if record["measure"] == "wall"
         and record["pair"] == "ours"
         and (record["in_flight"], record["sleep_sec"]) == job
-        and "error" not in record
     ]
-    if not done:
-        return Target(work=work, aim=aim, met=None)
+    done = [record for record in tried if "error" not in record]
+    if len(done) < len(tried) or not done:
+        return _without_figures(work, aim, failed=bool(tried))
     walls = [record["wall_sec"] for record in done]
     failed = sum(map(_failed, done))
     kib = _median(_growth(record, "server") for record in done)
