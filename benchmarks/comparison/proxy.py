@@ -53,7 +53,7 @@ async def counting_proxy(url: str) -> AsyncGenerator[tuple[str, Counts], None]:
 async def _copy_up(source: trio.SocketStream, sink: trio.SocketStream, counts: Counts) -> None:
     rest = b""
 
-    def count(data: bytes) -> None:
+    def count(data: bytes | bytearray) -> None:
         nonlocal rest
         counts.bytes_up += len(data)
         seen = rest + data
@@ -64,14 +64,14 @@ async def _copy_up(source: trio.SocketStream, sink: trio.SocketStream, counts: C
 
 
 async def _copy_down(source: trio.SocketStream, sink: trio.SocketStream, counts: Counts) -> None:
-    def count(data: bytes) -> None:
+    def count(data: bytes | bytearray) -> None:
         counts.bytes_down += len(data)
 
     await _copy(source, sink, count)
 
 
 async def _copy(
-    source: trio.SocketStream, sink: trio.SocketStream, count: Callable[[bytes], None]
+    source: trio.SocketStream, sink: trio.SocketStream, count: Callable[[bytes | bytearray], None]
 ) -> None:
     """Pass on what comes, and the end of it, also where one side ends in the middle."""
     try:

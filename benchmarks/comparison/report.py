@@ -192,6 +192,6 @@ def print_profile(console: Console, profile: Profile, lines: int) -> None:
         table = Table("function", title=f"Top {lines} by {title}")
         for name in ("calls", "own s", "cumulative s"):
             table.add_column(name, justify="right")
-        for name, calls, own, cumulative in profile.top(order, lines):
-            table.add_row(name, f"{calls:,}", f"{own:.3f}", f"{cumulative:.3f}")
+        for name, calls, seconds, cumulative in profile.top(order, lines):
+            table.add_row(name, f"{calls:,}", f"{seconds:.3f}", f"{cumulative:.3f}")
         console.print(table, markup=False)
