@@ -45,7 +45,8 @@ _KEEP_ALIVE_EXPIRY_SEC = 4.0
 
 _CONNECT_TIMEOUT_SEC = 10.0
 _REQUEST_TIMEOUT_SEC = 60.0
-_KEPT_CONNECTIONS = 100
+_KEPT_CONNECTIONS = 32
+"""In each pool. httpcore counts all of them for each, so many of them cost much."""
 _LONGEST_DETAIL = 500
 _LONGEST_TYPE = 100
 _LONGEST_PATH = 200

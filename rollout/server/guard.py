@@ -36,7 +36,22 @@ _PIECE = 256 * 1024
 
 
 class _PlainHttp(H11Protocol):
-    """HTTP/1.1 without upgrades."""
+    """HTTP/1.1 without upgrades, and with the head of a response in one write with its body."""
+
+    _held = b""
+
+    async def _send_h11_event(self, event: Any) -> None:
+        try:
+            data = self.connection.send(event)
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        self._held += data or b""
+        if isinstance(event, h11.Response) or not self._held:
+            return
+        data, self._held = self._held, b""
+        await self.send(RawData(data=data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Stay with HTTP/1.1, whatever the peer offers."""
