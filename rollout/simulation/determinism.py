@@ -1,14 +1,16 @@
 """Run trio so that the same seed gives the same run, step for step.
 
-Three things make a trio program differ from run to run: time, the order in which tasks that
-are ready get their turn, and randomness of its own. A `trio.testing.MockClock` takes the
-first; trio's scheduler has a switch for the second, which Hypothesis' plugin uses too, and its
-own random generator can be seeded. The third is the world's business: it draws everything
+Four things make a trio program differ from run to run: time, the order in which tasks that
+are ready get their turn, when garbage is collected (which may run code), and randomness of its
+own. A `trio.testing.MockClock` takes the first; trio's scheduler has a switch for the second,
+which Hypothesis' plugin uses too, and its own random generator can be seeded. Garbage that needs
+a collector waits until the end of the run. The last is the world's business: it draws everything
 from one seeded generator.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import random
 from collections.abc import Awaitable, Callable, Generator
@@ -40,6 +42,17 @@ def _deterministic_scheduling(seed: int) -> Generator[None, None, None]:
         generator.setstate(before[1])
 
 
+@contextmanager
+def _no_garbage_collection() -> Generator[None, None, None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def deterministic_run(function: Callable[..., Awaitable[T]], *args: Any, seed: int) -> T:
     """Run an async function under a mock clock that jumps, with seeded scheduling.
 
@@ -51,7 +64,7 @@ def deterministic_run(function: Callable[..., Awaitable[T]], *args: Any, seed: i
     Returns:
         What the function returns. Its exceptions come out unchanged.
     """
-    with _deterministic_scheduling(seed):
+    with _deterministic_scheduling(seed), _no_garbage_collection():
         return trio.run(function, *args, clock=MockClock(autojump_threshold=0))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
@@ -203,16 +203,18 @@ class RandomFaults:
                 break
         if fault is Fault.BUSY and route is not Route.ADMIT:
             fault = Fault.NONE
-        return Fate(
-            fault=fault,
-            out_sec=self._latency(),
-            back_sec=self._latency(),
-            after_sec=draw.choice((0.0, 0.001, 0.1, 5.0, 25.0, 35.0)) * draw.random(),
-            after_steps=draw.randrange(_MOST_STEPS) if fault is Fault.LOST_DURING else 0,
-            status=draw.choice((502, 503, 504)),
-            body=draw.choice(GATEWAY_BODIES),
-            retry_after=draw.choice(_RETRY_AFTERS),
-        )
+        more = {} if fault is Fault.NONE else self._details(fault)
+        return Fate(fault=fault, out_sec=self._latency(), back_sec=self._latency(), **more)
+
+    def _details(self, fault: Fault) -> dict[str, Any]:
+        draw = self.generator
+        return {
+            "after_sec": draw.choice((0.0, 0.001, 0.1, 5.0, 25.0, 35.0)) * draw.random(),
+            "after_steps": draw.randrange(_MOST_STEPS) if fault is Fault.LOST_DURING else 0,
+            "status": draw.choice((502, 503, 504)),
+            "body": draw.choice(GATEWAY_BODIES),
+            "retry_after": draw.choice(_RETRY_AFTERS),
+        }
 
     def _latency(self) -> float:
         return round(self.level.latency_sec * self.generator.random() ** 3, 4)

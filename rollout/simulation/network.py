@@ -132,7 +132,10 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         except trio.Cancelled:
             self._record("client", "gave-up", this)
             raise
-        self._record("client", "answered", this, status=response.status_code, **_news(response))
+        news = response.extensions.get("news")
+        if news is None:
+            news = _news_of(response.status_code, response.content)
+        self._record("client", "answered", this, status=response.status_code, **news)
         return response
 
     async def _deliver(self, this: _Request, fate: Fate) -> httpx.Response:
@@ -164,13 +167,9 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             if not exchange.complete:
                 self._record("network", "disconnected", this, process=number)
             exchange.disconnect()
+        news = _news_of(exchange.status, exchange.body)
         self._record(
-            "network",
-            "server-answered",
-            this,
-            status=exchange.status,
-            process=number,
-            **_news_of(exchange.status, exchange.body),
+            "network", "server-answered", this, status=exchange.status, process=number, **news
         )
         self._memory.learn(this, exchange)
         body = self._memory.buffered(this, exchange, stale=fate.fault is Fault.STALE)
@@ -179,7 +178,10 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if fate.fault is Fault.SILENCE:
             await trio.sleep_forever()
         await trio.sleep(fate.back_sec + (fate.after_sec if fate.fault is Fault.LATE else 0.0))
-        return _answer(this.raw, fate, exchange, body)
+        response = _answer(this.raw, fate, exchange, body)
+        if response.content == exchange.body:
+            response.extensions["news"] = news  # need not be read out of it again
+        return response
 
     async def _wait(self, this: _Request, fate: Fate, exchange: Exchange) -> None:
         """Wait for the answer, or for the loss of the connection."""
@@ -262,10 +264,6 @@ def _answer(
         content = b'{"rollout_id":"somebody-elses","status":"running"}'
     headers = [(k, v) for k, v in exchange.headers if k.lower() != b"content-length"]
     return httpx.Response(exchange.status, headers=headers, content=content, request=request)
-
-
-def _news(response: httpx.Response) -> dict[str, Any]:
-    return _news_of(response.status_code, response.content)
 
 
 def _news_of(status: int, body: bytes) -> dict[str, Any]:

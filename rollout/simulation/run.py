@@ -120,11 +120,21 @@ def simulate(
     Returns:
         The run, with what the scenario returned and the violations, if any.
     """
+    value, world = _run(scenario, seed, faults, options, backend)
+    return Simulation(seed, value, world.trace, check_trace(world.trace, world.options))
 
-    async def main() -> Simulation[T]:
+
+def _run(
+    scenario: Callable[[SimulatedWorld], Awaitable[T]],
+    seed: int,
+    faults: str | FaultLevel | FaultPlan,
+    options: ServerOptions | None,
+    backend: Callable[[Trace], ExecutionBackend] | None = None,
+) -> tuple[T, SimulatedWorld]:
+    async def main() -> tuple[T, SimulatedWorld]:
         async with simulated_world(seed, faults=faults, options=options, backend=backend) as world:
             value = await scenario(world)
-        return Simulation(seed, value, world.trace, check_trace(world.trace, world.options))
+        return value, world
 
     return deterministic_run(main, seed=seed)
 
@@ -154,16 +164,15 @@ def simulate_workload(
     if options is None:
         options = _draw_options(draw)
 
-    async def scenario(world: SimulatedWorld) -> list[RolloutPlan]:
+    async def scenario(world: SimulatedWorld) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_trouble, world, level, draw, workload)
             await run_workload(world, workload, limit_sec=_limit_sec(workload))
             nursery.cancel_scope.cancel()
-        return workload
 
-    run = simulate(scenario, seed=seed, faults=plan or level, options=options)
-    run.violations[:] = check_trace(run.trace, options, workload)
-    return run
+    _, world = _run(scenario, seed, plan or level, options)
+    violations = check_trace(world.trace, options, workload)
+    return Simulation(seed, workload, world.trace, violations)
 
 
 def _draw_options(draw: random.Random) -> ServerOptions:

@@ -26,6 +26,7 @@ from rollout.simulation.workload import simulated_backend
 __all__ = ["ServerOptions", "SimulatedWorld", "simulated_world"]
 
 SIMULATED_EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
+_TICKS_PER_LEASE = 30
 URL = "http://rollout.invalid"
 
 
@@ -165,6 +166,10 @@ async def simulated_world(
             watchdog_sec=None,
         )
         app.shutdown_stages.budget = options.shutdown
+        # Here nothing but a pause of everything keeps the server from serving, and every tick
+        # costs a step of the simulation.
+        lease = options.polling_lease_timeout_sec
+        app.registry._clock.tick_sec = lease / _TICKS_PER_LEASE  # noqa: SLF001
         app.registry.hooks.wall_clock = lambda: (
             SIMULATED_EPOCH + timedelta(seconds=trio.current_time() - started)
         )

@@ -90,7 +90,13 @@ def statuses_without_order(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, RolloutRecord, "advance", advance)
 
 
-@mutant("forward-only")
+@mutant(
+    "forward-only",
+    written(
+        RolloutPlan(rollout_id="r", agent=Course.SWALLOW, agent_sec=150.0, caller=Caller.VANISH),
+        RolloutPlan(rollout_id="meanwhile", agent_sec=400.0),
+    ),
+)
 def a_late_report_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A status report that comes after the end is published."""
 

@@ -90,7 +90,7 @@ def test_the_example_runs(capsys):
 @pytest.mark.parametrize("faults", LEVELS)
 def test_the_harness_holds_at_every_level(harness, faults):
     endings = set()
-    for seed in range(8):
+    for seed in range(20):
         run = simulate(harness["scenario"], seed=seed, faults=faults)
         harness["check"](run)
         endings |= {ending for _, ending in run.value}

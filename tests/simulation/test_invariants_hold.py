@@ -1,0 +1,40 @@
+"""The invariants hold: in twenty thousand drawn rollouts, and at the borders of every option.
+
+For more of them: ``rollout simulate --seeds 2000 --faults harsh``.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from simulation.many_seeds import chunks, run_chunks
+
+from rollout.simulation import Fault, SimulationStats, simulate_workload
+from rollout.simulation.strategies import fault_plans, server_options, workloads
+
+LEAST_ROLLOUTS = 20_000
+SIMULATED_DAYS = 2
+SEEDS = {"none": range(180), "mild": range(360), "harsh": range(480)}
+
+
+def test_no_invariant_is_violated_in_twenty_thousand_rollouts():
+    stats = SimulationStats()
+    for outcome in run_chunks([part for level in SEEDS for part in chunks(level, SEEDS[level])]):
+        assert not outcome.stories, outcome.stories[0]
+        stats += outcome.stats
+    assert stats.rollouts >= LEAST_ROLLOUTS
+    assert stats.simulated_sec > SIMULATED_DAYS * 24 * 3600
+    kinds = {str(fault) for fault in Fault if fault is not Fault.NONE}
+    assert stats.faults.keys() == kinds | {"paused", "server-crashed"}
+
+
+@given(
+    options=server_options(),
+    plans=workloads(max_size=5),
+    plan=fault_plans(max_size=20),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=150, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+def test_no_invariant_is_violated_at_the_borders(options, plans, plan, seed):
+    run = simulate_workload(seed, faults="none", plans=plans, plan=plan, options=options)
+    assert run.violations == [], run.violations[0]
