@@ -22,7 +22,7 @@ import hypercorn.trio.run
 import trio
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import EventWrapper
 
 __all__ = ["GuardedConnection", "guard_connections"]
@@ -73,12 +73,14 @@ class _Stop(EventWrapper):
 
     Attributes:
         writes: The writes that are under way.
+        clocks: The idle clocks of the open connections.
         give_up_at: When the last of them is given up (trio time).
     """
 
     def __init__(self, grace_sec: float) -> None:
         super().__init__()
         self.writes: dict[trio.CancelScope, None] = {}
+        self.clocks: dict[_IdleClock, None] = {}
         self.give_up_at = math.inf
         self._grace_sec = grace_sec
 
@@ -88,6 +90,54 @@ class _Stop(EventWrapper):
         self.give_up_at = trio.current_time() + self._grace_sec
         for scope in self.writes:
             scope.deadline = min(scope.deadline, self.give_up_at)
+        for clock in self.clocks:
+            clock.server_stops()
+
+
+class _IdleClock:
+    """Says how long a connection may wait for its next request.
+
+    It has the face of Hypercorn's idle task, which is a new task for every request; this is
+    the deadline of the read that waits anyway.
+    """
+
+    def __init__(self, keep_alive_sec: float) -> None:
+        self.scope = trio.CancelScope()
+        self.idle = False
+        self._keep_alive_sec = keep_alive_sec
+        self._stopping = False
+        self._until = math.inf
+
+    def waiting(self) -> trio.CancelScope:
+        """Return the scope for one read."""
+        self.scope = trio.CancelScope()
+        self._apply()
+        return self.scope
+
+    async def restart(self, task_group: Any, action: Any) -> None:
+        """Take that the connection is idle from now on."""
+        del task_group, action
+        self.idle = True
+        self._until = trio.current_time() + self._keep_alive_sec
+        self._apply()
+
+    async def stop(self) -> None:
+        """Take that a request is under way."""
+        self.idle = False
+        self._apply()
+
+    def server_stops(self) -> None:
+        """Take that idle connections are closed at once from now on."""
+        self._stopping = True
+        self._apply()
+
+    def _apply(self) -> None:
+        if not self.idle:
+            self.scope.deadline = math.inf
+        elif self._stopping:
+            self.scope.deadline = -math.inf
+        else:
+            self.scope.deadline = self._until
 
 
 class GuardedConnection(TCPServer):
@@ -95,7 +145,13 @@ class GuardedConnection(TCPServer):
 
     async def run(self) -> None:
         """Serve the connection to its end. Only a cancellation comes out of here."""
-        _ = self._stop  # before anything waits for the event that it replaces
+        stop = self._stop  # before anything waits for the event that it replaces
+        clock = _IdleClock(self.config.keep_alive_timeout)
+        self.idle_task = clock  # type: ignore[assignment]  # it has the same two methods
+        self._clock = clock
+        stop.clocks[clock] = None
+        if stop.is_set():
+            clock.server_stops()
         try:
             await super().run()
         except Exception as error:  # noqa: BLE001 - the reason for this class
@@ -106,6 +162,8 @@ class GuardedConnection(TCPServer):
                 raise
             _log(real)
             await trio.lowlevel.checkpoint()  # raises the cancellation that was in the group
+        finally:
+            stop.clocks.pop(clock, None)
 
     async def _read_data(self) -> None:
         wrapper = self.protocol
@@ -121,9 +179,20 @@ class GuardedConnection(TCPServer):
                 wrapper.server,
                 wrapper.send,
             )
-        await super()._read_data()
-        # The peer has closed. Hypercorn would keep its end open until it has idled out.
-        await self.idle_task.stop()
+        while True:
+            data = b""
+            with self._clock.waiting() as scope:
+                try:
+                    data = bytes(await self.stream.receive_some(MAX_RECV))
+                except (trio.ClosedResourceError, trio.BrokenResourceError):
+                    break
+            if scope.cancelled_caught:
+                await self._initiate_server_close()
+                return
+            await self.protocol.handle(RawData(data))
+            if not data:
+                break
+        await self.protocol.handle(Closed())
 
     async def protocol_send(self, event: Event) -> None:
         """Take what a protocol has to say; a write to a peer that reads nothing ends."""
