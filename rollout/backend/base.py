@@ -23,9 +23,13 @@ class ExecutionBackend(ABC):
         reports_agent_start: Set it to true if `execute` itself says when the agent starts
             (`rollout.RolloutContext.mark_agent_started`) and when a queued rollout becomes
             running. Otherwise the server takes the moment when it calls `execute` for both.
+        isolates_user_code: Set it to true if `execute` runs code of others in tasks of its own,
+            so that a nursery or a cancel scope that such code leaves open cannot reach the
+            server. Otherwise the server makes a task for that.
     """
 
     reports_agent_start: ClassVar[bool] = False
+    isolates_user_code: ClassVar[bool] = False
 
     @abstractmethod
     async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:

@@ -161,6 +161,7 @@ class LocalBackend(ExecutionBackend):
     """
 
     reports_agent_start: ClassVar[bool] = True
+    isolates_user_code: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -278,7 +278,8 @@ class RolloutRegistry:
                     )
                 )
 
-        outcome = await entry.call.run_in_task(body)
+        run = entry.call.run if self.backend.isolates_user_code else entry.call.run_in_task
+        outcome = await run(body)
         if outcome.interrupted:
             return None
         try:
