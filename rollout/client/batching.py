@@ -8,7 +8,6 @@ single route would raise, its caller gets.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,10 @@ import trio
 from attrs import define, field
 
 from rollout.client.feed import ResultFeed
+from rollout.client.handle import _copy_of
 from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json
-from rollout.errors import InvalidBodyError, RolloutError, RolloutProtocolError
+from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
 
 __all__ = ["AdmissionBatcher", "BatchOutcome"]
 
@@ -31,40 +31,44 @@ _FEED_SEC = 1.0
 
 _ACCEPTED = 202
 _TOO_LARGE = 413
+_STATUS_CODES = range(200, 600)
 _NOT_OFFERED = frozenset({404, 405, _TOO_LARGE, 501})
 
 
-@define
+@define(repr=False)
 class BatchOutcome:
     """What became of one rollout of a batch.
 
     Attributes:
-        status_code: The status that the single route would have answered with.
-        body: The body that it would have had: the admission, or the detail.
-        retry_after: How long to wait after 429, as the header has it.
+        response: What the single route would have answered with.
         sent_at: When the request was sent.
-        attached: Whether the open feed reports it from now on.
+        feed: The token of the feed that reports it from now on, if one does.
     """
 
-    status_code: int
-    body: dict[str, Any]
-    retry_after: str | None
+    response: httpx.Response
     sent_at: float
-    attached: bool
+    feed: str | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the rollout was admitted."""
+        return self.response.status_code == httpx.codes.ACCEPTED
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class _Item:
     """A rollout that waits for its admission.
 
     Attributes:
         body: The encoded admission request.
         on_sent: Called once the request with it is under way.
+        abandoned: Whether nobody waits for it any longer.
         over: Set once there is an outcome, a failure, or neither and nothing more to expect.
     """
 
     body: bytes
     on_sent: Callable[[], None]
+    abandoned: bool = False
     outcome: BatchOutcome | None = None
     failure: Exception | None = None
     over: trio.Event = field(factory=trio.Event)
@@ -96,36 +100,35 @@ class AdmissionBatcher:
         item = _Item(body, on_sent)
         self._queue[item] = None
         self._queued.set()
+        waited = False
         try:
             await item.over.wait()
+            waited = True
         finally:
             self._queue.pop(item, None)
+            if not waited:
+                item.abandoned = True
+                if item.over.is_set():
+                    self._leave_behind([item])
         if item.failure is not None:
             raise item.failure
         return item.outcome
 
     async def run(self) -> None:
         """Send what is queued; when this ends, the rest goes by the single route."""
-        under_way: list[_Item] = []
         try:
             while self.usable:
                 await self._queued.wait()
-                await self._wait_for_feed()
-                under_way = self._take()
-                if under_way:
-                    await self._send(under_way)
+                await self._feed.wait_until_open(_FEED_SEC)
+                items = self._take()
+                if items:
+                    await self._send(items)
                 else:
                     self._queued = trio.Event()
         finally:
             self.usable = False
-            for item in (*under_way, *self._queue):
+            for item in self._queue:
                 item.over.set()
-
-    async def _wait_for_feed(self) -> None:
-        """Let a feed that is being opened come first, so that it can take the rollouts in."""
-        if self._feed.usable and self._feed.token is None:
-            with trio.move_on_after(_FEED_SEC):
-                await self._feed.opened.wait()
 
     def _take(self) -> list[_Item]:
         taken: list[_Item] = []
@@ -144,47 +147,83 @@ class AdmissionBatcher:
         for item in items:
             item.on_sent()
         sent_at = trio.current_time()
+        failure: Exception = RolloutClientClosedError(
+            "the client was closed while an admission was under way; it may have succeeded"
+        )
+        known = False
         try:
             response = await self._wire.post(BATCH_PATH, body)
             if response.status_code in _NOT_OFFERED:
                 self.usable = response.status_code == _TOO_LARGE
             else:
-                _distribute(response, items, sent_at)
-        except (httpx.TransportError, RolloutError) as error:
-            for item in items:
-                item.failure = copy.copy(error)
+                _distribute(response, items, sent_at, token)
+            known = True
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who asked get it
+            failure = error
         finally:
             for item in items:
+                if not known:
+                    # Never by the single route: the request may have arrived.
+                    item.failure = _copy_of(failure)
                 item.over.set()
+            if token is not None:
+                self._leave_behind(items)
+
+    def _leave_behind(self, items: list[_Item]) -> None:
+        """Tell the feed of those that it may report though nobody is going to follow them."""
+        if any(
+            item.failure is not None
+            or (item.abandoned and item.outcome is not None and item.outcome.feed is not None)
+            for item in items
+        ):
+            self._feed.leave_behind()
 
 
-def _distribute(response: httpx.Response, items: list[_Item], sent_at: float) -> None:
-    """Give every item its outcome, or all of them the error that the answer is."""
-    status = response.status_code
-    if status != httpx.codes.OK:
-        retry_after = response.headers.get("Retry-After")
+def _distribute(
+    response: httpx.Response, items: list[_Item], sent_at: float, feed: str | None
+) -> None:
+    """Give every item its outcome, or all of them the error that the answer is.
+
+    Raises:
+        RolloutProtocolError: There is not one outcome for each.
+    """
+    if response.status_code != httpx.codes.OK:
         for item in items:
-            item.outcome = BatchOutcome(status, {}, retry_after, sent_at, attached=False)
+            item.outcome = BatchOutcome(response, sent_at)
         return
     try:
         answer = parse_json(response.content)
-        outcomes, attached = answer["outcomes"], answer["attached"] is True
-        for item, outcome in zip(items, outcomes, strict=True):
-            code = outcome["status_code"]
-            item.outcome = BatchOutcome(
-                code,
-                outcome["admission"] if code == _ACCEPTED else {"detail": outcome["detail"]},
-                _header(outcome.get("retry_after_sec")),
-                sent_at,
-                attached,
-            )
-    except (InvalidBodyError, KeyError, TypeError, ValueError):
-        for item in items:
-            item.outcome = None
-            item.failure = RolloutProtocolError(
-                f"POST {BATCH_PATH} answered with an invalid body", status_code=status
-            )
+    except InvalidBodyError:
+        answer = None
+    outcomes = answer.get("outcomes") if isinstance(answer, dict) else None
+    if not isinstance(outcomes, list) or len(outcomes) != len(items):
+        raise _invalid()
+    attached = feed if answer.get("attached") is True else None
+    for item, outcome in zip(items, outcomes, strict=True):
+        single = _response_of(outcome)
+        if single is None:
+            item.failure = _invalid()
+        else:
+            item.outcome = BatchOutcome(single, sent_at, attached)
 
 
-def _header(retry_after_sec: Any) -> str | None:
-    return None if retry_after_sec is None else str(retry_after_sec)
+def _response_of(outcome: Any) -> httpx.Response | None:
+    """Return what the single route would have answered; ``None`` for what is no outcome."""
+    code = outcome.get("status_code") if isinstance(outcome, dict) else None
+    if not isinstance(code, int) or isinstance(code, bool) or code not in _STATUS_CODES:
+        return None
+    if code == _ACCEPTED:
+        return httpx.Response(code, content=dump_json(outcome.get("admission")))
+    retry_after = outcome.get("retry_after_sec")
+    headers = {} if retry_after is None else {"Retry-After": _ascii(retry_after)}
+    return httpx.Response(
+        code, content=dump_json({"detail": outcome.get("detail")}), headers=headers
+    )
+
+
+def _ascii(value: Any) -> str:
+    return str(value).encode("ascii", "replace").decode()
+
+
+def _invalid() -> RolloutProtocolError:
+    return RolloutProtocolError(f"POST {BATCH_PATH} answered with an invalid body", status_code=200)

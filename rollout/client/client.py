@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -245,7 +244,7 @@ class RolloutClient:
         poller = Poller(self._wire, admission, lambda _: None)
         if link is None:
             return await poller.run()
-        return await link.follow(poller, admission)
+        return await link.follow(poller)
 
     async def run_rollout_async(
         self,
@@ -310,7 +309,7 @@ class RolloutClient:
         try:
             poller = Poller(self._wire, admission, handle._observe)  # noqa: SLF001 - its own handle
             link = self._link
-            follow = Poller.run if link is None else partial(_follow, link, admission)
+            follow = Poller.run if link is None else link.follow
             await handle._poll(follow, poller)  # noqa: SLF001
         finally:
             self._handles.discard(handle)
@@ -471,10 +470,6 @@ class RolloutClient:
             poll_interval_sec=poll_interval_sec,
             process_id=process_id,
         )
-
-
-async def _follow(link: Link, admission: Admission, poller: Poller) -> RolloutResultResponse:
-    return await link.follow(poller, admission)
 
 
 def _strings(ids: Any) -> list[str] | None:

@@ -2,15 +2,19 @@
 
 Theory of operation: one task keeps a feed open while there is anything to follow, hands its
 lines to the pollers that wait for them, and renews all leases with one small request now and
-then. A feed that breaks is opened again, with the retry rules of the single poll: what has
-been seen is told in the request, and the server answers with the rest. Where a feed cannot
-work at all, because the server or a gateway in between does not let it through, every rollout
-is given back to its own poller, and nothing is lost but speed.
+then. A feed that breaks is opened again, with the retry rules of the single poll for each of
+the rollouts: what has been seen is told in the request, and the server answers with the rest.
+Where a feed cannot work at all, because the server or a gateway in between does not let it
+through, every rollout is given back to its own poller, and nothing is lost but speed.
+
+What nobody follows any longer must not be renewed with the rest, or its lease would never
+end. Nothing is sent for it: at the time of the next renewal the feed is opened anew, without.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -19,17 +23,13 @@ import httpx
 import trio
 from attrs import define, field
 
+from rollout.client.followed import Expectation, Followed
 from rollout.client.polling import RETRYABLE, Poller
 from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json, structure
 from rollout.errors import InvalidBodyError, RolloutProtocolError
 from rollout.rules import is_terminal
-from rollout.rules.retry import (
-    GATEWAY_STATUS_CODES,
-    RESULT_READ_GRACE_SEC,
-    FailureKind,
-    ResultRetrySchedule,
-)
+from rollout.rules.retry import GATEWAY_STATUS_CODES, RESULT_READ_GRACE_SEC, FailureKind
 from rollout.types import RolloutResultResponse
 
 __all__ = ["ResultFeed"]
@@ -39,315 +39,382 @@ logger = logging.getLogger(__name__)
 FEED_PATH = "/rollouts/feed"
 RENEW_PATH = "/rollouts/renew"
 _HELLO_SEC = 10.0
-"""A feed says hello at once; a gateway that holds responses back does not let it through."""
+"""A feed says hello at once; a gateway that holds answers back does not let it through."""
 
 _IDLE_SEC = 30.0
+_SHORTEST_RENEWAL_SEC = 0.01
 _LONGEST_LINE = 256 * 1024 * 1024
-
-
-@define(eq=False)
-class _Followed:
-    """A rollout that somebody waits for.
-
-    Attributes:
-        poller: Knows what has been seen, and the lease.
-        attached: Whether the open feed reports it.
-        over: Set once there is a result, an error, or nothing more to expect from the feed.
-    """
-
-    poller: Poller
-    attached: bool = False
-    result: RolloutResultResponse | None = None
-    failure: Exception | None = None
-    over: trio.Event = field(factory=trio.Event)
-
-    def claim(self) -> dict[str, str]:
-        poller = self.poller
-        return {
-            "rollout_id": poller.rollout_id,
-            "polling_lease_token": poller.admission.response.polling_lease_token,
-            "seen": poller.seen.to_header(),
-        }
-
-    def renewed(self, sent_at: float) -> None:
-        admission = self.poller.admission
-        deadline = sent_at + admission.response.polling_lease_timeout_sec
-        admission.lease_deadline = max(admission.lease_deadline, deadline)
 
 
 class _FeedUnusableError(Exception):
     """The server, or a gateway before it, does not let a feed through."""
 
 
+@define(eq=False, repr=False)
 class ResultFeed:
     """The feed of one client.
-
-    Args:
-        wire: The server.
 
     Attributes:
         usable: Whether feeds work here, as far as is known.
         token: The token of the open feed, ``None`` while none is open.
-        opened: Replaced for each feed; set once it is open, or will not be.
     """
 
-    def __init__(self, wire: Wire) -> None:
-        self.usable = True
-        self.token: str | None = None
-        self.opened = trio.Event()
-        self._wire = wire
-        self._followed: dict[str, _Followed] = {}
-        self._expected: dict[str, RolloutResultResponse | None] = {}
-        self._changed = trio.Event()
-        self._stream_scope: trio.CancelScope | None = None
-        self._was_open = False
+    _wire: Wire
+    usable: bool = True
+    token: str | None = None
+    _followed: dict[str, Followed] = field(factory=dict, init=False)
+    _expected: dict[str, list[Expectation]] = field(factory=dict, init=False)
+    # Those that no open feed reports; they are why one is opened, or opened anew.
+    _missing: dict[Followed, None] = field(factory=dict, init=False)
+    _missed: trio.Event = field(factory=trio.Event, init=False)
+    _opened: trio.Event = field(factory=trio.Event, init=False)
+    _stream_scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _has_worked: bool = field(default=False, init=False)
+    _left_behind: bool = field(default=False, init=False)
+    _joined: int = field(default=0, init=False)
+    _renewal_sec: float = field(default=math.inf, init=False)
 
-    def expect(self, rollout_id: str) -> None:
+    # --- admissions under way -----------------------------------------------------------------
+
+    def expect(self, rollout_id: str) -> Expectation:
         """Keep what the feed says of a rollout whose admission is still under way."""
-        self._expected[rollout_id] = None
+        expectation = Expectation(rollout_id)
+        self._expected.setdefault(rollout_id, []).append(expectation)
+        return expectation
 
-    def forget(self, rollout_id: str) -> None:
+    def forget(self, expectation: Expectation) -> None:
         """Keep it no longer: nobody is going to follow that rollout."""
-        self._expected.pop(rollout_id, None)
+        expected = self._expected.get(expectation.rollout_id, [])
+        if expectation in expected:
+            expected.remove(expectation)
+        if not expected:
+            self._expected.pop(expectation.rollout_id, None)
 
-    async def follow(self, poller: Poller, *, attached: bool) -> RolloutResultResponse:
+    def leave_behind(self) -> None:
+        """Note that the open feed may report a rollout that nobody is going to follow."""
+        self._left_behind = True
+
+    async def wait_until_open(self, timeout_sec: float) -> None:
+        """Let a feed that is being opened come first, so that it can take rollouts in."""
+        await trio.lowlevel.checkpoint()
+        if self.usable and self.token is None and self._missing:
+            with trio.move_on_after(timeout_sec):
+                await self._opened.wait()
+
+    # --- following ----------------------------------------------------------------------------
+
+    async def follow(self, poller: Poller) -> RolloutResultResponse:
         """Wait for the result of one rollout; raises what `Poller.run` raises.
 
         Args:
             poller: The rollout's poller; takes over where the feed cannot go on.
-            attached: Whether its admission attached it to the open feed.
+
+        Cancelling this sends nothing.
         """
-        followed = _Followed(poller, attached and self.token is not None)
-        early = self._expected.pop(poller.rollout_id, None)
-        if early is not None and is_terminal(poller.take(early).status):
-            await trio.lowlevel.checkpoint()
-            return early
+        followed = Followed(poller)
+        expectation = self._expectation_of(poller)
+        if expectation is not None:
+            self.forget(expectation)
+            early = expectation.news()
+            merged = None if early is None else poller.take(early)
+            if merged is not None and is_terminal(merged.status):
+                await trio.lowlevel.checkpoint()
+                return merged
+            followed.attached = self.token is not None and expectation.feed == self.token
+            followed.asked = followed.attached
         if self.usable:
-            self._followed[poller.rollout_id] = followed
-            self._notify()
+            self._add(followed)
             try:
                 await followed.over.wait()
             finally:
-                if self._followed.get(poller.rollout_id) is followed:
-                    del self._followed[poller.rollout_id]
+                self._remove(followed)
         if followed.result is not None:
             return followed.result
         if followed.failure is not None:
             raise followed.failure
         return await poller.run()
 
+    def _expectation_of(self, poller: Poller) -> Expectation | None:
+        lease = poller.admission.response.polling_lease_token
+        for expectation in self._expected.get(poller.rollout_id, ()):
+            if expectation.lease == lease:
+                return expectation
+        return None
+
+    def _add(self, followed: Followed) -> None:
+        before = self._followed.get(followed.rollout_id)
+        if before is not None:
+            # Its id is in use again, so its server has forgotten it. A poll will say so.
+            self._end(before)
+        self._followed[followed.rollout_id] = followed
+        self._joined += 1
+        self._renewal_sec = min(self._renewal_sec, followed.wait_sec)
+        if not followed.attached:
+            self._missing[followed] = None
+            self._missed.set()
+            self._missed = trio.Event()
+
+    def _remove(self, followed: Followed) -> None:
+        if self._followed.get(followed.rollout_id) is followed:
+            del self._followed[followed.rollout_id]
+            self._left_behind = self._left_behind or followed.attached
+        self._missing.pop(followed, None)
+
+    def _end(
+        self,
+        followed: Followed,
+        *,
+        result: RolloutResultResponse | None = None,
+        failure: Exception | None = None,
+    ) -> None:
+        """Let it go, with a result, an error, or neither: then it polls by itself."""
+        self._remove(followed)
+        if result is not None:
+            followed.result = result
+        elif failure is not None:
+            followed.fail(failure)
+        followed.over.set()
+
+    def _all(self) -> list[Followed]:
+        return list(self._followed.values())
+
+    # --- opening ------------------------------------------------------------------------------
+
     async def run(self) -> None:
         """Keep the feed; give every rollout back to its poller when this ends."""
         try:
             while self.usable:
-                while not self._followed:
-                    await self._changed.wait()
+                while not self._missing:
+                    await self._missed.wait()
                 await self._keep_open()
         finally:
             self.usable = False
             self.token = None
-            self.opened.set()
-            for followed in list(self._followed.values()):
-                followed.over.set()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    # --- opening ------------------------------------------------------------------------------
+            self._opened.set()
+            for followed in self._all():
+                self._end(followed)
 
     async def _keep_open(self) -> None:
         """Open a feed, read it to its end, and see to what that end means."""
-        schedule: ResultRetrySchedule | None = None
-        while self._followed and self.usable:
+        while self._missing:
+            kind = FailureKind.TRANSPORT
+            failure: Exception
             try:
                 await self._read_one()
-                schedule = None
+                continue
+            except RETRYABLE as error:
+                failure = error
+            except RolloutProtocolError as error:  # of a gateway
+                failure, kind = error, FailureKind.GATEWAY
+            except httpx.TransportError as error:
+                failure = error
+                for followed in self._all():
+                    if followed.asked:
+                        self._end(followed, failure=error)
                 continue
             except _FeedUnusableError as error:
                 logger.info("the result feed does not come through (%s); polling instead", error)
                 self.usable = False
                 return
-            except RETRYABLE as error:
-                failure: Exception = error
-                kind = FailureKind.TRANSPORT
-            except RolloutProtocolError as error:
-                failure, kind = error, FailureKind.GATEWAY
-            except httpx.TransportError as error:
-                self._fail(failure=error)
-                continue
-            if self._was_open:
-                schedule = None
-            if schedule is None:
-                schedule = ResultRetrySchedule(self._request_sec(), float("inf"))
-            delay = schedule.delay_after(kind, trio.current_time())
-            if delay is None:
-                self._fail(failure=failure)
-                schedule = None
-                continue
-            self._fail_where_no_retry_fits(delay, failure)
-            await trio.sleep(delay)
-            self._fail_where_no_retry_fits(0.0, failure)
+            except Exception as error:  # noqa: BLE001 - a transport of the user's own, a closed one
+                # Whatever it is, the polls will meet it too, and say it to those whom it concerns.
+                logger.info("the result feed failed (%s); polling instead", type(error).__name__)
+                self.usable = False
+                return
+            await self._back_off(kind, failure)
 
-    def _request_sec(self) -> float:
-        waits = [f.poller.admission.response.result_wait_timeout_sec for f in self._all()]
-        return max(waits, default=30.0) + RESULT_READ_GRACE_SEC
-
-    def _all(self) -> list[_Followed]:
-        return list(self._followed.values())
-
-    def _fail(self, *, failure: Exception) -> None:
-        for followed in self._all():
-            self._end(followed, failure=failure)
-
-    def _fail_where_no_retry_fits(self, delay: float, failure: Exception) -> None:
-        """Give up on those whose lease would not outlast another request."""
-        for followed in self._all():
-            admission = followed.poller.admission
-            request_sec = admission.response.result_wait_timeout_sec + RESULT_READ_GRACE_SEC
-            own = ResultRetrySchedule(request_sec, admission.lease_deadline)
-            if not own.may_start(trio.current_time(), delay_sec=delay):
+    async def _back_off(self, kind: FailureKind, failure: Exception) -> None:
+        """Wait as the rules have it; give up on those that they allow no further attempt."""
+        delay = 0.0
+        concerned = [followed for followed in self._all() if followed.asked]
+        for followed in concerned:
+            own = followed.delay_after(kind, trio.current_time())
+            if own is None:
                 self._end(followed, failure=failure)
-
-    def _end(
-        self,
-        followed: _Followed,
-        *,
-        result: RolloutResultResponse | None = None,
-        failure: Exception | None = None,
-    ) -> None:
-        followed.result, followed.failure = result, failure
-        self._followed.pop(followed.poller.rollout_id, None)
-        followed.over.set()
+            else:
+                delay = max(delay, own)
+        if self._followed:
+            logger.warning(
+                "opening the result feed again in %.2f s after %s", delay, type(failure).__name__
+            )
+        await trio.sleep(delay)
+        for followed in concerned:
+            if not followed.over.is_set() and not followed.may_try(trio.current_time()):
+                self._end(followed, failure=failure)
 
     # --- one feed -----------------------------------------------------------------------------
 
     async def _read_one(self) -> None:
         """Open one feed and read it until it ends, idles out or has to be opened anew."""
-        self._was_open = False
         claimed = self._all()
+        for followed in claimed:
+            followed.asked = True
         body = dump_json({"leases": [followed.claim() for followed in claimed]})
         sent_at = trio.current_time()
-        request_sec = self._request_sec()
+        request_sec = max(followed.request_sec for followed in claimed)
+        self._left_behind = False
+        self._stream_scope = trio.CancelScope(deadline=sent_at + self._patience_sec(claimed))
         try:
-            with trio.CancelScope() as self._stream_scope:
+            with self._stream_scope:
                 async with (
                     self._wire.stream(FEED_PATH, body, read_timeout_sec=request_sec) as answer,
                     aclosing(_lines(answer.data)) as lines,
                 ):
-                    self._check_status(answer.status_code)
-                    await self._greet(lines, claimed, sent_at)
+                    _check_status(answer.status_code)
+                    self._greet(await anext(lines, b""), claimed, sent_at)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._renew)
-                        nursery.start_soon(self._watch_followed)
+                        nursery.start_soon(self._watch)
                         await self._take_lines(lines)
                         nursery.cancel_scope.cancel()
+        except httpx.StreamError:  # a transport that reads answers to their end
+            raise _FeedUnusableError("it was not streamed") from None
         except BaseExceptionGroup as group:
             _, real = group.split(trio.Cancelled)
             if real is None or not isinstance(real, ExceptionGroup):
                 raise
             raise real.exceptions[0] from None
         finally:
+            was_open = self.token is not None
             self.token = None
-            self.opened.set()
-            self.opened = trio.Event()
-            self._stream_scope = None
+            self._opened.set()
+            self._opened = trio.Event()
             for followed in self._followed.values():
                 followed.attached = False
-
-    def _check_status(self, status: int) -> None:
-        if status == httpx.codes.OK:
-            return
-        if status in GATEWAY_STATUS_CODES:
-            raise RolloutProtocolError(f"POST {FEED_PATH} answered {status}", status_code=status)
-        raise _FeedUnusableError(f"POST {FEED_PATH} answered {status}")
-
-    async def _greet(
-        self, lines: AsyncGenerator[bytes, None], claimed: list[_Followed], sent_at: float
-    ) -> None:
-        first = b""
-        with trio.move_on_after(_HELLO_SEC) as scope:
-            first = await anext(lines, b"")
-        if scope.cancelled_caught:
+                self._missing[followed] = None
+        if self._stream_scope.cancelled_caught and not was_open:
+            if self._has_worked:
+                raise httpx.ReadTimeout("the feed did not open in time")
             raise _FeedUnusableError("no first line came")
-        hello = _object(first)
+
+    def _patience_sec(self, claimed: list[Followed]) -> float:
+        """Return how long the first line may take.
+
+        Where feeds have worked, as long as a poll may. Before, no longer than leaves time
+        enough to poll instead.
+        """
+        if self._has_worked:
+            return max(followed.request_sec for followed in claimed)
+        return min(_HELLO_SEC, *(followed.lease_sec / 2 for followed in claimed))
+
+    def _greet(self, first: bytes, claimed: list[Followed], sent_at: float) -> None:
+        hello = _object(first) or {}
         token, refused = hello.get("feed"), hello.get("refused")
         if not isinstance(token, str) or not isinstance(refused, list):
             raise _FeedUnusableError("its first line is none of a feed")
-        self.token, self._was_open = token, True
-        self.opened.set()
+        unknown = {rollout_id for rollout_id in refused if isinstance(rollout_id, str)}
+        self.token, self._has_worked = token, True
+        self._stream_scope.deadline = math.inf
+        self._opened.set()
         for followed in claimed:
-            if followed.poller.rollout_id in refused:
+            if followed.rollout_id in unknown:
                 # A poll of its own says what is wrong with it.
-                self._end(followed)
-            else:
+                if not followed.over.is_set():
+                    self._end(followed)
+            elif self._followed.get(followed.rollout_id) is followed:
                 followed.attached = True
-                followed.renewed(sent_at)
+                followed.opened(sent_at)
+                self._missing.pop(followed, None)
+            else:  # nobody follows it any longer
+                self._left_behind = True
 
     async def _take_lines(self, lines: AsyncGenerator[bytes, None]) -> None:
         async for line in lines:
-            if not line.strip():
-                continue  # a heartbeat
-            try:
-                result = structure(parse_json(line), RolloutResultResponse)
-            except InvalidBodyError as error:
-                raise httpx.RemoteProtocolError(f"a line of the feed is invalid: {error}") from None
-            followed = self._followed.get(result.rollout_id)
-            if followed is None:
-                if result.rollout_id in self._expected:
-                    self._expected[result.rollout_id] = result
-                continue
-            merged = followed.poller.take(result)
-            if is_terminal(merged.status):
-                self._end(followed, result=merged)
+            if line.strip():  # else it is a heartbeat
+                self._take_line(line)
         if self._followed:
             raise httpx.RemoteProtocolError("the server ended the feed")
 
-    async def _watch_followed(self) -> None:
+    def _take_line(self, line: bytes) -> None:
+        value = _object(line)
+        if value is None:
+            raise _FeedUnusableError("a line is no JSON object")
+        if "rollout_id" not in value:
+            self._take_notice(value)
+            return
+        try:
+            result = structure(value, RolloutResultResponse)
+        except InvalidBodyError:
+            raise _FeedUnusableError("a line is no result") from None
+        for expectation in self._expected.get(result.rollout_id, ()):
+            expectation.hear(result, self.token)
+        followed = self._followed.get(result.rollout_id)
+        if followed is None or not followed.attached:
+            return
+        merged = followed.poller.take(result)
+        if is_terminal(merged.status):
+            followed.attached = False  # the server has let it go
+            self._end(followed, result=merged)
+
+    def _take_notice(self, value: dict[str, Any]) -> None:
+        """Take a line that is no result. Those that we do not know are of later versions."""
+        taken_over = value.get("taken_over")
+        for rollout_id in taken_over if isinstance(taken_over, list) else ():
+            followed = self._followed.get(rollout_id) if isinstance(rollout_id, str) else None
+            if followed is not None and followed.attached:
+                # Whoever else holds its lease follows it through a feed, so here it is polled.
+                followed.attached = False
+                self._end(followed)
+
+    async def _watch(self) -> None:
         """End the feed when it misses somebody, or when nobody has been there for a while."""
-        while True:
-            if any(not followed.attached for followed in self._followed.values()):
+        while not self._missing:
+            joined = self._joined
+            missed = self._missed
+            with trio.move_on_after(_IDLE_SEC):
+                await missed.wait()
+            if not self._followed and self._joined == joined:
                 break
-            changed = self._changed
-            with trio.move_on_after(float("inf") if self._followed else _IDLE_SEC) as idle:
-                await changed.wait()
-            if idle.cancelled_caught and not self._followed:
-                break
-        if self._stream_scope is not None:
-            self._stream_scope.cancel()
+        self._stream_scope.cancel()
 
     async def _renew(self) -> None:
         """Renew all leases, as often as a poll would."""
         while True:
-            await trio.sleep(self._request_sec() - RESULT_READ_GRACE_SEC)
-            if not self._followed:
-                continue
-            body = dump_json({"feed": self.token})
+            await trio.sleep(max(self._renewal_sec, _SHORTEST_RENEWAL_SEC))
+            if self._left_behind:
+                self._stream_scope.cancel()
+                return
             held = [followed for followed in self._followed.values() if followed.attached]
             sent_at = trio.current_time()
-            status = await self._wire.post_status(
-                RENEW_PATH, body, timeout_sec=RESULT_READ_GRACE_SEC
-            )
-            if status != httpx.codes.OK:
-                raise httpx.RemoteProtocolError(f"POST {RENEW_PATH} answered {status}")
+            await self._renew_once()
             for followed in held:
                 followed.renewed(sent_at)
 
+    async def _renew_once(self) -> None:
+        try:
+            with trio.fail_after(RESULT_READ_GRACE_SEC):
+                answer = await self._wire.post(RENEW_PATH, dump_json({"feed": self.token}))
+        except (httpx.TransportError, RolloutProtocolError, trio.TooSlowError) as error:
+            # Opening a feed renews just as well, and has rules for failures.
+            what = f"POST {RENEW_PATH} failed: {type(error).__name__}"
+            raise httpx.RemoteProtocolError(what) from error
+        if answer.status_code != httpx.codes.OK or "renewed" not in (_object(answer.content) or {}):
+            raise httpx.RemoteProtocolError(f"POST {RENEW_PATH} answered {answer.status_code}")
 
-def _object(line: bytes) -> dict[str, Any]:
+
+def _check_status(status: int) -> None:
+    if status in GATEWAY_STATUS_CODES:
+        raise RolloutProtocolError(f"POST {FEED_PATH} answered {status}", status_code=status)
+    if status != httpx.codes.OK:
+        raise _FeedUnusableError(f"POST {FEED_PATH} answered {status}")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
     try:
         value = parse_json(line)
     except InvalidBodyError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 async def _lines(data: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Cut a stream of bytes into lines; what follows the last line break is dropped."""
-    rest = b""
+    rest = bytearray()
     async for piece in data:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield line
+        first, *more = piece.split(b"\n")
+        rest += first
+        for following in more:
+            yield bytes(rest)
+            rest = bytearray(following)
         if len(rest) > _LONGEST_LINE:
-            raise httpx.RemoteProtocolError("a line of the feed is too long")
+            raise _FeedUnusableError("a line is too long")

@@ -15,10 +15,8 @@ import trio
 
 from rollout.client.batching import AdmissionBatcher, BatchOutcome
 from rollout.client.feed import ResultFeed
-from rollout.client.polling import Admission, Attempt, Poller, SingleAdmitter
+from rollout.client.polling import Attempt, Poller, SingleAdmitter
 from rollout.client.wire import Wire
-from rollout.codec import dump_json, structure
-from rollout.errors import InvalidBodyError
 from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, RolloutResultResponse
 
 __all__ = ["Link"]
@@ -61,6 +59,7 @@ class Link:
         if self._extensions is not None:
             return
         self._extensions = frozenset(extensions)
+        self._feed.usable = FEED in self._extensions
         if self._extensions & {BATCH, FEED}:
             try:
                 self._nursery.start_soon(self._run, name="rollout feed")
@@ -71,28 +70,50 @@ class Link:
         self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
     ) -> Attempt:
         """Ask once for an admission; see `rollout.client.polling.Admitter`."""
-        if self._extensions is None and self._first is not None:
-            with trio.move_on_after(_FIRST_ANSWER_SEC):
+        with trio.move_on_after(_FIRST_ANSWER_SEC):
+            while self._extensions is None and self._first is not None:
                 await self._first.wait()
         if self._extensions is None:
             return await self._ask_first(request, body, on_sent)
         if BATCH in self._extensions and self._batcher.usable:
-            self._feed.expect(request.rollout_id)
-            outcome: BatchOutcome | None = None
-            try:
-                outcome = await self._batcher.admit(body, on_sent)
-            finally:
-                if outcome is None or outcome.status_code != httpx.codes.ACCEPTED:
-                    self._feed.forget(request.rollout_id)
-            if outcome is not None:
-                return self._attempt_of(outcome, request)
+            attempt = await self._ask_in_batch(request, body, on_sent)
+            if attempt is not None:
+                return attempt
         return await self._single.attempt(request, body, on_sent)
 
-    async def follow(self, poller: Poller, admission: Admission) -> RolloutResultResponse:
+    async def _ask_in_batch(
+        self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
+    ) -> Attempt | None:
+        expectation = self._feed.expect(request.rollout_id)
+        outcome: BatchOutcome | None = None
+        try:
+            outcome = await self._batcher.admit(body, on_sent)
+        finally:
+            if outcome is None or not outcome.accepted:
+                self._feed.forget(expectation)
+        if outcome is None:
+            return None
+        answer = outcome
+
+        def read() -> RolloutInitResponse:
+            try:
+                admission = self._wire.read_admission(answer.response, request)
+            except Exception:
+                self._feed.forget(expectation)
+                self._feed.leave_behind()
+                raise
+            expectation.lease = admission.polling_lease_token
+            expectation.feed = answer.feed
+            return admission
+
+        retry_after = answer.response.headers.get("Retry-After")
+        return Attempt(answer.response.status_code, retry_after, answer.sent_at, read)
+
+    async def follow(self, poller: Poller) -> RolloutResultResponse:
         """Wait for a rollout's result; raises what `Poller.run` raises."""
-        if self._extensions is None or FEED not in self._extensions:
+        if self._extensions is None:
             return await poller.run()
-        return await self._feed.follow(poller, attached=admission.attached)
+        return await self._feed.follow(poller)
 
     async def _ask_first(
         self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
@@ -116,19 +137,3 @@ class Link:
             admission = read()
             return Attempt(answer.status_code, None, answer.sent_at, lambda: admission)
         return answer
-
-    def _attempt_of(self, outcome: BatchOutcome, request: RolloutInitRequest) -> Attempt:
-        def read() -> RolloutInitResponse:
-            if outcome.status_code == httpx.codes.ACCEPTED:
-                try:
-                    admission = structure(outcome.body, RolloutInitResponse)
-                except InvalidBodyError:
-                    admission = None
-                if admission is not None and admission.rollout_id == request.rollout_id:
-                    return admission
-            answer = httpx.Response(outcome.status_code, content=dump_json(outcome.body))
-            return self._wire.read_admission(answer, request)
-
-        return Attempt(
-            outcome.status_code, outcome.retry_after, outcome.sent_at, read, outcome.attached
-        )

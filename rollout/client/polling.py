@@ -50,8 +50,6 @@ class Admission:
 
     response: RolloutInitResponse
     lease_deadline: float
-    attached: bool = False
-    """Whether the client's open feed reports it from the admission on."""
 
 
 @define
@@ -63,14 +61,12 @@ class Attempt:
         retry_after: The header that goes with 429.
         sent_at: When the request was sent.
         read: Checks the answer and returns the admission, or raises what it is instead.
-        attached: Whether the open feed reports the rollout.
     """
 
     status_code: int
     retry_after: str | None
     sent_at: float
     read: Callable[[], RolloutInitResponse]
-    attached: bool = False
 
 
 class Admitter(Protocol):
@@ -143,7 +139,7 @@ async def admit(
             if answer.status_code != _TOO_MANY_REQUESTS:
                 admission = answer.read()
                 deadline = answer.sent_at + admission.polling_lease_timeout_sec
-                return Admission(admission, deadline, answer.attached)
+                return Admission(admission, deadline)
             delay = retry_after_sec(answer.retry_after, datetime.now(UTC))
             logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
             await trio.sleep(delay)

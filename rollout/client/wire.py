@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -247,11 +247,6 @@ class Wire:
         """Send a request of an extension; the answer is not checked."""
         return await self._send("POST", path, content=content)
 
-    async def post_status(self, path: str, content: bytes, *, timeout_sec: float) -> int:
-        """Send a request of an extension; return the status of the answer."""
-        answer = await self._send("POST", path, content=content, timeout_sec=timeout_sec)
-        return answer.status_code
-
     @asynccontextmanager
     async def stream(
         self, path: str, content: bytes, *, read_timeout_sec: float
@@ -273,8 +268,12 @@ class Wire:
         )
         try:
             # An async generator, whatever httpx declares; left open it would warn.
-            async with aclosing(cast("AsyncGenerator[bytes, None]", answer.aiter_raw())) as data:
-                yield StreamedAnswer(answer.status_code, data)
+            data = cast("AsyncGenerator[bytes, None]", answer.aiter_raw())
+            async with aclosing(data):
+                try:
+                    yield StreamedAnswer(answer.status_code, data)
+                finally:
+                    await _unwind(data)
         finally:
             with trio.move_on_after(_CLOSE_SEC, shield=True):
                 await answer.aclose()
@@ -447,6 +446,18 @@ class Wire:
         for secret in sorted(known, key=len, reverse=True):
             text = text.replace(secret, "[redacted]")
         return text
+
+
+async def _unwind(data: AsyncGenerator[bytes, None]) -> None:
+    """End a chain of generators, in whatever state it is.
+
+    Closing the outermost one leaves those inside of it open, which are httpx's; an exception
+    that comes from the innermost ends them all.
+    """
+    with trio.CancelScope() as scope, suppress(httpx.HTTPError, httpx.StreamError):
+        scope.cancel()
+        async for _ in data:
+            pass
 
 
 def _result_path(rollout_id: str) -> str:

@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 
 from rollout.codec import dump_json
 from rollout.errors import InvalidFieldError
-from rollout.rules import SeenState
+from rollout.rules import SeenState, is_terminal
 from rollout.server.entry import Entry, token_digest
 from rollout.server.registry import RolloutRegistry
 
@@ -65,60 +65,82 @@ def read_claims(body: Any) -> list[LeaseClaim]:
     return claims
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Feed:
     """One open feed.
 
     Attributes:
         answered: Told of every entry whose state went out.
         entries: What is attached to it, by id.
-        closed: Whether its stream is over.
+        closed: Whether its stream is to end once it has said what it has to say.
     """
 
     answered: Callable[[Entry, SeenState], None]
     entries: dict[str, Entry] = field(factory=dict)
     closed: bool = False
+    # What its reader has seen, which is not what a poll on the side was told.
+    _seen: dict[Entry, SeenState] = field(factory=dict)
     _marked: dict[Entry, None] = field(factory=dict)
+    _taken_over: list[str] = field(factory=list)
     _wake: trio.Event = field(factory=trio.Event)
 
     def attach(self, entry: Entry, seen: SeenState) -> None:
-        """Report an entry here from now on, beginning with what was not seen yet."""
+        """Report an entry here from now on, beginning with what was not seen yet.
+
+        A feed that has reported it so far says that it does so no longer.
+        """
         if entry.feed is not None and entry.feed is not self:
-            entry.feed.detach(entry)
+            entry.feed._lose(entry)  # noqa: SLF001 - a feed too
+        before = self.entries.get(entry.rollout_id)
+        if before is not None and before is not entry:  # forgotten since, and its id used again
+            self.detach(before)
         entry.feed = self
-        entry.record.reported = seen
         self.entries[entry.rollout_id] = entry
+        self._seen[entry] = seen
         if entry.record.has_news(seen):
             self.mark(entry)
 
     def detach(self, entry: Entry) -> None:
         """Report an entry here no longer."""
-        self.entries.pop(entry.rollout_id, None)
+        if self._seen.pop(entry, None) is None:
+            return
+        del self.entries[entry.rollout_id]
         self._marked.pop(entry, None)
-        if entry.feed is self:
-            entry.feed = None
+        entry.feed = None
+
+    def _lose(self, entry: Entry) -> None:
+        self.detach(entry)
+        self._taken_over.append(entry.rollout_id)
+        self._wake.set()
 
     def mark(self, entry: Entry) -> None:
         """Note that an attached entry has changed."""
         self._marked[entry] = None
         self._wake.set()
 
-    def close(self) -> None:
-        """End the stream; nothing is attached afterwards."""
+    def end(self) -> None:
+        """End the stream once everything that is to be said has been said."""
         self.closed = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Let go of everything: the stream is over."""
+        self.end()
         for entry in list(self.entries.values()):
             self.detach(entry)
-        self._wake.set()
 
     def take(self) -> tuple[bytes, list[tuple[Entry, SeenState]]]:
         """Take the next lines to send, and the states that they tell."""
         lines: list[bytes] = []
         taken: list[tuple[Entry, SeenState]] = []
         size = 0
+        if self._taken_over:
+            lines += (dump_json({"taken_over": self._taken_over}), b"\n")
+            self._taken_over = []
         while self._marked and size < _CHUNK_BYTES:
             entry = next(iter(self._marked))
             del self._marked[entry]
-            if not entry.record.has_news(entry.record.reported):
+            if not entry.record.has_news(self._seen[entry]):
                 continue
             line = entry.current_body()
             lines += (line, b"\n")
@@ -129,24 +151,25 @@ class Feed:
     def sent(self, taken: Iterable[tuple[Entry, SeenState]]) -> None:
         """Note that these states went out; what has ended is not followed further.
 
-        While they did, an entry may have moved on, so it is their state that counts.
+        While they did, an entry may have moved on, which has marked it again; or another feed
+        may have taken it over, which tells it all over again.
         """
         for entry, state in taken:
-            self.answered(entry, state)
-            if entry.record.delivered:
+            if entry not in self._seen:
+                continue
+            self._seen[entry] = state
+            if is_terminal(state.status):
                 self.detach(entry)
-            elif entry.record.has_news(entry.record.reported):
-                self.mark(entry)
+            self.answered(entry, state)
 
-    async def wait(self, timeout_sec: float) -> bool:
-        """Wait until there may be something to send; ``False`` if the time is up first."""
-        if not self._marked and not self.closed:
-            self._wake = trio.Event()
-            with trio.move_on_after(timeout_sec):
-                await self._wake.wait()
-        else:
+    async def wait(self, until: float) -> None:
+        """Wait until there may be something to say, but no longer than *until* (trio time)."""
+        if self._marked or self._taken_over or self.closed:
             await trio.lowlevel.checkpoint()
-        return bool(self._marked) or self.closed
+            return
+        self._wake = trio.Event()
+        with trio.move_on_at(until):
+            await self._wake.wait()
 
 
 class FeedHub:
@@ -172,7 +195,9 @@ class FeedHub:
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         refused: list[str] = []
         for claim in claims:
-            entry = self._registry.proven(claim.rollout_id, claim.token)
+            # A token of ours is ASCII; of other text there may be no digest.
+            proven = claim.token.isascii()
+            entry = self._registry.proven(claim.rollout_id, claim.token) if proven else None
             if entry is None:
                 refused.append(claim.rollout_id)
                 continue
@@ -184,7 +209,7 @@ class FeedHub:
     def find(self, token: str) -> Feed | None:
         """Return the open feed that a token belongs to."""
         # A lookup by digest tells an attacker nothing about the token by its time.
-        return self._feeds.get(token_digest(token))
+        return self._feeds.get(token_digest(token)) if token.isascii() else None
 
     def renew(self, feed: Feed) -> int:
         """Renew every lease that is attached to a feed; return how many hold."""
@@ -198,8 +223,7 @@ class FeedHub:
     def close_all(self) -> None:
         """End every stream, once it has said what it has to say."""
         for feed in list(self._feeds.values()):
-            feed.closed = True
-            feed._wake.set()  # noqa: SLF001 - the hub owns its feeds
+            feed.end()
 
 
 def hello(token: str, refused: list[str], heartbeat_sec: float) -> bytes:

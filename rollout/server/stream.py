@@ -7,10 +7,12 @@ answer and wrong for a stream that has no end. So this route stands in front of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
+from werkzeug.http import parse_options_header
 
 from rollout.codec import dump_json, parse_json
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
@@ -21,8 +23,15 @@ __all__ = ["FEED_PATH", "FeedRoute"]
 
 FEED_PATH = "/rollouts/feed"
 _BODY_TIMEOUT_SEC = 60.0
+_SEND_SEC = 60.0
+"""How long an answer may take to go out once its peer is gone, in seconds."""
+
 _JSON = (b"content-type", b"application/json")
-_LINES = (b"content-type", b"application/x-ndjson")
+_LINES = [
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # what nginx, among others, takes as a word not to hold it
+]
 
 
 class FeedRoute:
@@ -60,26 +69,26 @@ class FeedRoute:
             nursery.cancel_scope.cancel()
 
     async def _answer(self, scope: Any, body: IncomingBody, send: Any) -> None:
+        refuse = partial(_refuse, scope, send, body)
         if not self._authorized(list(scope["headers"])):
-            await _refuse(
-                send, body, 401, "missing or wrong api key", (b"www-authenticate", b"Bearer")
-            )
+            challenge = (b"www-authenticate", b"Bearer")
+            await refuse(401, "missing or wrong api key", challenge)
         elif scope["method"] != "POST":
-            await _refuse(send, body, 405, "method not allowed", (b"allow", b"POST"))
+            await refuse(405, "method not allowed", (b"allow", b"POST"))
         elif not self._accepting():
-            await _refuse(send, body, 503, "the rollout server is not serving")
+            await refuse(503, "the rollout server is not serving")
         else:
             try:
-                claims = read_claims(parse_json(await body.read(_BODY_TIMEOUT_SEC)))
+                claims = read_claims(await _json(scope, body))
             except InvalidBodyError as error:
-                await _refuse(send, body, 422, _fields(error.problems))
+                await refuse(422, _fields(error.problems))
             except InvalidFieldError as error:
                 problem = FieldProblem((error.field,), error.reason, error.kind)
-                await _refuse(send, body, 422, _fields((problem,)))
+                await refuse(422, _fields((problem,)))
             except RequestEntityTooLarge:
-                await _refuse(send, body, 413, f"the body exceeds {self._limit} bytes")
+                await refuse(413, f"the body exceeds {self._limit} bytes")
             except RequestTimeout:
-                await _refuse(send, body, 408, "the body took too long")
+                await refuse(408, "the body took too long")
             else:
                 feed, token, refused = self._hub.open(claims)
                 try:
@@ -88,24 +97,26 @@ class FeedRoute:
                     self._hub.forget(feed, token)
 
     async def _stream(self, feed: Feed, first: bytes, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
+        await send({"type": "http.response.start", "status": 200, "headers": _LINES})
         await send({"type": "http.response.body", "body": first, "more_body": True})
+        said_at = trio.current_time()
         while True:
-            news = await feed.wait(self._heartbeat_sec)
+            await feed.wait(said_at + self._heartbeat_sec)
             data, taken = feed.take()
-            if data or not news:
-                # Writing waits for the reader, and meanwhile marks add up, not messages.
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": data or HEARTBEAT,
-                        "more_body": True,
-                    }
-                )
-                feed.sent(taken)
-            elif feed.closed:
-                break
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if not data:
+                if feed.closed:
+                    break
+                if trio.current_time() < said_at + self._heartbeat_sec:
+                    continue  # what has changed was no news
+                data = HEARTBEAT
+            # Writing waits for the reader, and meanwhile marks add up, not messages.
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            feed.sent(taken)
+            said_at = trio.current_time()
+        # Once the answer is complete, a disconnect is reported while the ASGI server still
+        # puts the connection back to idle; cancelled there, it would never time out.
+        with trio.move_on_after(_SEND_SEC, shield=True):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _receive(receive: Any, body: IncomingBody, scope: trio.CancelScope) -> None:
@@ -124,13 +135,44 @@ def _fields(problems: tuple[FieldProblem, ...]) -> list[dict[str, Any]]:
     return [{"loc": ["body", *p.loc], "msg": p.msg, "type": p.type} for p in problems]
 
 
+def _header(scope: Any, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key.lower() == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+async def _json(scope: Any, body: IncomingBody) -> Any:
+    """Read and parse the body.
+
+    Raises:
+        InvalidBodyError: It is not declared as JSON, or is none.
+        RequestEntityTooLarge: It exceeds the limit.
+        RequestTimeout: It took too long.
+    """
+    kind, _ = parse_options_header(_header(scope, b"content-type"))
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        await trio.lowlevel.checkpoint()
+        raise InvalidBodyError(
+            [FieldProblem((), "the body must be sent as application/json", "content_type")]
+        )
+    return parse_json(await body.read(_BODY_TIMEOUT_SEC))
+
+
 async def _refuse(
-    send: Any, body: IncomingBody, status: int, detail: Any, *headers: tuple[bytes, bytes]
+    scope: Any,
+    send: Any,
+    body: IncomingBody,
+    status: int,
+    detail: Any,
+    *headers: tuple[bytes, bytes],
 ) -> None:
     content = dump_json({"detail": detail})
     all_headers = [_JSON, (b"content-length", str(len(content)).encode()), *headers]
-    if not await body.drain_bounded():
+    if not await body.drain_bounded() and scope.get("http_version", "1.1").startswith("1"):
         all_headers.append((b"connection", b"close"))
-    with trio.move_on_after(60, shield=True):
+    if scope["method"] == "HEAD":
+        content = b""
+    with trio.move_on_after(_SEND_SEC, shield=True):
         await send({"type": "http.response.start", "status": status, "headers": all_headers})
         await send({"type": "http.response.body", "body": content, "more_body": False})

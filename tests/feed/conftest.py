@@ -1,0 +1,15 @@
+"""Fixtures for the tests of the result feed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from server.faults import no_secret_in_logs
+
+
+@pytest.fixture(autouse=True)
+def log_lines() -> Iterator[list[str]]:
+    """What the test logs; no line may hold an api key or a lease token."""
+    with no_secret_in_logs() as lines:
+        yield lines
