@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 
@@ -24,9 +24,7 @@ import trio
 from attrs import evolve
 
 from rollout.backend.base import ExecutionBackend
-from rollout.backend.failures import categorize_exception, describe_exception
-from rollout.backend.usercode import Outcome, UserCall
-from rollout.context import RolloutContext
+from rollout.backend.usercode import UserCall
 from rollout.errors import (
     AdmissionsClosedError,
     DuplicateRolloutError,
@@ -44,11 +42,9 @@ from rollout.server.entry import (
     log_failure,
     token_digest,
 )
-from rollout.server.finalize import encode, result_of
+from rollout.server.execution import run_backend
+from rollout.server.finalize import encode
 from rollout.types import (
-    ExecutionOutcome,
-    ExecutionRequest,
-    ExecutionResult,
     RolloutInitRequest,
     RolloutLifecycle,
     RolloutResultResponse,
@@ -242,7 +238,7 @@ class RolloutRegistry:
         entry.tell("execution-started")
         try:
             if request is not None:
-                result = await self._run_backend(entry, request) or result
+                result = await run_backend(self.backend, entry, request) or result
         finally:
             entry.executing = False
             self._release(entry)
@@ -253,55 +249,6 @@ class RolloutRegistry:
             if not self._active:
                 self._idle.set()
                 self._idle = trio.Event()
-
-    async def _run_backend(
-        self, entry: Entry, request: RolloutInitRequest
-    ) -> RolloutResultResponse | None:
-        async def body() -> ExecutionOutcome:
-            if not self.backend.reports_agent_start:
-                entry.report_agent_started()
-            with RolloutContext(
-                chat_completions_url=request.chat_completions_url,
-                api_key=request.llm_api_key,
-                rollout_id=request.rollout_id,
-                progress=entry,
-            ):
-                return await self.backend.execute(
-                    ExecutionRequest(
-                        id=request.rollout_id,
-                        prompt=request.initial_messages,
-                        label=request.label,
-                        metadata=request.metadata,
-                        agent_timeout_sec=request.agent_timeout_sec,
-                        grader_timeout_sec=request.grader_timeout_sec,
-                        grade=request.grade,
-                    )
-                )
-
-        run = entry.call.run if self.backend.isolates_user_code else entry.call.run_in_task
-        outcome = await run(body)
-        if outcome.interrupted:
-            return None
-        try:
-            return self._result(entry, outcome, [request.llm_api_key])
-        except Exception as error:  # noqa: BLE001 - a sample may hold anything
-            log_failure(entry.rollout_id, "result", error, [request.llm_api_key])
-            return crash_result(entry.rollout_id)
-
-    def _result(
-        self, entry: Entry, outcome: Outcome, secrets_: Sequence[str | None]
-    ) -> RolloutResultResponse:
-        value = outcome.value
-        if outcome.error is not None:
-            log_failure(entry.rollout_id, "execute", outcome.error, secrets_)
-            value = ExecutionOutcome(
-                workflow=ExecutionResult(
-                    status=RolloutStatus.FAILURE,
-                    err_message=describe_exception(outcome.error, secrets_),
-                    err_category=categorize_exception(outcome.error),
-                )
-            )
-        return result_of(entry.rollout_id, value, secrets=secrets_)
 
     def _release(self, entry: Entry) -> None:
         try:
