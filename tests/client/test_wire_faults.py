@@ -1,7 +1,5 @@
 """Faults on a real socket."""
 
-# ruff: noqa: SIM117 - the server's block and the client's are two things
-
 from __future__ import annotations
 
 import socket
