@@ -179,8 +179,9 @@ class OpenFeed:
 
     async def result(self) -> dict[str, Any]:
         """The next line that is no heartbeat."""
-        while (value := await self.line()) is None:
-            pass
+        with trio.fail_after(1000):
+            while (value := await self.line()) is None:
+                pass
         assert isinstance(value, dict)
         return value
 

@@ -1,0 +1,311 @@
+"""Admissions in batches: outcomes, failures, deadlines; nothing is ever asked for twice."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import trio
+import trio.testing
+from feed.scripted import (
+    BATCH,
+    SINGLE,
+    ScriptedServer,
+    broken,
+    client_of,
+    hello,
+    json_answer,
+    line,
+    run,
+    start,
+    stream,
+)
+
+from rollout.client import (
+    RolloutAdmissionTimeoutError,
+    RolloutClientClosedError,
+    RolloutProtocolError,
+)
+from rollout.types import RolloutStatus
+
+
+async def silence(_):
+    await trio.sleep_forever()
+
+
+async def outcome_of(client, rollout_id, into):
+    """What becomes of an admission: its status, or the error."""
+    try:
+        handle = await start(client, rollout_id)
+    except Exception as error:
+        into[rollout_id] = error
+    else:
+        into[rollout_id] = handle
+        handle.cancel()
+
+
+async def ask(server, *rollout_ids, seconds=1000, **options):
+    """Admit ``first`` alone, then the others at once; returns what became of these."""
+    into = {}
+    async with client_of(server, **options) as client:
+        (await start(client, "first")).cancel()
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for rollout_id in rollout_ids:
+                    nursery.start_soon(outcome_of, client, rollout_id, into)
+    return into
+
+
+async def test_those_that_come_together_go_together(autojump_clock):
+    server = ScriptedServer()
+    into = await ask(server, *"abcdef")
+    assert {handle.rollout_id for handle in into.values()} == set("abcdef")
+    assert len(server.times(SINGLE)) == 1
+    asked = [item["rollout_id"] for body in server.bodies(BATCH) for item in body["rollouts"]]
+    assert sorted(asked) == list("abcdef")
+    assert len(server.times(BATCH)) == 1
+
+
+async def test_those_that_come_with_the_first_wait_for_its_answer(autojump_clock):
+    async def slow(body):
+        await trio.sleep(2)
+        return server.admitted(body)
+
+    server = ScriptedServer(singles=[slow])
+    into = {}
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        for n in range(50):
+            nursery.start_soon(outcome_of, client, f"r{n}", into)
+    assert len(into) == 50
+    assert server.times(SINGLE) == [0]
+    assert server.times(BATCH) == [2]
+
+
+async def test_a_first_answer_that_never_comes_holds_nobody_for_long(autojump_clock):
+    async def first_is_slow(body):
+        if body["rollout_id"] == "r0":
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
+        return server.admitted(body)
+
+    server = ScriptedServer(singles=[first_is_slow])
+    into = {}
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, client, "r0", into)
+        await trio.testing.wait_all_tasks_blocked()
+        await outcome_of(client, "r1", into)
+        assert trio.current_time() == 10
+        assert into["r1"].rollout_id == "r1"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_first_answer_that_is_no_admission_lets_the_next_one_ask(autojump_clock):
+    server = ScriptedServer()
+    server.singles = [json_answer(429, {"detail": "full"}, Retry_After="7"), None]
+
+    async def admit(body):
+        await trio.sleep(1)
+        return server.admitted(body)
+
+    server.singles[1] = admit
+    into = {}
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        for n in range(20):
+            nursery.start_soon(outcome_of, client, f"r{n}", into)
+    assert len(into) == 20
+    assert server.times(SINGLE) == [0, 0]  # the second says what is offered
+    assert server.times(BATCH) == [1, 7]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [broken(), httpx.ReadTimeout("x"), httpx.ConnectError("x"), ValueError("a transport's own")],
+    ids=type,
+)
+async def test_a_failure_reaches_every_caller_once_and_nothing_is_sent_again(
+    failure, autojump_clock
+):
+    server = ScriptedServer(batches=[failure])
+    into = await ask(server, *"abc")
+    assert [type(error) for error in into.values()] == [type(failure)] * 3
+    assert len({id(error) for error in into.values()}) == 3
+    assert len(server.times(BATCH)) == 1
+    assert len(server.times(SINGLE)) == 1
+
+
+async def test_one_that_is_refused_waits_alone(autojump_clock):
+    full = {"status_code": 429, "detail": "full", "retry_after_sec": 5}
+
+    async def refuse_b(body):
+        await trio.lowlevel.checkpoint()
+        return json_answer(200, server.outcomes(body, b=full))
+
+    async def admit(body):
+        await trio.lowlevel.checkpoint()
+        return server.admitted(body)
+
+    server = ScriptedServer(batches=[refuse_b, admit])
+    into = await ask(server, *"abc")
+    assert all(handle.rollout_id == rollout_id for rollout_id, handle in into.items())
+    asked = [[item["rollout_id"] for item in body["rollouts"]] for body in server.bodies(BATCH)]
+    assert [sorted(ids) for ids in asked] == [["a", "b", "c"], ["b"]]
+    assert server.times(BATCH) == [0, 5]
+
+
+async def test_each_refusal_is_its_own(autojump_clock):
+    others = {
+        "a": {"status_code": 409, "detail": "active"},
+        "b": {"status_code": 422, "detail": [{"loc": ["body", "x"], "msg": "no", "type": "t"}]},
+        "c": {"status_code": 503, "detail": "closing"},
+    }
+
+    async def refuse(body):
+        await trio.lowlevel.checkpoint()
+        return json_answer(200, server.outcomes(body, **others))
+
+    server = ScriptedServer(batches=[refuse])
+    into = await ask(server, *"abcd")
+    assert [into[name].status_code for name in "abc"] == [409, 422, 503]
+    assert "active" in str(into["a"])
+    assert "body.x: no" in str(into["b"])
+    assert into["d"].rollout_id == "d"
+
+
+@pytest.mark.parametrize("status", [404, 405, 413, 501])
+async def test_where_no_batch_is_taken_each_goes_alone(status, autojump_clock):
+    server = ScriptedServer(batches=[json_answer(status, {"detail": "no"})])
+    into = await ask(server, "a", "b")
+    assert sorted(into) == ["a", "b"]
+    assert all(handle.rollout_id == rollout_id for rollout_id, handle in into.items())
+    assert len(server.times(BATCH)) == 1
+    assert len(server.times(SINGLE)) == 3
+
+
+@pytest.mark.parametrize("status", [401, 400, 500, 503, 302])
+async def test_a_batch_that_is_refused_as_a_whole_is_refused_to_each(status, autojump_clock):
+    server = ScriptedServer(batches=[json_answer(status, {"detail": "for a reason"})])
+    into = await ask(server, "a", "b")
+    assert [error.status_code for error in into.values()] == [status] * 2
+    assert all("for a reason" in str(error) for error in into.values())
+    assert len(server.times(SINGLE)) == 1
+
+
+ADMISSION = {
+    "rollout_id": "a",
+    "status": "queued",
+    "polling_lease_token": "t",
+    "result_wait_timeout_sec": 30,
+    "polling_lease_timeout_sec": 120,
+}
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        None,
+        {},
+        [],
+        [1],
+        [{}],
+        [{"status_code": "202"}],
+        [{"status_code": True}],
+        [{"status_code": 99, "detail": ""}],
+        [{"status_code": 10**9, "detail": ""}],
+        [{"status_code": 202}],
+        [{"status_code": 202, "admission": []}],
+        [{"status_code": 202, "admission": {**ADMISSION, "rollout_id": "b"}}],
+        [{"status_code": 202, "admission": {**ADMISSION, "polling_lease_token": "a\r\nb"}}],
+        [{"status_code": 202, "admission": {**ADMISSION, "polling_lease_timeout_sec": 1}}],
+        [{"status_code": 500, "detail": None, "retry_after_sec": "\u2603"}],
+        [{"status_code": 202, "admission": ADMISSION}] * 2,
+    ],
+    ids=range(16),
+)
+async def test_outcomes_that_are_none_are_errors(outcomes, autojump_clock):
+    server = ScriptedServer(batches=[json_answer(200, {"outcomes": outcomes, "attached": True})])
+    into = await ask(server, "a")
+    assert isinstance(into["a"], RolloutProtocolError)
+    assert len(server.times(SINGLE)) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"<html>", b'{"outcomes":'])
+async def test_a_body_that_is_none_is_an_error_for_each(content, autojump_clock):
+    server = ScriptedServer(batches=[httpx.Response(200, content=content)])
+    into = await ask(server, "a", "b")
+    assert [error.status_code for error in into.values()] == [200, 200]
+
+
+async def test_one_invalid_outcome_does_not_cost_the_others(autojump_clock):
+    async def mixed(body):
+        await trio.lowlevel.checkpoint()
+        return json_answer(200, server.outcomes(body, b={"status_code": None}))
+
+    server = ScriptedServer(batches=[mixed])
+    into = await ask(server, *"abc")
+    assert isinstance(into["b"], RolloutProtocolError)
+    assert (into["a"].rollout_id, into["c"].rollout_id) == ("a", "c")
+
+
+async def test_a_deadline_says_whether_a_request_was_under_way(autojump_clock):
+    server = ScriptedServer(batches=[silence], feeds=[silence])
+    into = {}
+    async with client_of(server, admission_timeout_sec=3) as client:
+        (await start(client, "first")).cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outcome_of, client, "a", into)
+            await trio.sleep(1)
+            nursery.start_soon(outcome_of, client, "b", into)
+    assert isinstance(into["a"], RolloutAdmissionTimeoutError)
+    assert "may have succeeded" in str(into["a"])
+    assert isinstance(into["b"], RolloutAdmissionTimeoutError)
+    assert "may have succeeded" not in str(into["b"])
+    assert [len(body["rollouts"]) for body in server.bodies(BATCH)] == [1]
+
+
+async def test_one_that_is_cancelled_in_the_queue_is_never_sent(autojump_clock):
+    async def slow(body):
+        await trio.sleep(5)
+        return server.admitted(body)
+
+    server = ScriptedServer(batches=[slow])
+    into = {}
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        (await start(client, "first")).cancel()
+        nursery.start_soon(outcome_of, client, "a", into)
+        await trio.sleep(1)
+        nursery.start_soon(outcome_of, client, "c", into)
+        with trio.move_on_after(1):
+            await start(client, "b")
+    asked = [[item["rollout_id"] for item in body["rollouts"]] for body in server.bodies(BATCH)]
+    assert asked == [["a"], ["c"]]
+
+
+async def test_a_client_that_is_left_never_sends_an_admission_again(autojump_clock):
+    server = ScriptedServer(batches=[silence])
+    into = {}
+    async with trio.open_nursery() as nursery:
+        async with client_of(server) as client:
+            (await start(client, "first")).cancel()
+            nursery.start_soon(outcome_of, client, "a", into)
+            await trio.sleep(1)
+        await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(into["a"], RolloutClientClosedError)
+    assert "may have succeeded" in str(into["a"])
+    assert len(server.times(SINGLE)) == 1
+
+
+@pytest.mark.parametrize("extension", ["batch-admission", "result-feed"])
+async def test_a_server_that_offers_one_of_the_two(extension, autojump_clock):
+    server = ScriptedServer(
+        extensions=[extension],
+        feeds=[stream(hello(), line("success", "a")), stream(hello("2"), line("success", "b"))],
+        polls=[json_answer(200, line("success", "a")), json_answer(200, line("success", "b"))],
+    )
+    async with client_of(server) as client:
+        for rollout_id in "ab":
+            assert (await run(client, rollout_id)).status is RolloutStatus.SUCCESS
+        assert trio.current_time() == 0
+    used = {called for _, called, _ in server.calls}
+    if extension == "result-feed":
+        assert used == {SINGLE, "POST /rollouts/feed"}
+    else:
+        assert used == {SINGLE, BATCH, "GET /rollout/a/result", "GET /rollout/b/result"}

@@ -1,0 +1,436 @@
+"""The client's feed against a scripted server, on a MockClock."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+import trio
+import trio.testing
+from feed.scripted import (
+    BATCH,
+    FEED,
+    RENEW,
+    SINGLE,
+    ScriptedServer,
+    Streamed,
+    assert_empty,
+    broken,
+    client_of,
+    hello,
+    json_answer,
+    line,
+    run,
+    start,
+    stream,
+)
+
+from rollout.client import RolloutProtocolError
+from rollout.types import RolloutStatus
+
+DONE = json_answer(200, line("success"))
+
+
+async def test_the_first_admission_goes_alone_and_the_feed_follows(autojump_clock):
+    server = ScriptedServer(feeds=[stream(hello(), 5, line("running"), 5, line("success"))])
+    async with client_of(server) as client:
+        handle = await start(client)
+        assert [status async for status in handle.statuses()] == ["queued", "running", "success"]
+        assert trio.current_time() == 10
+    assert [called for _, called, _ in server.calls] == [SINGLE, FEED]
+    lease = {"rollout_id": "r", "polling_lease_token": "lease-of-r-1", "seen": "queued"}
+    assert server.bodies(FEED) == [{"leases": [lease]}]
+
+
+@pytest.mark.parametrize("extensions", [[], ["something-else"]])
+async def test_a_server_that_offers_nothing_gets_the_routes_of_the_protocol(
+    extensions, autojump_clock
+):
+    server = ScriptedServer(polls=[DONE], extensions=extensions)
+    async with client_of(server) as client:
+        for _ in range(3):
+            assert (await run(client)).status is RolloutStatus.SUCCESS
+    assert [called for _, called, _ in server.calls] == [SINGLE, "GET /rollout/r/result"] * 3
+
+
+async def never(_):
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("feed", "at"),
+    [
+        (json_answer(404, {"detail": "not found"}), 0),
+        (json_answer(405, {"detail": "no"}), 0),
+        (json_answer(401, {"detail": "no"}), 0),
+        (json_answer(500, {"detail": "no"}), 0),
+        (httpx.Response(302, headers={"Location": "/"}), 0),
+        (json_answer(200, hello()), 0),  # read to its end: not streamed
+        (httpx.Response(200, text="<html>"), 0),
+        (stream(b"<html>\n", ...), 0),
+        (stream(b"[1]\n", ...), 0),
+        (stream({"feed": 1, "refused": []}, ...), 0),
+        (stream({"feed": "x"}, ...), 0),
+        (stream(hello(), b"junk\n", ...), 0),
+        (stream(hello(), {"rollout_id": "r", "status": "none"}, ...), 0),
+        (RuntimeError("a transport of the user's own"), 0),
+        (never, 10),
+        (stream(...), 10),
+    ],
+    ids=range(16),
+)
+async def test_where_no_feed_comes_through_there_are_polls(feed, at, autojump_clock):
+    server = ScriptedServer(feeds=[feed], polls=[DONE])
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+        assert trio.current_time() == at
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+    assert len(server.times(FEED)) == 1
+
+
+async def test_a_gateway_that_holds_the_feed_back_costs_no_lease(autojump_clock):
+    server = ScriptedServer(feeds=[never], polls=[DONE], wait=2, lease=5)
+    async with client_of(server) as client:
+        await run(client)
+        assert trio.current_time() == 2.5
+
+
+async def test_a_broken_feed_is_resumed_and_says_what_was_seen(autojump_clock):
+    server = ScriptedServer(
+        feeds=[
+            stream(
+                hello("1"), 1, line("running", agent_started_at="2026-01-31T12:00:00Z"), broken()
+            ),
+            stream(hello("2"), 1, line("grading"), broken()),
+            broken(),
+            stream(hello("3"), line("running"), line("success")),
+        ]
+    )
+    async with client_of(server) as client:
+        handle = await start(client)
+        statuses = [status async for status in handle.statuses()]
+        assert statuses == ["queued", "running", "grading", "success"]
+        assert (await handle).agent_started_at is not None
+    seen = [body["leases"][0]["seen"] for body in server.bodies(FEED)]
+    grading = "grading;agent-started"
+    assert seen == ["queued", "running;agent-started", grading, grading]
+    assert server.times(FEED) == pytest.approx([0, 1.1, 2.2, 2.7])
+    assert not server.polled
+
+
+async def test_retries_run_out_and_each_gets_an_error_of_its_own(autojump_clock):
+    server = ScriptedServer(feeds=[broken()])
+    errors = []
+
+    async def one(client, rollout_id):
+        with pytest.raises(httpx.RemoteProtocolError) as caught:
+            await run(client, rollout_id)
+        errors.append(caught.value)
+
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        for rollout_id in "abc":
+            nursery.start_soon(one, client, rollout_id)
+    assert len({id(error) for error in errors}) == 3
+    assert server.times(FEED)[:3] == pytest.approx([0, 0.1, 0.6])
+
+
+async def test_a_gateway_has_a_schedule_of_its_own(autojump_clock):
+    server = ScriptedServer(feeds=[json_answer(503, {})])
+    async with client_of(server) as client:
+        with pytest.raises(RolloutProtocolError) as caught:
+            await run(client)
+        assert caught.value.status_code == 503
+    assert server.times(FEED) == pytest.approx([0, 0.25, 0.75, 1.75, 3.75, 7.75, 15.75])
+
+
+async def test_a_retry_starts_only_within_the_rollouts_own_lease(autojump_clock):
+    server = ScriptedServer(
+        leases={"short": 41},
+        feeds=[stream(hello(), 2, broken()), stream(hello(), line("success", "long"), ...)],
+    )
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+
+        async def short():
+            with pytest.raises(httpx.RemoteProtocolError):
+                await run(client, "short")
+            assert trio.current_time() == 2  # 2 + 0.1 + 40 is past its lease
+
+        nursery.start_soon(short)
+        assert (await run(client, "long")).status is RolloutStatus.SUCCESS
+    assert [claim["rollout_id"] for claim in server.bodies(FEED)[-1]["leases"]] == ["long"]
+
+
+async def test_a_server_that_restarts_leaves_each_with_an_error_of_its_own(autojump_clock):
+    server = ScriptedServer(feeds=[stream(hello(), 1, broken()), stream(hello("2", "a", "b"), ...)])
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+
+        async def one(rollout_id):
+            with pytest.raises(
+                RolloutProtocolError, match=f"/rollout/{rollout_id}/result"
+            ) as caught:
+                await run(client, rollout_id)
+            assert caught.value.status_code == 404
+
+        nursery.start_soon(one, "a")
+        nursery.start_soon(one, "b")
+    assert sorted(server.polled) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "renewal",
+    [
+        json_answer(404, {"detail": "unknown feed"}),
+        json_answer(500, {}),
+        httpx.Response(200, text="<html>"),
+        httpx.ConnectTimeout("no"),
+        httpx.PoolTimeout("no"),
+        broken(),
+        never,
+    ],
+    ids=range(7),
+)
+async def test_a_renewal_that_fails_is_made_good_by_a_new_feed(renewal, autojump_clock):
+    server = ScriptedServer(
+        feeds=[stream(hello(), ...), stream(hello("2"), line("success"))], renewals=[renewal]
+    )
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+    assert server.times(RENEW) == [30]
+    late = 10 if renewal is never else 0
+    assert server.times(FEED) == pytest.approx([0, 30.1 + late])
+    assert not server.polled
+
+
+async def test_leases_are_renewed_as_often_as_by_polls_also_of_those_that_come_later(
+    autojump_clock,
+):
+    server = ScriptedServer(
+        wait=2,
+        lease=5,
+        feeds=[
+            stream(
+                hello(), 1, line("success", "a"), 8, line("running", "b"), 6, line("success", "b")
+            )
+        ],
+    )
+    async with client_of(server) as client:
+        await run(client, "a")
+        await trio.sleep(7)
+        await run(client, "b")
+        assert trio.current_time() == 15
+    assert server.times(RENEW) == [2, 4, 6, 8, 10, 12, 14]
+    assert len(server.times(FEED)) == 1
+
+
+async def test_a_feed_that_nobody_needs_ends_and_the_next_rollout_waits_for_none(autojump_clock):
+    server = ScriptedServer(
+        feeds=[stream(hello(), line("success", "a"), ...), stream(hello("2"), line("success", "b"))]
+    )
+    async with client_of(server) as client:
+        await run(client, "a")
+        await trio.sleep(100)
+        assert max(server.times(RENEW), default=0) <= 60
+        await run(client, "b")
+        assert trio.current_time() == 100
+    assert server.bodies(BATCH)[0].get("feed") is None
+
+
+async def test_a_cancelled_handle_sends_nothing_and_is_renewed_no_longer(autojump_clock):
+    server = ScriptedServer(
+        feeds=[
+            stream(hello(), ...),
+            stream(hello("3"), 50, line("success", "b")),
+        ]
+    )
+    async with client_of(server) as client:
+        a = await start(client, "a")
+        b = await start(client, "b")
+        await trio.sleep(10)
+        before = len(server.calls)
+        assert a.cancel()
+        await trio.sleep(10)
+        assert len(server.calls) == before
+        assert (await b).status is RolloutStatus.SUCCESS
+    claims = [[c["rollout_id"] for c in body["leases"]] for body in server.bodies(FEED)]
+    assert claims[-1] == ["b"]
+    assert all(at > server.times(FEED)[-1] for at in server.times(RENEW))
+
+
+async def test_a_batch_that_names_a_feed_which_broke_meanwhile(autojump_clock):
+    async def slow(body):
+        await trio.sleep(5)
+        return server.admitted(body)
+
+    server = ScriptedServer(
+        feeds=[
+            stream(hello("1"), 2, broken()),
+            stream(hello("2"), ...),
+            stream(hello("3"), line("success", "b"), line("success", "a")),
+        ],
+        batches=[slow],
+    )
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(run, client, "a")
+        await trio.sleep(1)
+        assert (await run(client, "b")).status is RolloutStatus.SUCCESS
+    assert server.bodies(BATCH)[0]["feed"] == "1"
+    assert [c["rollout_id"] for c in server.bodies(FEED)[-1]["leases"]] == ["a", "b"]
+
+
+async def test_a_result_that_comes_before_the_answer_to_its_admission(autojump_clock):
+    async def slow(body):
+        await trio.sleep(5)
+        return server.admitted(body)
+
+    server = ScriptedServer(
+        feeds=[
+            stream(hello(), 2, line("running", "b"), line("success", "b"), 50, line("success", "a"))
+        ],
+        batches=[slow],
+    )
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(run, client, "a")
+        await trio.sleep(1)
+        handle = await start(client, "b")
+        assert (await handle).status is RolloutStatus.SUCCESS
+        assert trio.current_time() == 6
+
+
+async def test_two_that_ask_for_the_same_id(autojump_clock):
+    refusal = {"status_code": 409, "detail": "active"}
+
+    async def one_of_two(body):
+        await trio.sleep(5)
+        answer = server.outcomes(body)
+        answer["outcomes"][1:] = [refusal] * (len(body["rollouts"]) - 1)
+        return json_answer(200, answer)
+
+    server = ScriptedServer(
+        feeds=[stream(hello(), 3, line("success", "b"), 50, line("success", "a"))],
+        batches=[one_of_two],
+    )
+    ends = []
+
+    async def one(client):
+        try:
+            ends.append((await run(client, "b")).status)
+        except RolloutProtocolError as error:
+            ends.append(error.status_code)
+
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(run, client, "a")
+        await trio.sleep(1)
+        nursery.start_soon(one, client)
+        nursery.start_soon(one, client)
+    assert sorted(map(str, ends)) == ["409", "success"]
+
+
+async def test_an_id_that_a_restarted_server_takes_anew(autojump_clock):
+    server = ScriptedServer(
+        feeds=[
+            stream(hello(), ...),
+            stream(hello("2"), ...),
+            stream(hello("3"), 1, line("success")),
+        ]
+    )
+    async with client_of(server) as client:
+        old = await start(client)
+        await trio.sleep(1)
+        new = await start(client)
+        with pytest.raises(RolloutProtocolError) as caught:
+            await old
+        assert caught.value.status_code == 404
+        new.cancel()
+
+
+async def test_a_rollout_that_another_feed_took_over_is_polled(autojump_clock):
+    server = ScriptedServer(
+        feeds=[
+            stream(hello(), 1, {"taken_over": ["r", "x", 1]}, {"news": "of later versions"}, ...)
+        ],
+        polls=[DONE],
+    )
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+        assert trio.current_time() == 1
+    assert server.polled == ["r"]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, 1, 1.05, 1.5, 4, 4.5, 7, 35, 41])
+async def test_a_caller_that_is_cancelled_leaves_nothing_behind(seconds, autojump_clock):
+    async def slow(body):
+        await trio.sleep(3)
+        return server.admitted(body)
+
+    server = ScriptedServer(
+        feeds=[stream(hello("1"), 1, broken()), json_answer(502, {}), stream(hello("2"), ...)],
+        batches=[slow],
+    )
+    async with client_of(server) as client:
+        link = client._link
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, client, "a")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(run, client, "b")
+            nursery.start_soon(run, client, "c")
+            await trio.sleep(seconds)
+            nursery.cancel_scope.cancel()
+        await trio.sleep(200)
+        assert_empty(link)
+        assert link._feed.token is None  # the feed went, and their leases with it
+        last = max(server.times(FEED))
+        assert max(server.times(RENEW), default=0) <= seconds + 30
+        assert last <= seconds + 31
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, 1, 1.05, 2, 4.5, 35])
+async def test_a_client_that_is_cancelled_closes_everything(seconds, autojump_clock):
+    opened = []
+
+    async def feed(_):
+        opened.append(
+            Streamed([hello(str(len(opened))), 1, broken()] if not opened else [hello(), ...])
+        )
+        await trio.lowlevel.checkpoint()
+        return httpx.Response(200, stream=opened[-1])
+
+    server = ScriptedServer(feeds=[feed])
+    with trio.move_on_after(seconds) as scope:
+        async with client_of(server) as client, trio.open_nursery() as nursery:
+            for n in range(5):
+                nursery.start_soon(run, client, f"r{n}")
+    assert scope.cancelled_caught
+    assert all(streamed.closed for streamed in opened)
+
+
+async def test_a_client_that_is_closed_inside_of_its_block(autojump_clock):
+    server = ScriptedServer()
+    async with client_of(server) as client:
+        handle = await start(client)
+        await trio.sleep(1)
+        await client.aclose()
+        await client.http_client.aclose()
+        await trio.sleep(100)
+        assert handle.done()
+
+
+async def test_no_secret_shows(autojump_clock, log_lines):
+    server = ScriptedServer(feeds=[stream(hello("the-feed-token"), 1, broken())])
+    async with client_of(server) as client:
+        handle = await start(client, llm_api_key="the-llm-key")
+        other = await start(client, "s", llm_api_key="the-llm-key")
+        await trio.sleep(0.5)
+        link = client._link
+        (followed, *_) = link._feed._followed.values()
+        shown = "".join(
+            map(repr, (handle, other, link, link._feed, link._batcher, followed, client))
+        )
+        handle.cancel()
+        server.feeds[:] = [broken()]
+        with pytest.raises(httpx.RemoteProtocolError) as caught:
+            await other
+    shown += "\n".join(log_lines) + repr(caught.value)
+    for secret in ("the-feed-token", "the-llm-key", "lease-of-"):
+        assert secret not in shown
+    assert json.dumps("the-feed-token") not in shown
