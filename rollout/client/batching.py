@@ -195,7 +195,9 @@ def _distribute(
         answer = parse_json(response.content)
     except InvalidBodyError:
         answer = None
-    outcomes = answer.get("outcomes") if isinstance(answer, dict) else None
+    if not isinstance(answer, dict):
+        answer = {}
+    outcomes = answer.get("outcomes")
     if not isinstance(outcomes, list) or len(outcomes) != len(items):
         raise _invalid()
     attached = feed if answer.get("attached") is True else None

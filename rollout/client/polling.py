@@ -86,6 +86,7 @@ class Admitter(Protocol):
             RolloutProtocolError: The answer is outside of the protocol.
             httpx.TransportError: The request failed.
         """
+        ...
 
 
 @define

@@ -235,7 +235,8 @@ class GuardedConnection(TCPServer):
         """Return the event of this connection's server that says that it stops."""
         stop = self.context.terminated
         if not isinstance(stop, _Stop):
-            stop = self.context.terminated = _Stop(self.config.graceful_timeout)
+            stop = _Stop(self.config.graceful_timeout)
+            vars(self.context)["terminated"] = stop
         return stop
 
 
