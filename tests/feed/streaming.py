@@ -28,6 +28,7 @@ class _Exchange(httpx.AsyncByteStream):
     headers: list[tuple[bytes, bytes]] = field(factory=list)
     started: trio.Event = field(factory=trio.Event)
     gone: trio.Event = field(factory=trio.Event)
+    broken: bool = False
     failure: BaseException | None = None
     _asked: bool = False
     _into: Any = None
@@ -72,6 +73,8 @@ class _Exchange(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for data in self._out:
             yield data
+        if self.broken:
+            raise httpx.ReadError("cut")
 
     async def aclose(self) -> None:
         self.gone.set()
@@ -83,32 +86,27 @@ class StreamingTransport(httpx.AsyncBaseTransport):
     """Calls an application in a nursery.
 
     Attributes:
-        requests: What was asked, as ``POST /path``.
         room: How many pieces of an answer fit between the application and its caller.
+        requests: What was asked, as ``POST /path``.
+        down: What every request fails with, if anything.
+        hold: Answers that are no streams wait for it.
     """
 
     app: Any
     nursery: trio.Nursery
     room: float = 0
     requests: list[str] = field(factory=list)
-    bodies: list[Any] = field(factory=list)
-    open: int = 0
     down: Exception | None = None
-    refuse: dict[str, Exception | httpx.Response] = field(factory=dict)
+    hold: trio.Event | None = None
+    _streams: list[_Exchange] = field(factory=list)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = b"".join([data async for data in request.stream])  # type: ignore[union-attr]
         await trio.lowlevel.checkpoint()
         path = request.url.path
         self.requests.append(f"{request.method} {path}")
-        self.bodies.append(json.loads(body) if body else None)
-        refusal = self.down or self.refuse.get(path)
-        if isinstance(refusal, Exception):
-            raise refusal
-        if refusal is not None:
-            return httpx.Response(
-                refusal.status_code, headers=refusal.headers, content=refusal.content
-            )
+        if self.down is not None:
+            raise self.down
         exchange = _Exchange(body, self.room)
         scope = {
             "type": "http",
@@ -132,7 +130,18 @@ class StreamingTransport(httpx.AsyncBaseTransport):
             raise
         if exchange.failure is not None:
             raise exchange.failure
+        if path.endswith("/feed"):
+            self._streams.append(exchange)
+        elif self.hold is not None:
+            await self.hold.wait()
         return httpx.Response(exchange.status, headers=exchange.headers, stream=exchange)
+
+    def break_streams(self) -> None:
+        """Break every feed, at both ends."""
+        for exchange in self._streams:
+            exchange.broken = True
+            exchange.gone.set()
+        self._streams.clear()
 
     def count(self, route: str) -> int:
         """How many requests there were for ``METHOD /path``."""
