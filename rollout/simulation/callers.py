@@ -15,7 +15,7 @@ import trio
 from attrs import evolve, frozen
 
 from rollout.client import RolloutClient, RolloutHandle, RolloutHandleCancelled
-from rollout.client.polling import Admission, Poller
+from rollout.client.polling import Admission, Poller, SingleAdmitter, admit
 from rollout.errors import RolloutError
 from rollout.rules import SeenState
 from rollout.simulation.workload import Caller, RolloutPlan
@@ -32,20 +32,26 @@ _WRONG_TOKEN = "not-the-token-of-this-rollout"  # noqa: S105 - it opens nothing
 
 
 async def run_workload(
-    world: SimulatedWorld, plans: Sequence[RolloutPlan], *, limit_sec: float
+    world: SimulatedWorld,
+    plans: Sequence[RolloutPlan],
+    *,
+    limit_sec: float,
+    feed: bool = False,
 ) -> None:
     """Run every caller of a workload to its end.
 
+    With *feed*, they use the extensions of the server where the network lets them.
     Callers that still wait after *limit_sec* are given up; that they do is in the trace.
     """
-    other = world.transport.of_another_client()
+    own = world.transport.with_feed() if feed else world.transport
+    other = own.of_another_client()
     scope = trio.CancelScope(deadline=trio.current_time() + limit_sec)
     try:
-        async with world.client() as first, world.client(transport=other) as second:
+        async with world.client(transport=own) as first, world.client(transport=other) as second:
             with scope:
                 async with trio.open_nursery() as nursery:
                     for plan in plans:
-                        nursery.start_soon(_Caller(world, first, second, plan).run)
+                        nursery.start_soon(_Caller(world, first, second, plan, feed).run)
             if scope.cancelled_caught:
                 world.trace.add("world", "callers-given-up", after_sec=limit_sec)
                 await first.aclose()
@@ -65,12 +71,14 @@ class _Caller:
         client: Its client.
         second: The client of its second process.
         plan: What it does.
+        feed: Whether the network lets the extensions of the server through.
     """
 
     world: SimulatedWorld
     client: RolloutClient
     second: RolloutClient
     plan: RolloutPlan
+    feed: bool = False
 
     async def run(self) -> None:
         await trio.sleep(self.plan.arrival_sec)
@@ -105,6 +113,10 @@ class _Caller:
     async def admission(self) -> Admission:
         """Return an admission that nobody polls yet."""
         request = RolloutInitRequest(**self.plan.arguments())
+        if self.feed:
+            # Nobody is going to follow it through a feed.
+            wire = self.client._wire  # noqa: SLF001
+            return await admit(SingleAdmitter(wire), request, timeout_sec=None)
         return await self.client._admit(request)  # noqa: SLF001 - two processes share a token
 
     async def poll(self, admission: Admission) -> None:

@@ -23,6 +23,13 @@ _GATEWAY_DELAYS_SEC = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _RETRYABLE = {"ReadError", "WriteError", "ConnectError", "RemoteProtocolError", "ReadTimeout"}
 _GATEWAY = {502, 503, 504}
 _READ_GRACE_SEC = 10.0
+_SHARED = {"batch", "feed", "renew"}
+"""The routes of requests that are about many rollouts."""
+
+_ADMISSIONS = {"admit", "batch"}
+_BUSY = {429}
+_NOT_TAKEN = {404, 405, 413, 429, 501}
+"""What a batch is answered if none of its rollouts was admitted."""
 
 
 def check_seen_statuses(checked: Checked) -> Iterator[Finding]:
@@ -50,6 +57,7 @@ class _Polling:
         failed_at: When the last attempt of the current GET failed.
         delay: The backoff that has to follow.
         over: Whether the last attempt allows no further one.
+        feed_failed: Whether a feed that was to report it has failed since the last confirmation.
     """
 
     deadline: float = -math.inf
@@ -58,6 +66,7 @@ class _Polling:
     failed_at: float = -math.inf
     delay: float = 0.0
     over: bool = False
+    feed_failed: bool = False
 
     @property
     def retrying(self) -> bool:
@@ -66,6 +75,7 @@ class _Polling:
     def confirmed(self, deadline: float) -> None:
         self.deadline = deadline
         self.transport = self.gateway = 0
+        self.feed_failed = False
 
     def failed(self, event: Event) -> None:
         self.failed_at = event.time
@@ -99,8 +109,12 @@ def check_retries(checked: Checked) -> Iterator[Finding]:
                 sent[event.detail["request"]] = event
                 if event.detail["route"] == "poll":
                     yield from _check_attempt(call, state, event, request_sec)
+                elif event.detail["route"] == "feed":
+                    yield from _check_feed_attempt(checked, call, state, event)
             elif event.what in {"answered", "failed", "gave-up"}:
-                began = sent[event.detail["request"]]
+                began = sent.get(event.detail["request"])
+                if began is None:  # a feed that was opened for an earlier call
+                    continue
                 yield from _take_end(checked, call, state, began, event, lease)
 
 
@@ -125,13 +139,29 @@ def _check_attempt(
         )
 
 
+def _check_feed_attempt(
+    checked: Checked, call: Call, state: _Polling, event: Event
+) -> Iterator[Finding]:
+    """A feed that has failed is not tried again for whom its lease may have ended."""
+    slack = checked.history.paused_sec(state.deadline, event.time) + EPSILON_SEC
+    if state.feed_failed and event.time > state.deadline + slack:
+        message = f"a feed was tried again for it, with a lease until {state.deadline:.3f}"
+        yield Finding(call.rollout_id, message, event.time)
+
+
 def _take_end(
     checked: Checked, call: Call, state: _Polling, began: Event, event: Event, lease: float
 ) -> Iterator[Finding]:
     route = began.detail["route"]
     status = event.detail.get("status")
-    if route == "admit" and event.what == "answered" and status == 202:  # noqa: PLR2004
+    if route in _ADMISSIONS and event.what == "answered" and status == 202:  # noqa: PLR2004
         state.confirmed(began.time + lease)
+    if route in {"feed", "renew"}:
+        if event.what == "answered" and status == 200:  # noqa: PLR2004
+            if not event.detail.get("refused"):
+                state.confirmed(max(state.deadline, began.time + lease))
+        elif event.detail.get("error") != "closed":
+            state.feed_failed = True
     if route != "poll":
         return
     slack = checked.history.paused_sec(began.time, event.time) + EPSILON_SEC
@@ -145,16 +175,20 @@ def _take_end(
 
 
 def check_requests_not_replayed(checked: Checked) -> Iterator[Finding]:
-    """An admission is sent again only after 429; a cancel request never."""
+    """An admission is sent again only after it was turned down; a cancel request never."""
     for call in checked.history.calls:
-        refused = True
-        for event in call.of("sent", "failed", "answered", "gave-up", route="admit"):
+        refused, latest = True, 0
+        for event in call.of("sent", "failed", "answered", "gave-up"):
+            route = event.detail["route"]
+            if route not in _ADMISSIONS:
+                continue
             if event.what == "sent":
                 if not refused:
                     yield Finding(call.rollout_id, "its admission was sent again", event.time)
-                refused = False
-            else:
-                refused = event.detail.get("status") == 429  # noqa: PLR2004
+                refused, latest = False, event.detail["request"]
+            elif event.detail["request"] == latest:
+                turned_down = _NOT_TAKEN if route == "batch" else _BUSY
+                refused = event.detail.get("status") in turned_down
         asked = len(call.of("cancels"))
         sent = call.of("sent", route="cancel")
         if len(sent) > asked and checked.plans:
@@ -180,6 +214,8 @@ def _check_polls_on(call: Call) -> Iterator[Finding]:
         elif event.detail.get("route") == "poll":
             under_way = event.what == "sent"
             answered = answered or (event.what == "answered" and "digest" in event.detail)
+        elif event.what == "told":
+            answered = answered or "digest" in event.detail
         elif event.what == "keeps-polling":
             if not (event.detail["polling"] or was_done) and under_way:
                 message = "cancel_rollout() ended its handle's polling"
@@ -197,13 +233,16 @@ def _check_silence(call: Call) -> Iterator[Finding]:
         if event.what == "handle-cancelled":
             cancelled = event
         elif event.what == "sent":
-            open_polls[event.detail["request"]] = event
+            if event.detail["route"] not in _SHARED:
+                open_polls[event.detail["request"]] = event
             if cancelled is not None and (
-                event.time > cancelled.time or event.detail["route"] != "poll"
+                event.time > cancelled.time or event.detail["route"] not in {"poll", "feed"}
             ):
                 message = "a request followed its handle's cancel()"
                 yield Finding(call.rollout_id, message, event.time)
         elif event.what in {"answered", "failed", "gave-up"}:
+            if event.detail["route"] in _SHARED:
+                continue
             open_polls.pop(event.detail["request"], None)
             if cancelled is not None and event.time > cancelled.time:
                 message = "a request outlived its handle's cancel()"

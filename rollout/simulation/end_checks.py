@@ -61,7 +61,7 @@ def _check_answers(checked: Checked, life: Life) -> Iterator[Finding]:
             if "digest" in event.detail and arrival.time > forgotten + EPSILON_SEC:
                 yield Finding(life.rollout_id, "could be read after its time", event.time)
         known = handled < min(forgotten, life.lost_at) - EPSILON_SEC
-        if route == "admit" and known and status not in _REFUSALS:
+        if route in {"admit", "batch"} and known and status not in _REFUSALS:
             message = f"an admission of its id was answered {status}, not 409"
             yield Finding(life.rollout_id, message, event.time)
 

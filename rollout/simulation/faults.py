@@ -27,13 +27,16 @@ __all__ = [
 
 
 class Route(StrEnum):
-    """Which of the four routes a request goes to."""
+    """Which route a request goes to; the last three are of the extensions."""
 
     ADMIT = "admit"
     POLL = "poll"
     CANCEL = "cancel"
     HEALTH = "health"
     OTHER = "other"
+    BATCH = "batch"
+    FEED = "feed"
+    RENEW = "renew"
 
 
 class Fault(StrEnum):
@@ -101,6 +104,7 @@ class FaultPlan(Protocol):
 
     def fate(self, route: Route) -> Fate:
         """Return the fate of the next request, which goes to *route*."""
+        ...
 
 
 @frozen(kw_only=True)
@@ -201,7 +205,7 @@ class RandomFaults:
             if dice < 0:
                 fault = kind
                 break
-        if fault is Fault.BUSY and route is not Route.ADMIT:
+        if fault is Fault.BUSY and route not in {Route.ADMIT, Route.BATCH}:
             fault = Fault.NONE
         more = {} if fault is Fault.NONE else self._details(fault)
         return Fate(fault=fault, out_sec=self._latency(), back_sec=self._latency(), **more)

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 
 from rollout.simulation.findings import EPSILON_SEC, Checked, Finding
-from rollout.simulation.lives import History, Life
+from rollout.simulation.lives import History, Life, is_own_renewal
 
 __all__ = ["check_leases"]
 
 _TICK_SEC = 1.5
 """How much later than its deadline an expiry may be noticed."""
 
+_OK = 200
 _MISSED_SHARE = 1 / 30
 """How much of a pause of all processes a server may miss, as a share of the lease."""
 
@@ -37,6 +38,7 @@ def check_leases(checked: Checked) -> Iterator[Finding]:
             yield Finding(life.rollout_id, message, ended)
         if life.expired:
             yield from _check_final(life, ended)
+        yield from _check_renewals(life, ended)
 
 
 def _check_final(life: Life, ended: float) -> Iterator[Finding]:
@@ -45,6 +47,23 @@ def _check_final(life: Life, ended: float) -> Iterator[Finding]:
         if answer.time > ended and answer.detail.get("category") != "lease_expired":
             message = f"its lease had ended, and a poll was answered {answer.detail['state']}"
             yield Finding(life.rollout_id, message, answer.time)
+
+
+def _check_renewals(life: Life, ended: float) -> Iterator[Finding]:
+    """What opens or renews a feed renews every lease that it proves, if it is answered so."""
+    waiting: dict[int, int] = {}
+    renewed = 0
+    for event in life.events:
+        if is_own_renewal(event) and event.time < ended:
+            waiting[event.detail["request"]] = renewed
+        elif event.what in {"lease-renewed", "lease-refused"}:
+            renewed += 1
+        elif event.what == "server-answered":
+            before = waiting.pop(event.detail["request"], None)
+            taken = event.detail["status"] == _OK and not event.detail.get("refused")
+            if before == renewed and taken and event.time < ended:
+                message = f"a request to {event.detail['route']} did not renew its lease"
+                yield Finding(life.rollout_id, message, event.time)
 
 
 def _held_for_sure(history: History, life: Life, lease: float) -> float:

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from rollout.simulation.trace import Event, Trace
 
-__all__ = ["Call", "History", "Life"]
+__all__ = ["Call", "History", "Life", "is_own_renewal"]
 
 _SERVER_SIDE = {"server", "network", "workflow", "grader"}
 _CALLS = {"called", "repeats", "takes-over"}
@@ -25,8 +25,8 @@ class Life:
         rollout_id: Which rollout.
         events: Its events on the server's side, in order.
         answers: Among them, the polls that the server answered with a state.
-        contacts: When its caller showed itself before the end: its admission, and every poll
-            with its token that arrived.
+        contacts: When its caller showed itself before the end: its admission, every poll with
+            its token that arrived, and every renewal by a request about a feed that arrived.
         lost_at: When its process was gone with it, if it was.
         closed_at: When the shutdown of its process was over, if it was; from then on the
             process waits for nothing but what ignores its end.
@@ -40,14 +40,21 @@ class Life:
     lost_at: float = math.inf
     closed_at: float = math.inf
     _by_kind: dict[str, list[Event]] = field(factory=dict)
+    _to_be_renewed: bool = False
 
     def add(self, event: Event) -> None:
         """Take the next event."""
         self.events.append(event)
         self._by_kind.setdefault(event.what, []).append(event)
         if event.what == "server-answered":
-            if event.detail["route"] == "poll" and "state" in event.detail:
+            if event.detail["route"] in {"poll", "feed"} and "state" in event.detail:
                 self.answers.append(event)
+        elif is_own_renewal(event):
+            self._to_be_renewed = True
+        elif event.what == "lease-renewed" and self._to_be_renewed:
+            self._to_be_renewed = False
+            if "finished" not in self._by_kind:
+                self.contacts.append(event.time)
         elif (event.what == "admitted" or is_own_poll(event)) and "finished" not in self._by_kind:
             self.contacts.append(event.time)
 
@@ -82,6 +89,15 @@ def is_own_poll(event: Event) -> bool:
     return (
         event.what == "arrived"
         and event.detail["route"] == "poll"
+        and event.detail["lease"] == "own"
+    )
+
+
+def is_own_renewal(event: Event) -> bool:
+    """Whether a request arrives that opens or renews a feed with a proof of the rollout's lease."""
+    return (
+        event.what == "arrived"
+        and event.detail["route"] in {"feed", "renew"}
         and event.detail["lease"] == "own"
     )
 

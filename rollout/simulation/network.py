@@ -1,16 +1,17 @@
 """An httpx transport that delivers requests to a simulated server, with faults in between.
 
-The network knows the routes of the protocol and delivers answers as a whole, like a gateway that
-buffers them. So it does not let through what a server offers beyond that.
+By default the network knows the routes of the protocol and delivers answers as a whole, like a
+gateway that buffers them, and does not let through what a server offers beyond that. With feeds
+it does: a feed is delivered chunk by chunk. A request that is about many rollouts is recorded
+once for each of them.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import unquote
 
@@ -19,14 +20,16 @@ import trio
 from attrs import define, field
 
 from rollout.simulation.faults import Fate, Fault, FaultPlan, Route
+from rollout.simulation.news import FeedDelivery, news_of
 from rollout.simulation.server import Exchange, SimulatedServer
+from rollout.simulation.streams import TRICKLES, SimulatedStream
 from rollout.simulation.trace import Trace
 from rollout.types import POLLING_LEASE_HEADER
 
 __all__ = ["SimulatedTransport"]
 
-_TERMINAL = {"success", "failure", "cancelled"}
-_TRICKLES = 10.0
+_FOREIGN = b'{"rollout_id":"somebody-elses","status":"running"}'
+_NOTHING: Mapping[str, dict[str, Any]] = {}
 _GATEWAY_BODIES = {
     "json": (b'{"detail":"upstream"}', "application/json"),
     "html": (b"<html><body><h1>Bad gateway</h1></body></html>", "text/html"),
@@ -43,6 +46,9 @@ class _Request:
         route: Where it goes.
         rollout_id: Which rollout it is about, if it is about one.
         token: Its lease token, empty without one.
+        many: For a request about many rollouts, which, with the lease token of each.
+        feed: The token of the feed that it names, empty without one.
+        arrived_at: When it reached the server.
     """
 
     raw: httpx.Request
@@ -51,6 +57,14 @@ class _Request:
     route: Route
     rollout_id: str
     token: str
+    many: dict[str, str] | None = None
+    feed: str = ""
+    arrived_at: float = 0.0
+
+    @property
+    def about(self) -> Iterable[str]:
+        """Which rollouts it is about; one empty id if about none."""
+        return self.many or (self.rollout_id,)
 
 
 @define(eq=False)
@@ -61,28 +75,59 @@ class _Memory:
         numbers: Counts the requests.
         tokens: The lease token of each rollout, from its latest admission.
         polled: The body of the first good answer to a poll, for each rollout.
+        feeds: Which rollouts are attached to each open feed, by its token.
+        ended: When a feed told the end of a rollout, by its token and the id.
     """
 
     numbers: Iterator[int] = field(factory=lambda: itertools.count(1))
     tokens: dict[str, str] = field(factory=dict)
     polled: dict[str, bytes] = field(factory=dict)
+    feeds: dict[str, dict[str, None]] = field(factory=dict)
+    ended: dict[tuple[str, str], float] = field(factory=dict)
 
-    def lease(self, request: _Request) -> str:
+    def lease(self, request: _Request, rollout_id: str) -> str:
         """Say whose lease token a request carries: its ``own``, an ``other``, or none."""
-        if not request.token:
+        if request.route is Route.RENEW:
+            return "own" if rollout_id in self.feeds.get(request.feed, ()) else ""
+        token = request.token if request.many is None else request.many[rollout_id]
+        if not token:
             return ""
-        return "own" if self.tokens.get(request.rollout_id) == request.token else "other"
+        return "own" if self.tokens.get(rollout_id) == token else "other"
+
+    def attach(self, feed: str, rollout_id: str) -> None:
+        """Note that a rollout is attached to a feed, and to no other one."""
+        for attached in self.feeds.values():
+            attached.pop(rollout_id, None)
+        if feed in self.feeds:
+            self.feeds[feed][rollout_id] = None
+
+    def detach(self, feed: str, rollout_id: str) -> None:
+        """Note that a feed told the end of a rollout, which it follows no further."""
+        self.feeds.get(feed, {}).pop(rollout_id, None)
+        self.ended[feed, rollout_id] = trio.current_time()
 
     def learn(self, request: _Request, exchange: Exchange) -> None:
         """Note the token that an admission was answered with."""
         if request.route is Route.ADMIT and exchange.status == httpx.codes.ACCEPTED:
             admission = json.loads(exchange.body)
-            self.tokens[request.rollout_id] = admission["polling_lease_token"]
-            self.polled.pop(request.rollout_id, None)
+            self._admitted(admission)
+        elif request.route is Route.BATCH and exchange.status == httpx.codes.OK:
+            answer = json.loads(exchange.body)
+            for outcome in answer["outcomes"]:
+                if outcome["status_code"] == httpx.codes.ACCEPTED:
+                    self._admitted(outcome["admission"])
+                    about = request.feed, outcome["admission"]["rollout_id"]
+                    # Its end may have been told even before the batch was answered.
+                    if answer["attached"] and self.ended.get(about, -1.0) < request.arrived_at:
+                        self.attach(*about)
 
-    def buffered(self, request: _Request, exchange: Exchange, *, stale: bool) -> bytes:
+    def _admitted(self, admission: dict[str, Any]) -> None:
+        self.tokens[admission["rollout_id"]] = admission["polling_lease_token"]
+        self.polled.pop(admission["rollout_id"], None)
+
+    def buffered(self, request: _Request, exchange: Exchange, *, stale: bool, whole: bool) -> bytes:
         """Return the body of an answer, or of the first one where it is to be stale."""
-        if request.route is Route.ADMIT and b'"extensions"' in exchange.body:
+        if not whole and request.route is Route.ADMIT and b'"extensions"' in exchange.body:
             admission = json.loads(exchange.body)
             del admission["extensions"]
             return json.dumps(admission).encode()
@@ -106,12 +151,19 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self.plan = plan
         self.trace = trace
         self.client = 1
+        self.feed = False
         self._memory = _Memory()
 
     def of_another_client(self) -> Self:
         """Return the same network, as another client process is connected to it."""
         other = copy.copy(self)
         other.client = self.client + 1
+        return other
+
+    def with_feed(self) -> Self:
+        """Return the same network, as one that lets the extensions of a server through."""
+        other = copy.copy(self)
+        other.feed = True
         return other
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -122,9 +174,13 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         """
         body = await request.aread()
         this = _describe(request, body, next(self._memory.numbers))
+        if this.route is Route.RENEW:
+            this.many = dict.fromkeys(self._memory.feeds.get(this.feed, ()), "")
         fate = self.plan.fate(this.route)
         self._record("client", "sent", this, fault=str(fate.fault))
         try:
+            if this.route is Route.FEED:
+                return await self._open_feed(this, fate)
             response = await self._deliver(this, fate)
         except httpx.TransportError as error:
             self._record("client", "failed", this, error=type(error).__name__)
@@ -134,11 +190,57 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             raise
         news = response.extensions.get("news")
         if news is None:
-            news = _news_of(response.status_code, response.content)
-        self._record("client", "answered", this, status=response.status_code, **news)
+            news = news_of(response.status_code, response.content)
+        each = _outcomes(this, response.status_code, response.content)
+        self._record("client", "answered", this, each, status=response.status_code, **news)
         return response
 
-    async def _deliver(self, this: _Request, fate: Fate) -> httpx.Response:
+    async def _open_feed(self, this: _Request, fate: Fate) -> httpx.Response:
+        """Deliver a request for a feed; its answer is delivered as it is read."""
+        response = await self._reach(this, fate)
+        if response is not None:
+            self._record("client", "answered", this, status=response.status_code)
+            return response
+        exchange = Exchange(streamed=True, write_sec=fate.back_sec)
+        if self.server.start(_scope(this.raw), this.body, exchange) is None:
+            raise httpx.ConnectError("connection refused", request=this.raw)
+        stream = self._stream(this, fate, exchange)
+        await stream.open()
+        headers = [(k, v) for k, v in exchange.headers if k.lower() != b"content-length"]
+        return httpx.Response(exchange.status, headers=headers, stream=stream, request=this.raw)
+
+    def _stream(self, this: _Request, fate: Fate, exchange: Exchange) -> SimulatedStream:
+        """Record that a request for a feed arrives, and return the answer that begins."""
+        memory = self._memory
+        delivery = FeedDelivery(
+            memory.feeds, memory.attach, memory.detach, this.many or {}, exchange
+        )
+        number = self.server.number
+        leases = {about: {"lease": self._memory.lease(this, about)} for about in this.about}
+        self._record("network", "arrived", this, leases, lease="", process=number)
+
+        def written(chunk: bytes) -> None:
+            for about, news in delivery.written(chunk):
+                self._one("network", "server-answered", this, about, process=number, **news)
+
+        def arrived(chunk: bytes) -> None:
+            for what, about, news in delivery.arrived(chunk):
+                self._one("client", what, this, about, **news)
+
+        def gone() -> None:
+            delivery.close()
+            self._record("network", "disconnected", this, process=number)
+
+        def ended(how: str) -> None:
+            what = "gave-up" if how == "closed" else "failed"
+            self._record("client", what, this, error=how)
+
+        exchange.on_write = written
+        timeout_sec = trio_timeout(this.raw.extensions.get("timeout", {}).get("read"))
+        return SimulatedStream(this.raw, exchange, fate, timeout_sec, arrived, ended, gone)
+
+    async def _reach(self, this: _Request, fate: Fate) -> httpx.Response | None:
+        """Bring a request to the server, or return what a gateway answers in its place."""
         await trio.sleep(fate.out_sec)
         if fate.fault is Fault.REFUSED:
             raise httpx.ConnectError("connection refused", request=this.raw)
@@ -146,33 +248,45 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             raise httpx.WriteError("connection reset", request=this.raw)
         if fate.fault in {Fault.GATEWAY, Fault.BUSY}:
             return _gateway(this.raw, fate)
+        if this.route is Route.FEED and fate.fault is Fault.FOREIGN:
+            return httpx.Response(200, content=_FOREIGN + b"\n", request=this.raw)
+        return None
+
+    async def _deliver(self, this: _Request, fate: Fate) -> httpx.Response:
+        foreign = await self._reach(this, fate)
+        if foreign is not None:
+            return foreign
         timeout = this.raw.extensions.get("timeout", {}).get("read")
         with trio.move_on_after(trio_timeout(timeout)) as scope:
             response = await self._exchange(this, fate)
         if scope.cancelled_caught:
             raise httpx.ReadTimeout("the server did not answer in time", request=this.raw)
         if fate.fault is Fault.TRICKLE:
-            await trio.sleep(fate.after_sec * _TRICKLES)
+            await trio.sleep(fate.after_sec * TRICKLES)
         return response
 
     async def _exchange(self, this: _Request, fate: Fate) -> httpx.Response:
         exchange = self.server.start(_scope(this.raw), this.body)
         if exchange is None:
             raise httpx.ConnectError("connection refused", request=this.raw)
+        this.arrived_at = trio.current_time()
         number = self.server.number
-        self._record("network", "arrived", this, lease=self._memory.lease(this), process=number)
+        leases = {about: {"lease": self._memory.lease(this, about)} for about in this.about}
+        self._record("network", "arrived", this, leases, lease="", process=number)
         try:
             await self._wait(this, fate, exchange)
         finally:
             if not exchange.complete:
                 self._record("network", "disconnected", this, process=number)
             exchange.disconnect()
-        news = _news_of(exchange.status, exchange.body)
+        news = news_of(exchange.status, exchange.body)
+        each = _outcomes(this, exchange.status, exchange.body)
         self._record(
-            "network", "server-answered", this, status=exchange.status, process=number, **news
+            "network", "server-answered", this, each, status=exchange.status, process=number, **news
         )
         self._memory.learn(this, exchange)
-        body = self._memory.buffered(this, exchange, stale=fate.fault is Fault.STALE)
+        stale = fate.fault is Fault.STALE
+        body = self._memory.buffered(this, exchange, stale=stale, whole=self.feed)
         if fate.fault is Fault.LOST_AFTER:
             raise httpx.RemoteProtocolError("the server closed the connection", request=this.raw)
         if fate.fault is Fault.SILENCE:
@@ -196,12 +310,23 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if not exchange.complete:
             raise httpx.RemoteProtocolError("the server process is gone", request=this.raw)
 
-    def _record(self, who: str, what: str, this: _Request, **detail: Any) -> None:
+    def _record(
+        self,
+        who: str,
+        what: str,
+        this: _Request,
+        each: Mapping[str, dict[str, Any]] = _NOTHING,
+        **detail: Any,
+    ) -> None:
+        """Record it for every rollout that the request is about, with what is said of each."""
+        for rollout_id in this.about:
+            more = each.get(rollout_id)
+            self._one(who, what, this, rollout_id, **(detail | more if more else detail))
+
+    def _one(self, who: str, what: str, this: _Request, rollout_id: str, **detail: Any) -> None:
         if self.client > 1:
             detail["client"] = self.client
-        self.trace.add(
-            who, what, this.rollout_id, route=str(this.route), request=this.number, **detail
-        )
+        self.trace.add(who, what, rollout_id, route=str(this.route), request=this.number, **detail)
 
 
 def trio_timeout(timeout_sec: float | None) -> float:
@@ -213,6 +338,8 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
     raw_path = request.url.raw_path.decode("ascii").partition("?")[0]
     parts = [unquote(part) for part in raw_path.strip("/").split("/")]
     route, rollout_id = Route.OTHER, ""
+    many: dict[str, str] | None = None
+    feed = ""
     if parts == ["health"]:
         route = Route.HEALTH
     elif parts == ["rollout", "cancel"]:
@@ -222,8 +349,32 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
         route, rollout_id = Route.ADMIT, json.loads(body)["rollout_id"]
     elif len(parts) == 3:  # noqa: PLR2004 - rollout, id, result
         route, rollout_id = Route.POLL, parts[1]
+    elif parts == ["rollouts"]:
+        content = json.loads(body)
+        route, feed = Route.BATCH, content.get("feed") or ""
+        many = {item["rollout_id"]: "" for item in content["rollouts"]}
+    elif parts == ["rollouts", "feed"]:
+        leases = json.loads(body)["leases"]
+        route = Route.FEED
+        many = {lease["rollout_id"]: lease["polling_lease_token"] for lease in leases}
+    elif parts == ["rollouts", "renew"]:
+        route, feed = Route.RENEW, json.loads(body)["feed"] or ""
     token = request.headers.get(POLLING_LEASE_HEADER, "")
-    return _Request(request, body, number, route, rollout_id, token)
+    return _Request(request, body, number, route, rollout_id, token, many, feed)
+
+
+def _outcomes(this: _Request, status: int, body: bytes) -> dict[str, dict[str, Any]]:
+    """Pick the status of each rollout out of the answer to a batch, if it can be read."""
+    if this.route is not Route.BATCH or status != httpx.codes.OK:
+        return {}
+    try:
+        outcomes = json.loads(body)["outcomes"]
+    except (ValueError, KeyError):
+        return {}
+    return {
+        rollout_id: {"status": outcome["status_code"]}
+        for rollout_id, outcome in zip(this.many or (), outcomes, strict=True)
+    }
 
 
 def _scope(request: httpx.Request) -> dict[str, Any]:
@@ -261,28 +412,6 @@ def _answer(
     if fate.fault is Fault.TRUNCATED:
         content = content[: len(content) // 2]
     elif fate.fault is Fault.FOREIGN:
-        content = b'{"rollout_id":"somebody-elses","status":"running"}'
+        content = _FOREIGN
     headers = [(k, v) for k, v in exchange.headers if k.lower() != b"content-length"]
     return httpx.Response(exchange.status, headers=headers, content=content, request=request)
-
-
-def _news_of(status: int, body: bytes) -> dict[str, Any]:
-    """Pick out of an answer what checks look at."""
-    if status != httpx.codes.OK:
-        return {}
-    try:
-        content = json.loads(body)
-    except ValueError:
-        return {"unreadable": True}
-    if not isinstance(content, dict) or "status" not in content:
-        return {}
-    news = {
-        "state": content["status"],
-        "started": content.get("agent_started_at"),
-        "about": content.get("rollout_id"),
-    }
-    if content["status"] in _TERMINAL:
-        news["category"] = content.get("err_category")
-        news["digest"] = hashlib.sha256(body).hexdigest()[:12]
-        news["reward"] = (content.get("sample") or {}).get("reward")
-    return news

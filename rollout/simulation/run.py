@@ -82,8 +82,9 @@ class Simulation(Generic[T]):
     @property
     def stats(self) -> SimulationStats:
         """What the run amounted to."""
-        faults = self.trace.count("sent", "fault")
-        requests = sum(faults.values())
+        sent = {event.detail["request"]: event for event in self.trace.select("sent")}
+        faults = Counter(event.detail["fault"] for event in sent.values())
+        requests = len(sent)
         del faults["none"]
         for event in self.trace.select("paused", "server-crashed"):
             faults[event.what] += 1
@@ -147,6 +148,7 @@ def simulate_workload(
     plans: Sequence[RolloutPlan] | None = None,
     plan: FaultPlan | None = None,
     options: ServerOptions | None = None,
+    feed: bool = False,
 ) -> Simulation[list[RolloutPlan]]:
     """Run a drawn workload under drawn faults, and check the trace.
 
@@ -157,6 +159,7 @@ def simulate_workload(
         plans: A workload to run instead of a drawn one.
         plan: A fault plan to use instead of drawn faults.
         options: How the server is set up; drawn if left out.
+        feed: Whether the network lets batches and the result feed through.
     """
     level = LEVELS[faults] if isinstance(faults, str) else faults
     draw = random.Random(f"workload {seed}")  # noqa: S311 - simulation, no secrets
@@ -167,7 +170,7 @@ def simulate_workload(
     async def scenario(world: SimulatedWorld) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_trouble, world, level, draw, workload)
-            await run_workload(world, workload, limit_sec=_limit_sec(workload))
+            await run_workload(world, workload, limit_sec=_limit_sec(workload), feed=feed)
             nursery.cancel_scope.cancel()
 
     _, world = _run(scenario, seed, plan or level, options)

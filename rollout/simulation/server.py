@@ -24,6 +24,11 @@ class Exchange:
         body: Its body.
         over: Set when the answer is complete, or the server process is gone.
         gone: Set when the client's connection is.
+        streamed: Whether the answer is read as it comes.
+        write_sec: For a streamed answer, how long each write of the server takes, in seconds.
+        on_write: For a streamed answer, called with every chunk that the server is to write.
+        chunks: What was written of a streamed answer.
+        moved: For a streamed answer, set when there is more of it. Readers replace it.
     """
 
     status: int = 0
@@ -32,6 +37,24 @@ class Exchange:
     complete: bool = False
     over: trio.Event = field(factory=trio.Event)
     gone: trio.Event = field(factory=trio.Event)
+    streamed: bool = False
+    write_sec: float = 0.0
+    on_write: Callable[[bytes], None] | None = None
+    chunks: list[bytes] = field(factory=list)
+    moved: trio.Event = field(factory=trio.Event)
+
+    def end(self) -> None:
+        """Note that nothing more comes."""
+        self.over.set()
+        self.moved.set()
+
+    async def write(self, chunk: bytes) -> None:
+        """Write a chunk of a streamed answer, which takes the time that it takes."""
+        if self.on_write is not None:
+            self.on_write(chunk)
+        await trio.sleep(self.write_sec)
+        self.chunks.append(chunk)
+        self.moved.set()
 
     def disconnect(self) -> None:
         """Tell the server that the client's connection is gone."""
@@ -102,18 +125,20 @@ class SimulatedServer:
         """Shut the process down in stages, for good."""
         self._stopped.set()
 
-    def start(self, scope: dict[str, Any], body: bytes) -> Exchange | None:
+    def start(
+        self, scope: dict[str, Any], body: bytes, exchange: Exchange | None = None
+    ) -> Exchange | None:
         """Hand a request to the running process; ``None`` when there is none."""
         if self._nursery is None or self.app is None:
             return None
-        exchange = Exchange()
+        exchange = exchange or Exchange()
         self._open.add(exchange)
         self._nursery.start_soon(self._handle, self.app, scope, body, exchange)
         return exchange
 
     def _lose_connections(self) -> None:
         for exchange in self._open:
-            exchange.over.set()
+            exchange.end()
         self._open.clear()
 
     async def _handle(
@@ -133,15 +158,19 @@ class SimulatedServer:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 exchange.headers = list(message["headers"])
+                exchange.moved.set()
                 await trio.lowlevel.checkpoint()
             elif message["type"] == "http.response.body":
-                exchange.body += message.get("body", b"")
+                chunk = message.get("body", b"")
+                exchange.body += chunk
+                if exchange.streamed and chunk:
+                    await exchange.write(chunk)
                 if not message.get("more_body", False):
                     exchange.complete = True
-                    exchange.over.set()
+                    exchange.end()
 
         try:
             await app(scope, receive, send)  # type: ignore[arg-type]
         finally:
-            exchange.over.set()
+            exchange.end()
             self._open.discard(exchange)

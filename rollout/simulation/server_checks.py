@@ -124,11 +124,15 @@ def _check_still_there(checked: Checked, life: Life) -> Iterator[Finding]:
     came: dict[int, float] = {}
     for event in life.events:
         if event.what == "arrived" and event.detail["lease"] == "own":
-            came[event.detail["request"]] = event.time
-        elif event.what == "server-answered" and event.detail["status"] != OK:
+            if event.detail["route"] != "renew":
+                came[event.detail["request"]] = event.time
+        elif event.what == "server-answered" and (
+            event.detail["status"] != OK or event.detail.get("refused")
+        ):
             at = came.get(event.detail["request"], math.inf)
             if gone_at <= at < min(until - EPSILON_SEC, life.lost_at):
-                message = f"a poll after a disconnect was answered {event.detail['status']}"
+                route, status = event.detail["route"], event.detail["status"]
+                message = f"a {route} after a disconnect was answered {status}"
                 yield Finding(life.rollout_id, message, event.time)
 
 

@@ -134,11 +134,13 @@ class _Occupancy:
             self.working.pop(rollout_id, None)
 
     def on_arrival(self, event: Event) -> None:
-        if event.detail["route"] == "admit":
+        if event.detail["route"] in {"admit", "batch"}:
             self.asking[event.detail["request"]] = len(self.admitted)
 
     def on_answer(self, event: Event) -> str | None:
-        most = self.asking.pop(event.detail["request"], math.inf)
+        most = self.asking.get(event.detail["request"], math.inf)
+        if event.detail["route"] != "batch":  # which answers each of its rollouts
+            self.asking.pop(event.detail["request"], None)
         if event.detail["status"] != _BUSY or most >= self.room:
             return None
         return f"was refused although {self.room - most} places were free"

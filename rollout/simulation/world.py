@@ -78,16 +78,23 @@ class SimulatedWorld:
 
     @asynccontextmanager
     async def client(
-        self, *, transport: httpx.AsyncBaseTransport | None = None, **options: Any
+        self,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        feed: bool = False,
+        **options: Any,
     ) -> AsyncGenerator[RolloutClient, None]:
         """Enter a `RolloutClient` whose requests go through the simulated network.
 
         Args:
             transport: Another way to the server than `SimulatedWorld.transport`.
+            feed: Whether that transport lets batches and the result feed through; another one
+                does as it does.
             options: As for `RolloutClient`, without ``url`` and ``http_client``.
         """
+        default = self.transport.with_feed() if feed else self.transport
         async with (
-            httpx.AsyncClient(transport=transport or self.transport) as http,
+            httpx.AsyncClient(transport=transport or default) as http,
             RolloutClient(url=self.url, http_client=http, **options) as client,
         ):
             yield client

@@ -24,6 +24,7 @@ class Chunk:
 
     faults: str
     seeds: range
+    feed: bool = False
 
 
 @frozen
@@ -34,9 +35,9 @@ class Outcome:
     stories: list[str]
 
 
-def chunks(faults: str, seeds: range, size: int = 20) -> list[Chunk]:
+def chunks(faults: str, seeds: range, size: int = 20, *, feed: bool = False) -> list[Chunk]:
     """Cut seeds into chunks."""
-    return [Chunk(faults, seeds[at : at + size]) for at in range(0, len(seeds), size)]
+    return [Chunk(faults, seeds[at : at + size], feed) for at in range(0, len(seeds), size)]
 
 
 def run_chunk(chunk: Chunk) -> Outcome:
@@ -45,11 +46,13 @@ def run_chunk(chunk: Chunk) -> Outcome:
     stats, stories = SimulationStats(), []
     for seed in chunk.seeds:
         faulthandler.dump_traceback_later(HANGS_SEC, exit=True, file=sys.__stderr__)
-        run = simulate_workload(seed, faults=chunk.faults)
+        run = simulate_workload(seed, faults=chunk.faults, feed=chunk.feed)
         faulthandler.cancel_dump_traceback_later()
         stats += run.stats
         if run.violations:
-            stories.append(f"seed {seed}, faults {chunk.faults}: {run.violations[0]}")
+            stories.append(
+                f"seed {seed}, faults {chunk.faults}, feed {chunk.feed}: {run.violations[0]}"
+            )
     return Outcome(stats, stories)
 
 
