@@ -123,8 +123,9 @@ class ResultFeed:
             followed.attached = self.token is not None and expectation.feed == self.token
             followed.asked = followed.attached
         if self.usable:
-            self._add(followed)
             try:
+                await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is sent for it
+                self._add(followed)
                 await followed.over.wait()
             finally:
                 self._remove(followed)
@@ -157,8 +158,9 @@ class ResultFeed:
     def _remove(self, followed: Followed) -> None:
         if self._followed.get(followed.rollout_id) is followed:
             del self._followed[followed.rollout_id]
-            self._left_behind = self._left_behind or followed.attached
         self._missing.pop(followed, None)
+        self._left_behind = self._left_behind or followed.attached
+        followed.attached = False
 
     def _end(
         self,
@@ -273,7 +275,8 @@ class ResultFeed:
             _, real = group.split(trio.Cancelled)
             if real is None or not isinstance(real, ExceptionGroup):
                 raise
-            raise real.exceptions[0] from None
+            error = real.exceptions[0]
+            raise error from error.__cause__  # which is not ours to take away
         finally:
             was_open = self.token is not None
             self.token = None

@@ -135,6 +135,16 @@ async def test_retries_run_out_and_each_gets_an_error_of_its_own(autojump_clock)
     assert server.times(FEED)[:3] == pytest.approx([0, 0.1, 0.6])
 
 
+async def test_an_error_keeps_its_cause(autojump_clock):
+    error = httpx.ConnectTimeout("slow")
+    error.__cause__ = OSError("reset by peer")
+    server = ScriptedServer(feeds=[stream(hello(), 1, error)])
+    async with client_of(server) as client:
+        with pytest.raises(httpx.ConnectTimeout) as caught:
+            await run(client)
+    assert caught.value.__cause__ is error.__cause__
+
+
 async def test_a_gateway_has_a_schedule_of_its_own(autojump_clock):
     server = ScriptedServer(feeds=[json_answer(503, {})])
     async with client_of(server) as client:
@@ -434,3 +444,12 @@ async def test_no_secret_shows(autojump_clock, log_lines):
     for secret in ("the-feed-token", "the-llm-key", "lease-of-"):
         assert secret not in shown
     assert json.dumps("the-feed-token") not in shown
+
+
+async def test_a_handle_that_is_cancelled_at_once_is_not_followed_at_all(autojump_clock):
+    for _ in range(20):  # the order of tasks is drawn
+        server = ScriptedServer()
+        async with client_of(server) as client:
+            (await start(client)).cancel()
+            await trio.sleep(100)
+        assert [called for _, called, _ in server.calls] == [SINGLE]

@@ -162,6 +162,7 @@ async def test_an_id_that_is_used_again_while_the_old_result_is_unread(autojump_
             if line["status"] == "success":
                 rewards.append(line["sample"]["reward"])
         assert rewards == [0.0]
+        await trio.testing.wait_all_tasks_blocked()
         assert app.feeds.find(feed.token).entries == {}
 
 
