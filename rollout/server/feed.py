@@ -216,9 +216,10 @@ class FeedHub:
         return sum(self._registry.renew(entry) for entry in list(feed.entries.values()))
 
     def forget(self, feed: Feed, token: str) -> None:
-        """Close a feed whose stream is over."""
+        """Close a feed whose stream is over; a shutdown waits for its reader no longer."""
         feed.close()
         self._feeds.pop(token_digest(token), None)
+        self._registry.look_again()
 
     def close_all(self) -> None:
         """End every stream, once it has said what it has to say."""

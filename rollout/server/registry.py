@@ -345,8 +345,12 @@ class RolloutRegistry:
         entry.polled_at = max(entry.polled_at, trio.current_time())
         entry.record.answered(state)
         if entry.record.delivered:
-            self._delivered.set()
-            self._delivered = trio.Event()
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Have `wait_delivered` look again for whom it waits."""
+        self._delivered.set()
+        self._delivered = trio.Event()
 
     def proven(self, rollout_id: str, token: str) -> Entry | None:
         """Return the rollout if the token is its lease's; nothing is renewed."""
