@@ -39,11 +39,13 @@ class Recipe:
         faults: The name of the fault level.
         rollouts: How many rollouts a seed has.
         keep_trace: Whether the outcome has the trace.
+        feed: Whether the network lets batches and the result feed through.
     """
 
     faults: str
     rollouts: int
     keep_trace: bool = False
+    feed: bool = False
 
 
 @frozen(kw_only=True)
@@ -101,7 +103,9 @@ def run_seed(seed: int, recipe: Recipe) -> SeedOutcome:
 
     with _silence():
         try:
-            run = simulate_workload(seed, rollouts=recipe.rollouts, faults=recipe.faults)
+            run = simulate_workload(
+                seed, rollouts=recipe.rollouts, faults=recipe.faults, feed=recipe.feed
+            )
         except Exception:  # noqa: BLE001 - reported, with its traceback
             return SeedOutcome(seed=seed, stats=None, error=traceback.format_exc())
     return SeedOutcome(

@@ -68,6 +68,9 @@ _SEC_PER_HOUR = 3600
     help="How many rollouts each seed has.",
 )
 @click.option(
+    "--feed", is_flag=True, help="Let batches and the result feed through, not single polls alone."
+)
+@click.option(
     "--workers",
     type=click.IntRange(min=1),
     help="How many processes simulate; by default one for every processor.",
@@ -81,6 +84,7 @@ def command(
     seed: int | None,
     faults: str,
     rollouts: int,
+    feed: bool,
     workers: int | None,
     as_json: bool,
 ) -> None:
@@ -93,7 +97,7 @@ def command(
     Exits with 1 if an invariant does not hold, with what led to it and the command that
     replays it.
     """
-    recipe = Recipe(faults, rollouts, keep_trace=seed is not None)
+    recipe = Recipe(faults, rollouts, keep_trace=seed is not None, feed=feed)
     if seed is not None:
         given = [name for name in _MANY if _is_given(ctx, name)]
         if given:
@@ -264,7 +268,9 @@ class _Tally:
 
 
 def _replay_command(seed: int, recipe: Recipe) -> str:
-    return f"rollout simulate --seed {seed} --faults {recipe.faults} --rollouts {recipe.rollouts}"
+    feed = " --feed" if recipe.feed else ""
+    options = f"--faults {recipe.faults} --rollouts {recipe.rollouts}{feed}"
+    return f"rollout simulate --seed {seed} {options}"
 
 
 def _event(event: Event) -> dict[str, Any]:

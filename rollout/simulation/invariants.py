@@ -17,6 +17,7 @@ from rollout.simulation.client_checks import (
     check_seen_statuses,
 )
 from rollout.simulation.end_checks import check_retention, check_shutdown
+from rollout.simulation.feed_checks import check_told
 from rollout.simulation.findings import Checked, Finding
 from rollout.simulation.lease_checks import check_leases
 from rollout.simulation.lives import History
@@ -55,6 +56,7 @@ _CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
     ("slots", check_slots),
     ("local-cancel", check_local_cancel),
     ("retention", check_retention),
+    ("retention", check_told),
     ("shutdown", check_shutdown),
     ("disconnect", check_disconnects),
 )

@@ -74,7 +74,8 @@ class FeedDelivery:
                     refused = rollout_id in content["refused"]
                     if not refused:
                         self.attach(self._token, rollout_id)
-                    yield rollout_id, {"status": status, "refused": refused}
+                    news = {"status": status, "refused": refused}
+                    yield rollout_id, news | {"write_sec": self.exchange.write_sec}
             elif "rollout_id" in content:
                 news = news_of(status, line)
                 if "digest" in news:

@@ -22,8 +22,8 @@ from rollout.simulation import (
     simulate_workload,
 )
 
-SEEDS = {"none": range(60), "mild": range(120), "harsh": range(180)}
-LEAST_ROLLOUTS = 6_000
+SEEDS = {"none": range(60), "mild": range(100), "harsh": range(140)}
+LEAST_ROLLOUTS = 5_500
 MUTANT_SEEDS = 30
 SLOW = FaultLevel(name="slow", latency_sec=5.0)
 RESTARTING = FaultLevel(name="restarting", restarts=1.0)
@@ -155,6 +155,17 @@ def what_changes_during_a_write_is_told_already(monkeypatch: pytest.MonkeyPatch)
         honest(feed, now)
 
     wrap(monkeypatch, Feed, "sent", sent)
+
+
+@mutant("retention")
+def a_new_feed_says_nothing_of_what_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feed tells of what happens from now on, and not of what has happened."""
+
+    def attach(honest, feed, entry, seen):
+        honest(feed, entry, seen)
+        feed._marked.pop(entry, None)
+
+    wrap(monkeypatch, Feed, "attach", attach)
 
 
 @mutant("slots", fed(RESTARTING))
