@@ -26,6 +26,9 @@ _READ_GRACE_SEC = 10.0
 _SHARED = {"batch", "feed", "renew"}
 """The routes of requests that are about many rollouts."""
 
+_UNDER_WAY = {"poll", "feed", "renew"}
+"""Where a request may be sent in the very moment in which its handle is cancelled."""
+
 _ADMISSIONS = {"admit", "batch"}
 _BUSY = {429}
 _NOT_TAKEN = {404, 405, 413, 429, 501}
@@ -236,7 +239,7 @@ def _check_silence(call: Call) -> Iterator[Finding]:
             if event.detail["route"] not in _SHARED:
                 open_polls[event.detail["request"]] = event
             if cancelled is not None and (
-                event.time > cancelled.time or event.detail["route"] not in {"poll", "feed"}
+                event.time > cancelled.time or event.detail["route"] not in _UNDER_WAY
             ):
                 message = "a request followed its handle's cancel()"
                 yield Finding(call.rollout_id, message, event.time)

@@ -193,6 +193,7 @@ class History:
 
     def _sort(self) -> None:
         lives: dict[tuple[int, str], Life] = {}
+        earlier: dict[tuple[int, str], Life] = {}
         calls: dict[tuple[int, str], Call] = {}
         for event in self.trace:
             if event.who == "world":
@@ -200,18 +201,27 @@ class History:
                 if event.what in {"server-crashed", "server-down", "shutdown-ends"}:
                     self._lose(event)
             elif event.who in _SERVER_SIDE:
-                self._live(event, lives)
+                self._live(event, lives, earlier)
             elif event.rollout_id:
                 self._call(event, calls)
 
-    def _live(self, event: Event, lives: dict[tuple[int, str], Life]) -> None:
+    def _live(
+        self,
+        event: Event,
+        lives: dict[tuple[int, str], Life],
+        earlier: dict[tuple[int, str], Life],
+    ) -> None:
         key = (event.detail.get("process", 0), event.rollout_id)
         if event.what == "admitted":
+            if key in lives:
+                earlier[key] = lives[key]
             lives[key] = Life(*key)
             self.lives.append(lives[key])
         elif event.what == "arrived" and event.detail["route"] == "cancel":
             self.cancels.append((key[0], event))
-        if key in lives:
+        if event.detail.get("earlier") and key in earlier:
+            earlier[key].add(event)  # the id was in use again before a feed told of its end
+        elif key in lives:
             lives[key].add(event)
 
     def _call(self, event: Event, calls: dict[tuple[int, str], Call]) -> None:

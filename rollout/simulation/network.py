@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import unquote
@@ -75,20 +76,23 @@ class _Memory:
         numbers: Counts the requests.
         tokens: The lease token of each rollout, from its latest admission.
         polled: The body of the first good answer to a poll, for each rollout.
-        feeds: Which rollouts are attached to each open feed, by its token.
+        admissions: How many admissions of each id there were.
+        feeds: Which rollouts are attached to each open feed, by its token, and for each of
+            them which admission of its id it comes from.
         ended: When a feed told the end of a rollout, by its token and the id.
     """
 
     numbers: Iterator[int] = field(factory=lambda: itertools.count(1))
     tokens: dict[str, str] = field(factory=dict)
     polled: dict[str, bytes] = field(factory=dict)
-    feeds: dict[str, dict[str, None]] = field(factory=dict)
+    admissions: Counter[str] = field(factory=Counter)
+    feeds: dict[str, dict[str, int]] = field(factory=dict)
     ended: dict[tuple[str, str], float] = field(factory=dict)
 
     def lease(self, request: _Request, rollout_id: str) -> str:
         """Say whose lease token a request carries: its ``own``, an ``other``, or none."""
         if request.route is Route.RENEW:
-            return "own" if rollout_id in self.feeds.get(request.feed, ()) else ""
+            return "own" if rollout_id in self.attached(request.feed) else ""
         token = request.token if request.many is None else request.many[rollout_id]
         if not token:
             return ""
@@ -96,10 +100,25 @@ class _Memory:
 
     def attach(self, feed: str, rollout_id: str) -> None:
         """Note that a rollout is attached to a feed, and to no other one."""
+        admission = self.admissions[rollout_id]
         for attached in self.feeds.values():
-            attached.pop(rollout_id, None)
+            if attached.get(rollout_id) == admission:
+                del attached[rollout_id]
         if feed in self.feeds:
-            self.feeds[feed][rollout_id] = None
+            self.feeds[feed][rollout_id] = admission
+
+    def attached(self, feed: str) -> list[str]:
+        """Return what is attached to a feed, without those whose id is in use again."""
+        return [
+            rollout_id
+            for rollout_id, admission in self.feeds.get(feed, {}).items()
+            if admission == self.admissions[rollout_id]
+        ]
+
+    def is_earlier(self, feed: str, rollout_id: str) -> bool:
+        """Say whether what a feed tells of an id is about an earlier admission of it."""
+        current = self.admissions[rollout_id]
+        return self.feeds.get(feed, {}).get(rollout_id, current) < current
 
     def detach(self, feed: str, rollout_id: str) -> None:
         """Note that a feed told the end of a rollout, which it follows no further."""
@@ -123,6 +142,7 @@ class _Memory:
 
     def _admitted(self, admission: dict[str, Any]) -> None:
         self.tokens[admission["rollout_id"]] = admission["polling_lease_token"]
+        self.admissions[admission["rollout_id"]] += 1
         self.polled.pop(admission["rollout_id"], None)
 
     def buffered(self, request: _Request, exchange: Exchange, *, stale: bool, whole: bool) -> bytes:
@@ -175,7 +195,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         this = _describe(request, body, next(self._memory.numbers))
         if this.route is Route.RENEW:
-            this.many = dict.fromkeys(self._memory.feeds.get(this.feed, ()), "")
+            this.many = dict.fromkeys(self._memory.attached(this.feed), "")
         fate = self.plan.fate(this.route)
         self._record("client", "sent", this, fault=str(fate.fault))
         try:
@@ -211,10 +231,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
 
     def _stream(self, this: _Request, fate: Fate, exchange: Exchange) -> SimulatedStream:
         """Record that a request for a feed arrives, and return the answer that begins."""
-        memory = self._memory
-        delivery = FeedDelivery(
-            memory.feeds, memory.attach, memory.detach, this.many or {}, exchange
-        )
+        delivery = FeedDelivery(self._memory, this.many or {}, exchange)
         number = self.server.number
         leases = {about: {"lease": self._memory.lease(this, about)} for about in this.about}
         self._record("network", "arrived", this, leases, lease="", process=number)

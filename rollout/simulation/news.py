@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import httpx
 from attrs import define
@@ -39,21 +39,36 @@ def news_of(status: int, body: bytes) -> dict[str, Any]:
     return news
 
 
+class Attachments(Protocol):
+    """What is known of the feeds of a network.
+
+    Attributes:
+        feeds: Which rollouts are attached to each open feed, by its token.
+    """
+
+    feeds: dict[str, dict[str, int]]
+
+    def attach(self, feed: str, rollout_id: str) -> None:
+        """Note that a rollout is attached to a feed, and to no other one."""
+
+    def detach(self, feed: str, rollout_id: str) -> None:
+        """Note that a feed told the end of a rollout, which it follows no further."""
+
+    def is_earlier(self, feed: str, rollout_id: str) -> bool:
+        """Say whether what a feed tells of an id is about an earlier admission of it."""
+
+
 @define(eq=False, repr=False)
 class FeedDelivery:
     """Reads the lines of one feed where the server writes them, and where they arrive.
 
     Attributes:
-        feeds: Which rollouts are attached to each open feed, by its token.
-        attach: Notes that one is.
-        detach: Notes that one is no longer, since its end was told.
+        attachments: What is attached to which feed.
         claimed: The rollouts that the feed was opened for.
         exchange: Its request.
     """
 
-    feeds: dict[str, dict[str, None]]
-    attach: Callable[[str, str], None]
-    detach: Callable[[str, str], None]
+    attachments: Attachments
     claimed: Mapping[str, str]
     exchange: Exchange
     _token: str = ""
@@ -69,18 +84,21 @@ class FeedDelivery:
             content = json.loads(line) if line else {}
             if "feed" in content:
                 self._token = content["feed"]
-                self.feeds[self._token] = {}
+                self.attachments.feeds[self._token] = {}
                 for rollout_id in self.claimed:
                     refused = rollout_id in content["refused"]
                     if not refused:
-                        self.attach(self._token, rollout_id)
+                        self.attachments.attach(self._token, rollout_id)
                     news = {"status": status, "refused": refused}
                     yield rollout_id, news | {"write_sec": self.exchange.write_sec}
             elif "rollout_id" in content:
+                rollout_id = content["rollout_id"]
                 news = news_of(status, line)
+                if self.attachments.is_earlier(self._token, rollout_id):
+                    news["earlier"] = True
                 if "digest" in news:
-                    self.detach(self._token, content["rollout_id"])
-                yield content["rollout_id"], {"status": status, **news}
+                    self.attachments.detach(self._token, rollout_id)
+                yield rollout_id, {"status": status, **news}
 
     def arrived(self, chunk: bytes) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Say what a client is told, and of which rollout."""
@@ -100,4 +118,4 @@ class FeedDelivery:
 
     def close(self) -> None:
         """Forget the feed, since its connection is gone."""
-        self.feeds.pop(self._token, None)
+        self.attachments.feeds.pop(self._token, None)

@@ -7,10 +7,16 @@ from collections import Counter
 
 import httpx
 import pytest
+import trio
+from cli.harness import Cli
 from simulation.many_seeds import chunks, run_chunks
 from simulation.mutants import Mutant, Patch, Run, wrap
 
+import rollout.cli.simulate
+import rollout.simulation.run
+from rollout.cli.seeds import run_seed
 from rollout.client.feed import ResultFeed
+from rollout.client.followed import Followed
 from rollout.client.wire import Wire
 from rollout.server.feed import Feed, FeedHub
 from rollout.simulation import (
@@ -18,6 +24,7 @@ from rollout.simulation import (
     FaultLevel,
     RolloutPlan,
     SimulationStats,
+    Violation,
     simulate,
     simulate_workload,
 )
@@ -26,6 +33,8 @@ SEEDS = {"none": range(60), "mild": range(100), "harsh": range(140)}
 LEAST_ROLLOUTS = 5_500
 MUTANT_SEEDS = 30
 SLOW = FaultLevel(name="slow", latency_sec=5.0)
+BROKEN = FaultLevel(name="broken", weights={Fault.GATEWAY: 0.9})
+LATE_SEC = 3600.0
 RESTARTING = FaultLevel(name="restarting", restarts=1.0)
 
 
@@ -91,6 +100,23 @@ def test_with_feeds_too_the_same_seed_gives_the_same_trace(seed, faults):
     simulate_workload(seed + 1, faults="harsh", feed=True)
     assert simulate_workload(seed, faults=faults, feed=True).trace.render() == first
     assert simulate_workload(seed, faults=faults).trace.render() != first
+
+
+def test_the_command_line_simulates_with_feeds_and_says_how_to_replay_it(monkeypatch):
+    def check(trace, options, workload=()):
+        assert trace.select("told"), "there was no feed"
+        return [Violation(invariant="slots", rollout_id="", message="the moon is full")]
+
+    def run(seeds, recipe, *, workers):
+        assert workers == 1
+        return (run_seed(seed, recipe) for seed in seeds)
+
+    monkeypatch.setattr(rollout.cli.simulate, "run_seeds", run)
+    monkeypatch.setattr(rollout.simulation.run, "check_trace", check)
+    ended = Cli()("simulate", "--seed", "3", "--feed", "--faults", "none", "--json")
+    assert ended.exit_code == 1
+    replay = json.loads(ended.stdout)["first_bad"]["replay"]
+    assert replay == "rollout simulate --seed 3 --faults none --rollouts 20 --feed"
 
 
 # --- broken variants are found --------------------------------------------------------------------
@@ -192,6 +218,24 @@ def a_batch_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
             return await honest(wire, path, body)
 
     wrap(monkeypatch, Wire, "post", post)
+
+
+@mutant("local-cancel", fed("none"))
+def who_was_left_behind_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rollouts whose handle was cancelled stay in the feed, and are renewed with the rest."""
+
+    def remove(honest, feed, followed):
+        honest(feed, followed)
+        feed._left_behind = False
+
+    wrap(monkeypatch, ResultFeed, "_remove", remove)
+
+
+@mutant("retry-in-lease", fed(BROKEN))
+def a_feed_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feed that fails is opened again and again, whatever has become of the leases."""
+    monkeypatch.setattr(Followed, "delay_after", lambda followed, kind, now: 8.0)
+    monkeypatch.setattr(Followed, "may_try", lambda followed, now: trio.current_time() < LATE_SEC)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
