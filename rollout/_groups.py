@@ -1,10 +1,12 @@
-"""Plain errors out of exception groups, where a caller is promised one."""
+"""Errors as callers are promised them: plain ones out of groups, and one for each caller."""
 
 from __future__ import annotations
 
+import copy
+
 import trio
 
-__all__ = ["sole_error"]
+__all__ = ["copy_error", "sole_error"]
 
 
 def sole_error(error: BaseException) -> BaseException:
@@ -18,3 +20,17 @@ def sole_error(error: BaseException) -> BaseException:
             return error if real is None else real
         error = real.exceptions[0]
     return error
+
+
+def copy_error(error: Exception) -> Exception:
+    """Copy an error, so that its awaiters share no traceback, no context and no notes."""
+    try:
+        twin = copy.copy(error)
+    except Exception:  # noqa: BLE001 - a transport of the user's own may raise what it likes
+        return error
+    if type(twin) is not type(error) or twin is error:
+        return error
+    twin.__cause__ = error.__cause__
+    twin.__context__ = error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin

@@ -15,8 +15,8 @@ import httpx
 import trio
 from attrs import define, field
 
+from rollout._groups import copy_error
 from rollout.client.feed import ResultFeed
-from rollout.client.handle import _copy_of
 from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
@@ -164,7 +164,7 @@ class AdmissionBatcher:
             for item in items:
                 if not known:
                     # Never by the single route: the request may have arrived.
-                    item.failure = _copy_of(failure)
+                    item.failure = copy_error(failure)
                 item.over.set()
             if token is not None:
                 self._leave_behind(items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from attrs import define, field
 
-from rollout.client.handle import _copy_of
+from rollout._groups import copy_error
 from rollout.client.polling import Poller
 from rollout.rules import is_terminal
 from rollout.rules.retry import RESULT_READ_GRACE_SEC, FailureKind, ResultRetrySchedule
@@ -113,4 +113,4 @@ class Followed:
 
     def fail(self, error: Exception) -> None:
         """Keep an error of the feed; a copy, since its other rollouts raise it too."""
-        self.failure = _copy_of(error)
+        self.failure = copy_error(error)

@@ -8,7 +8,6 @@ whether result, error or cancellation, is kept in the handle and given to every 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +15,7 @@ from typing import Any, Self
 import trio
 from attrs import define, field
 
+from rollout._groups import copy_error
 from rollout.client.polling import Poller
 from rollout.errors import RolloutHandleCancelled
 from rollout.rules import is_terminal, reached
@@ -250,18 +250,4 @@ class RolloutHandle:
         if self._failure is None:
             return None
         self._failure_seen = True
-        return _copy_of(self._failure).with_traceback(self._traceback)
-
-
-def _copy_of(error: Exception) -> Exception:
-    """Copy an error, so that its awaiters share no traceback, no context and no notes."""
-    try:
-        twin = copy.copy(error)
-    except Exception:  # noqa: BLE001 - a transport of the user's own may raise what it likes
-        return error
-    if type(twin) is not type(error) or twin is error:
-        return error
-    twin.__cause__ = error.__cause__
-    twin.__context__ = error.__context__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin
+        return copy_error(self._failure).with_traceback(self._traceback)
