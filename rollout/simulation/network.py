@@ -274,9 +274,10 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if foreign is not None:
             return foreign
         timeout = this.raw.extensions.get("timeout", {}).get("read")
-        with trio.move_on_after(trio_timeout(timeout)) as scope:
+        response: httpx.Response | None = None
+        with trio.move_on_after(trio_timeout(timeout)):
             response = await self._exchange(this, fate)
-        if scope.cancelled_caught:
+        if response is None:
             raise httpx.ReadTimeout("the server did not answer in time", request=this.raw)
         if fate.fault is Fault.TRICKLE:
             await trio.sleep(fate.after_sec * TRICKLES)

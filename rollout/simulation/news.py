@@ -56,6 +56,7 @@ class Attachments(Protocol):
 
     def is_earlier(self, feed: str, rollout_id: str) -> bool:
         """Say whether what a feed tells of an id is about an earlier admission of it."""
+        ...
 
 
 @define(eq=False, repr=False)
