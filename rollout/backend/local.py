@@ -427,12 +427,13 @@ def _user_failure(
     if outcome.error is None:
         return None
     secrets = [context.api_key]
-    logger.error(
-        "rollout %s: the %s failed\n%s",
-        execution.rollout_id,
-        phase.name,
-        format_exception(outcome.error, secrets),
-    )
+    if logger.isEnabledFor(logging.ERROR):  # a traceback takes longer than a small rollout
+        logger.error(
+            "rollout %s: the %s failed\n%s",
+            execution.rollout_id,
+            phase.name,
+            format_exception(outcome.error, secrets),
+        )
     return _failure(describe_exception(outcome.error, secrets), categorize_exception(outcome.error))
 
 

@@ -149,12 +149,13 @@ def log_failure(
     rollout_id: str, what: str, error: BaseException, secrets: Sequence[str | None]
 ) -> None:
     """Log what went wrong around a rollout, without its secrets."""
-    logger.error(
-        "rollout %s: the backend's %s failed\n%s",
-        rollout_id,
-        what,
-        format_exception(error, secrets),
-    )
+    if logger.isEnabledFor(logging.ERROR):
+        logger.error(
+            "rollout %s: the backend's %s failed\n%s",
+            rollout_id,
+            what,
+            format_exception(error, secrets),
+        )
 
 
 def check_times(wait: float, lease: float, retention: float) -> None:
