@@ -8,6 +8,7 @@ single route would raise, its caller gets.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +86,7 @@ class AdmissionBatcher:
         self.usable = True
         self._wire = wire
         self._feed = feed
-        self._queue: dict[_Item, None] = {}
+        self._queue: OrderedDict[_Item, None] = OrderedDict()
         self._queued = trio.Event()
 
     async def admit(self, body: bytes, on_sent: Callable[[], None]) -> BatchOutcome | None:
@@ -134,8 +135,7 @@ class AdmissionBatcher:
         taken: list[_Item] = []
         size = 0
         while self._queue and len(taken) < _MOST and size < _MOST_BYTES:
-            item = next(iter(self._queue))
-            del self._queue[item]
+            item, _ = self._queue.popitem(last=False)
             size += len(item.body)
             taken.append(item)
         return taken

@@ -11,6 +11,7 @@ feed and the small renewal request do.
 from __future__ import annotations
 
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -80,7 +81,7 @@ class Feed:
     closed: bool = False
     # What its reader has seen, which is not what a poll on the side was told.
     _seen: dict[Entry, SeenState] = field(factory=dict)
-    _marked: dict[Entry, None] = field(factory=dict)
+    _marked: OrderedDict[Entry, None] = field(factory=OrderedDict)
     _taken_over: list[str] = field(factory=list)
     _wake: trio.Event = field(factory=trio.Event)
 
@@ -138,8 +139,7 @@ class Feed:
             lines += (dump_json({"taken_over": self._taken_over}), b"\n")
             self._taken_over = []
         while self._marked and size < _CHUNK_BYTES:
-            entry = next(iter(self._marked))
-            del self._marked[entry]
+            entry, _ = self._marked.popitem(last=False)
             if not entry.record.has_news(self._seen[entry]):
                 continue
             line = entry.current_body()
