@@ -140,12 +140,10 @@ class _Bulk:
         with send:
             self.in_flight[request.rollout_id] = None
             try:
-                arguments = {
-                    name.name: getattr(request, name.name) for name in attrs.fields(type(request))
-                }
                 outcome: RolloutResultResponse | Exception
                 try:
-                    outcome = await self.client.run_rollout(**arguments)
+                    attrs.validate(request)  # it may have been changed in place since it was made
+                    outcome = await self.client._run(request)  # noqa: SLF001 - the same as run_rollout
                 except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
                     outcome = error
                 self.in_flight.pop(request.rollout_id, None)
@@ -158,7 +156,6 @@ class _Puller:
     """Pulls requests out of an iterable of either kind."""
 
     def __init__(self, requests: Requests) -> None:
-        self._requests = requests
         self._async = aiter(requests) if isinstance(requests, AsyncIterable) else None
         self._plain = None if isinstance(requests, AsyncIterable) else iter(requests)
 

@@ -226,8 +226,7 @@ class RolloutClient:
         Cancelling this sends nothing to the server: an admitted rollout runs on until its
         lease ends. Call `cancel_rollout` to end it at once.
         """
-        link = self._link
-        admission = await self._admit(
+        return await self._run(
             RolloutInitRequest(
                 initial_messages=initial_messages,
                 label=label,
@@ -241,6 +240,10 @@ class RolloutClient:
                 extra_fields=extra_fields,
             )
         )
+
+    async def _run(self, request: RolloutInitRequest) -> RolloutResultResponse:
+        link = self._link
+        admission = await self._admit(request)
         poller = Poller(self._wire, admission, lambda _: None)
         if link is None:
             return await poller.run()

@@ -127,13 +127,8 @@ class Link:
             if mine and self._first is not None:
                 self._first.set()
                 self._first = None
-
-        def read() -> RolloutInitResponse:
-            admission = answer.read()
-            self._learn(admission.extensions)
-            return admission
-
-        if answer.status_code == httpx.codes.ACCEPTED:
-            admission = read()
-            return Attempt(answer.status_code, None, answer.sent_at, lambda: admission)
-        return answer
+        if answer.status_code != httpx.codes.ACCEPTED:
+            return answer
+        admission = answer.read()
+        self._learn(admission.extensions)
+        return Attempt(answer.status_code, None, answer.sent_at, lambda: admission)

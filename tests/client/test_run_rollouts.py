@@ -177,3 +177,14 @@ async def test_a_limit_for_each_key_needs_a_key(autojump_clock):
         with pytest.raises(ValueError, match="key"):
             async with client.run_rollouts([], max_in_flight=1, max_in_flight_per_key=1):
                 pass
+
+
+async def test_a_request_that_was_spoiled_in_place_is_an_outcome_of_its_own(autojump_clock):
+    spoiled = request("a")
+    spoiled.initial_messages.append("no object")
+    async with in_process(unbounded()) as client:
+        async with client.run_rollouts([spoiled, request("b")], max_in_flight=1) as finished:
+            got = [rollout async for rollout in finished]
+    assert isinstance(got[0].outcome, ValueError)
+    assert "initial_messages" in str(got[0].outcome)
+    assert got[1].succeeded
