@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import trio
@@ -25,7 +25,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from rollout._keys import check_api_key
 from rollout.backend.base import ExecutionBackend
-from rollout.codec import dump_json, parse_json, structure, unstructure
+from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
     AdmissionsClosedError,
     DuplicateRolloutError,
@@ -317,14 +317,8 @@ async def _read_json() -> Any:
     Raises:
         InvalidBodyError: It is not declared as JSON, or is none.
     """
-    kind = request.mimetype
-    if kind and kind != "application/json" and not kind.endswith("+json"):
-        await trio.lowlevel.checkpoint()
-        raise InvalidBodyError(
-            [FieldProblem((), "the body must be sent as application/json", "content_type")]
-        )
-    data = await request.get_data(cache=False)
-    return parse_json(data if isinstance(data, bytes) else data.encode())
+    this = cast("RolloutRequest", request)
+    return await this.incoming.read_json(this.mimetype, this.body_timeout)
 
 
 # --- routes ---------------------------------------------------------------------------------

@@ -18,7 +18,10 @@ from quart.wrappers import Response
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
-__all__ = ["IncomingBody", "RolloutRequest", "drain"]
+from rollout.codec import parse_json
+from rollout.errors import FieldProblem, InvalidBodyError
+
+__all__ = ["IncomingBody", "RolloutRequest", "drain", "receive_into"]
 
 _DRAIN_SEC = 10.0
 _DRAIN_IDLE_SEC = 1.0
@@ -82,6 +85,25 @@ class IncomingBody:
             raise RequestTimeout
         return bytes(self._data)
 
+    async def read_json(self, kind: str, timeout_sec: float | None) -> Any:
+        """Read the whole body and parse it.
+
+        Args:
+            kind: The media type that it is sent as, without parameters; empty for none.
+            timeout_sec: How long the body may take.
+
+        Raises:
+            InvalidBodyError: It is not declared as JSON, or is none.
+            RequestEntityTooLarge: It exceeds the limit.
+            RequestTimeout: It took too long.
+        """
+        if kind and kind != "application/json" and not kind.endswith("+json"):
+            await trio.lowlevel.checkpoint()
+            raise InvalidBodyError(
+                [FieldProblem((), "the body must be sent as application/json", "content_type")]
+            )
+        return parse_json(await self.read(timeout_sec))
+
     async def drain(self, limit: int) -> bool:
         """Read on and throw away; ``False`` when *limit* bytes or a pause came before the end."""
         with trio.CancelScope() as pause:
@@ -100,6 +122,19 @@ class IncomingBody:
         with trio.move_on_after(_DRAIN_SEC):
             await self.drain((self.limit or 0) * _DRAIN_FACTOR)
         return self.ended.is_set()
+
+
+async def receive_into(body: IncomingBody, receive: Any, scope: trio.CancelScope) -> None:
+    """Take what a peer sends, until it disconnects; that cancels *scope*."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.request":
+            body.feed(message.get("body", b""))
+            if not message.get("more_body", False):
+                body.finish()
+        elif message["type"] == "http.disconnect":
+            scope.cancel()
+            return
 
 
 class RolloutRequest(TrioRequest):

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from rollout.server.body import IncomingBody
+from rollout.server.body import receive_into
 
 __all__ = ["RolloutHTTPConnection"]
 
@@ -28,16 +28,7 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
         self, nursery: trio.Nursery, request: Any, receive: Any
     ) -> None:
         """Take what the peer sends; a disconnect cancels the handler."""
-        body: IncomingBody = request.incoming
-        while True:
-            message = await receive()
-            if message["type"] == "http.request":
-                body.feed(message.get("body", b""))
-                if not message.get("more_body", False):
-                    body.finish()
-            elif message["type"] == "http.disconnect":
-                nursery.cancel_scope.cancel()
-                return
+        await receive_into(request.incoming, receive, nursery.cancel_scope)
 
     async def _send_response(self, send: Any, response: Any) -> None:
         with trio.move_on_after(_SEND_SEC, shield=True):

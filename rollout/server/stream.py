@@ -14,9 +14,10 @@ import trio
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.http import parse_options_header
 
-from rollout.codec import dump_json, parse_json
+from rollout.codec import dump_json
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
-from rollout.server.body import IncomingBody
+from rollout.server.batch import field_problems
+from rollout.server.body import IncomingBody, receive_into
 from rollout.server.feed import HEARTBEAT, Feed, FeedHub, hello, read_claims
 
 __all__ = ["FEED_PATH", "FeedRoute"]
@@ -64,7 +65,7 @@ class FeedRoute:
         """Serve one request; a disconnect ends it, and closes its feed."""
         body = IncomingBody(limit=self._limit, declared=None)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_receive, receive, body, nursery.cancel_scope)
+            nursery.start_soon(receive_into, body, receive, nursery.cancel_scope)
             await self._answer(scope, body, send)
             nursery.cancel_scope.cancel()
 
@@ -79,12 +80,13 @@ class FeedRoute:
             await refuse(503, "the rollout server is not serving")
         else:
             try:
-                claims = read_claims(await _json(scope, body))
+                kind, _ = parse_options_header(_header(scope, b"content-type"))
+                claims = read_claims(await body.read_json(kind, _BODY_TIMEOUT_SEC))
             except InvalidBodyError as error:
-                await refuse(422, _fields(error.problems))
+                await refuse(422, field_problems("body", error.problems))
             except InvalidFieldError as error:
                 problem = FieldProblem((error.field,), error.reason, error.kind)
-                await refuse(422, _fields((problem,)))
+                await refuse(422, field_problems("body", (problem,)))
             except RequestEntityTooLarge:
                 await refuse(413, f"the body exceeds {self._limit} bytes")
             except RequestTimeout:
@@ -119,44 +121,11 @@ class FeedRoute:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _receive(receive: Any, body: IncomingBody, scope: trio.CancelScope) -> None:
-    while True:
-        message = await receive()
-        if message["type"] == "http.request":
-            body.feed(message.get("body", b""))
-            if not message.get("more_body", False):
-                body.finish()
-        elif message["type"] == "http.disconnect":
-            scope.cancel()
-            return
-
-
-def _fields(problems: tuple[FieldProblem, ...]) -> list[dict[str, Any]]:
-    return [{"loc": ["body", *p.loc], "msg": p.msg, "type": p.type} for p in problems]
-
-
 def _header(scope: Any, name: bytes) -> str | None:
     for key, value in scope["headers"]:
         if key.lower() == name:
             return str(value.decode("latin-1"))
     return None
-
-
-async def _json(scope: Any, body: IncomingBody) -> Any:
-    """Read and parse the body.
-
-    Raises:
-        InvalidBodyError: It is not declared as JSON, or is none.
-        RequestEntityTooLarge: It exceeds the limit.
-        RequestTimeout: It took too long.
-    """
-    kind, _ = parse_options_header(_header(scope, b"content-type"))
-    if kind and kind != "application/json" and not kind.endswith("+json"):
-        await trio.lowlevel.checkpoint()
-        raise InvalidBodyError(
-            [FieldProblem((), "the body must be sent as application/json", "content_type")]
-        )
-    return parse_json(await body.read(_BODY_TIMEOUT_SEC))
 
 
 async def _refuse(
