@@ -14,7 +14,13 @@ from attrs import frozen
 __all__ = [
     "AdmissionsClosedError",
     "BackendConfigurationError",
+    "DatasetError",
     "DuplicateRolloutError",
+    "EvaluationDamagedError",
+    "EvaluationError",
+    "EvaluationInputsChangedError",
+    "EvaluationLockedError",
+    "EvaluationStoppedError",
     "FieldProblem",
     "InvalidBodyError",
     "InvalidFieldError",
@@ -33,6 +39,7 @@ __all__ = [
     "RolloutProtocolError",
     "RolloutServerError",
     "SampleSourceError",
+    "TrajectoryError",
     "UnknownRolloutError",
 ]
 
@@ -201,3 +208,99 @@ class DuplicateRolloutError(RolloutError, ValueError):
 
 class InvalidLeaseError(RolloutError, PermissionError):
     """The polling lease token does not belong to that rollout."""
+
+
+class TrajectoryError(RolloutError, ValueError):
+    """A file holds no trajectory document, or one that breaks a rule of the format.
+
+    Attributes:
+        problems: What is wrong with it, one line each; empty if it cannot be read at all.
+    """
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+class EvaluationError(RolloutError):
+    """An evaluation cannot start or go on. Base of the more exact ones."""
+
+
+class DatasetError(EvaluationError, ValueError):
+    """A dataset cannot be read, or a row of it cannot be taken faithfully.
+
+    Raised while a dataset is opened and while its rows are read.
+
+    Attributes:
+        path: The file.
+        line: The line in the file where the row begins, from 1; ``None`` where there is none.
+        row: The row, from 0; ``None`` if it is about the file as a whole.
+        column: The column, ``None`` if it is about the row as a whole.
+        reason: What is wrong, without the value.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        reason: str,
+        *,
+        line: int | None = None,
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        where = [path]
+        if row is not None:
+            where.append(f"row {row}" + (f" (line {line})" if line is not None else ""))
+        elif line is not None:
+            where.append(f"line {line}")
+        if column is not None:
+            where.append(f"column {column!r}")
+        super().__init__(f"{', '.join(where)}: {reason}")
+        self.path = path
+        self.line = line
+        self.row = row
+        self.column = column
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (
+            _rebuild_dataset_error,
+            (self.path, self.reason, self.line, self.row, self.column),
+        )
+
+
+def _rebuild_dataset_error(
+    path: str, reason: str, line: int | None, row: int | None, column: str | None
+) -> DatasetError:
+    return DatasetError(path, reason, line=line, row=row, column=column)
+
+
+class EvaluationInputsChangedError(EvaluationError, ValueError):
+    """An evaluation cannot be resumed, since its inputs are no longer what they were.
+
+    Attributes:
+        changes: One line for each input that differs: its name, what it was, what it is.
+    """
+
+    def __init__(self, message: str, changes: Sequence[str]) -> None:
+        super().__init__(message)
+        self.changes = tuple(changes)
+
+
+class EvaluationDamagedError(EvaluationError, ValueError):
+    """A file of an evaluation is damaged elsewhere than at its end, or is none of ours.
+
+    Nothing is repaired, since nothing is guessed: the message names file and line.
+    """
+
+
+class EvaluationLockedError(EvaluationError, RuntimeError):
+    """Another process is running an evaluation in the same folder."""
+
+
+class EvaluationStoppedError(EvaluationError, RuntimeError):
+    """The circuit breaker stopped an evaluation: every attempt failed for one outside reason.
+
+    What had finished is kept. Attempts that failed like this run again with
+    ``retry_failed``.
+    """

@@ -1,0 +1,329 @@
+"""What an evaluation is made of: server, chat endpoint, dataset and run settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import attrs
+from attrs import field, frozen
+
+from rollout.codec import converter, structure
+from rollout.errors import (
+    EvaluationError,
+    FieldProblem,
+    InvalidBodyError,
+    InvalidFieldError,
+)
+from rollout.types._fields import (
+    count,
+    instance_of,
+    is_finite_number,
+    is_whole_from_one,
+    optional,
+    timeout,
+)
+
+__all__ = [
+    "ChatConfig",
+    "DatasetColumns",
+    "DatasetConfig",
+    "EvaluationConfig",
+    "RunConfig",
+    "ServerConfig",
+    "load_config",
+]
+
+T = TypeVar("T")
+
+_text = instance_of(str, name="a string")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+FORMATS = ("auto", "jsonl", "csv", "parquet")
+
+
+def _filled(_: Any, attribute: Any, value: Any) -> None:
+    _text(None, attribute, value)
+    if not value.strip():
+        raise InvalidFieldError(attribute.name, "must not be empty")
+
+
+def _variable(_: Any, attribute: Any, value: Any) -> None:
+    _text(None, attribute, value)
+    if not _VARIABLE.fullmatch(value):
+        raise InvalidFieldError(
+            attribute.name, "takes the name of an environment variable, not a key"
+        )
+
+
+def _one_up(_: Any, attribute: Any, value: Any) -> None:
+    if not is_whole_from_one(value):
+        raise InvalidFieldError(attribute.name, "must be a whole number from 1 up")
+
+
+def _finite(_: Any, attribute: Any, value: Any) -> None:
+    if not is_finite_number(value):
+        raise InvalidFieldError(attribute.name, "must be a finite number")
+
+
+def _format(_: Any, attribute: Any, value: Any) -> None:
+    if value not in FORMATS:
+        raise InvalidFieldError(attribute.name, f"must be one of {', '.join(FORMATS)}")
+
+
+@frozen(kw_only=True)
+class ServerConfig:
+    """The rollout server: one that runs, or one to start for the run.
+
+    Attributes:
+        url: Base URL of a server that runs.
+        app: ``MODULE:APP`` or ``FILE.py:APP``, served on a free loopback port for the run.
+        api_key_env: The environment variable that holds the server's key.
+
+    Raises:
+        InvalidFieldError: Neither or both of `url` and `app` are given, or a key is given
+            where the name of a variable belongs.
+    """
+
+    url: str | None = field(default=None, validator=optional(_filled))
+    app: str | None = field(default=None, validator=optional(_filled))
+    api_key_env: str | None = field(default=None, validator=optional(_variable))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.url is None) == (self.app is None):
+            raise InvalidFieldError("url", "or app must be given, and not both of them")
+
+
+@frozen(kw_only=True)
+class ChatConfig:
+    """The chat endpoint of the model that is evaluated.
+
+    Attributes:
+        url: Its OpenAI-compatible base URL, as in ``.../v1``.
+        api_key_env: The environment variable that holds its key.
+        model: The model's name. It is on record in the manifest and the trajectories, and an
+            app that is started for the run finds it in ``ROLLOUT_MODEL``.
+
+    Raises:
+        InvalidFieldError: A field is empty, or a key stands where a variable's name belongs.
+    """
+
+    url: str = field(validator=_filled)
+    api_key_env: str | None = field(default=None, validator=optional(_variable))
+    model: str | None = field(default=None, validator=optional(_filled))
+
+
+@frozen(kw_only=True)
+class DatasetColumns:
+    """Which columns of a dataset mean what.
+
+    A row is either in chat form (`messages`) or has a `user_prompt` and perhaps a
+    `system_prompt`.
+
+    Attributes:
+        system_prompt: Text of the system message; may be missing or null.
+        user_prompt: Text of the user message.
+        ground_truth: Becomes the rollout's label; may be missing or null.
+        metadata: An object for workflow and grader; may be missing or null.
+        messages: A list of messages, used where the column exists.
+    """
+
+    system_prompt: str = field(default="system_prompt", validator=_filled)
+    user_prompt: str = field(default="user_prompt", validator=_filled)
+    ground_truth: str = field(default="ground_truth", validator=_filled)
+    metadata: str = field(default="metadata", validator=_filled)
+    messages: str = field(default="messages", validator=_filled)
+
+
+@frozen(kw_only=True)
+class DatasetConfig:
+    """A file of prompts.
+
+    Attributes:
+        path: The file.
+        format: ``jsonl``, ``csv``, ``parquet``, or ``auto`` to tell by the file's name.
+        encoding: Its text encoding; ``auto`` is UTF-8, or what a byte-order mark says.
+        delimiter: What separates the cells of a CSV row; one character.
+        columns: Which columns mean what.
+        limit: How many of the selected rows to take, from the first on; ``None`` for all.
+        rows: Which rows, from 0, as in ``0-99,150,200-``; ``None`` for all.
+
+    Raises:
+        InvalidFieldError: A field breaks its rule.
+    """
+
+    path: Path = field(converter=Path)
+    format: str = field(default="auto", validator=_format)
+    encoding: str = field(default="auto", validator=_filled)
+    delimiter: str = field(default=",", validator=_text)
+    columns: DatasetColumns = field(factory=DatasetColumns)
+    limit: int | None = field(default=None, validator=optional(_one_up))
+    rows: str | None = field(default=None, validator=optional(_filled))
+
+
+@frozen(kw_only=True)
+class RunConfig:
+    """How the attempts are run.
+
+    Attributes:
+        output: The folder of the run.
+        n: Attempts for each row.
+        max_in_flight: How many attempts run at a time.
+        agent_timeout_sec: Time for the agent in seconds, the server's queue included.
+        grader_timeout_sec: Time for the grader in seconds.
+        admission_timeout_sec: Time to get an attempt admitted, in seconds.
+        pass_threshold: An attempt passes if its reward is at least this.
+        retry_setup_failures: How often an attempt is tried again whose agent never started.
+        breaker_failures: How many attempts in a row may fail for an infrastructure reason,
+            with no other end in between, before the run stops; 0 never stops it.
+
+    Raises:
+        InvalidFieldError: A field breaks its rule.
+    """
+
+    output: Path = field(converter=Path)
+    n: int = field(default=1, validator=_one_up)
+    max_in_flight: int = field(default=16, validator=_one_up)
+    agent_timeout_sec: float | None = field(default=None, validator=timeout)
+    grader_timeout_sec: float | None = field(default=None, validator=timeout)
+    admission_timeout_sec: float | None = field(default=None, validator=timeout)
+    pass_threshold: float = field(default=1.0, validator=_finite)
+    retry_setup_failures: int = field(default=0, validator=count)
+    breaker_failures: int = field(default=20, validator=count)
+
+
+@frozen(kw_only=True)
+class EvaluationConfig:
+    """All of it.
+
+    Attributes:
+        server: The rollout server.
+        chat: The chat endpoint.
+        dataset: The prompts.
+        run: How the attempts are run.
+    """
+
+    server: ServerConfig
+    chat: ChatConfig
+    dataset: DatasetConfig
+    run: RunConfig
+
+
+_SECTIONS: dict[str, Any] = {
+    "server": ServerConfig,
+    "chat": ChatConfig,
+    "dataset": DatasetConfig,
+    "run": RunConfig,
+}
+
+
+def _structure_path(value: Any, _: Any) -> Path:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise InvalidFieldError("", "must be a path", kind="type_error")
+    return Path(value)
+
+
+converter.register_structure_hook(Path, _structure_path)
+
+
+def load_config(
+    path: Path | str, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> EvaluationConfig:
+    """Read a config from a TOML file.
+
+    Paths in the file are relative to its folder; paths in *overrides* to the current one.
+
+    Args:
+        path: The file.
+        overrides: Values by section and name that replace those of the file. An ``url``
+            replaces an ``app``, and the other way round.
+
+    Raises:
+        EvaluationError: The file cannot be read or is no TOML.
+        InvalidBodyError: Fields are missing, unknown or break their rules; all are named.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise EvaluationError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise EvaluationError(f"{path} is not UTF-8 (at byte {error.start})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise EvaluationError(f"{path} is no TOML: {error}") from None
+    _anchor(tables, path.parent)
+    for section, values in (overrides or {}).items():
+        table = tables.setdefault(section, {})
+        if not isinstance(table, dict):
+            continue
+        for name, other in (("url", "app"), ("app", "url")):
+            if section == "server" and name in values:
+                table.pop(other, None)
+        table.update(values)
+    return parse_config(tables)
+
+
+def _anchor(tables: dict[str, Any], folder: Path) -> None:
+    """Make the paths of a file relative to the folder that it lies in."""
+    for section, name in (("dataset", "path"), ("run", "output")):
+        table = tables.get(section)
+        if isinstance(table, dict) and isinstance(table.get(name), str) and table[name].strip():
+            table[name] = os.path.normpath(folder / Path(table[name]).expanduser())
+    server = tables.get("server")
+    if isinstance(server, dict) and isinstance(server.get("app"), str):
+        file, colon, name = server["app"].rpartition(":")
+        if colon and file.endswith(".py"):
+            server["app"] = f"{os.path.normpath(folder / Path(file).expanduser())}:{name}"
+
+
+def parse_config(tables: Mapping[str, Any]) -> EvaluationConfig:
+    """Build a config from nested mappings; paths are taken as they are.
+
+    Raises:
+        InvalidBodyError: Fields are missing, unknown or break their rules; all are named.
+    """
+    problems = [
+        FieldProblem((name,), f"is no section; there are {', '.join(_SECTIONS)}", "unknown")
+        for name in tables
+        if name not in _SECTIONS
+    ]
+    parts: dict[str, Any] = {}
+    for name, kind in _SECTIONS.items():
+        if name not in tables:
+            problems.append(FieldProblem((name,), "is required", "missing"))
+            continue
+        parts[name] = _section(tables[name], kind, (name,), problems)
+    if problems:
+        raise InvalidBodyError(problems)
+    return EvaluationConfig(**parts)
+
+
+def _section(
+    table: Any, kind: type[T], loc: tuple[str, ...], problems: list[FieldProblem]
+) -> T | None:
+    if not isinstance(table, dict):
+        problems.append(FieldProblem(loc, "must be a table", "type_error"))
+        return None
+    fields: Any = attrs.fields(cast("type[Any]", kind))
+    known = [attribute.name for attribute in fields]
+    problems += [
+        FieldProblem((*loc, name), f"is unknown; there are {', '.join(known)}", "unknown")
+        for name in table
+        if name not in known
+    ]
+    columns = table.get("columns")
+    if kind is DatasetConfig and columns is not None:
+        _section(columns, DatasetColumns, (*loc, "columns"), problems)
+    try:
+        return structure(table, kind)
+    except InvalidBodyError as error:
+        problems += [
+            problem
+            for inner in error.problems
+            if (problem := attrs.evolve(inner, loc=(*loc, *inner.loc))) not in problems
+        ]
+    return None
