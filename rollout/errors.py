@@ -222,7 +222,7 @@ class TrajectoryError(RolloutError, ValueError):
         self.problems = tuple(problems)
 
 
-class EvaluationError(RolloutError):
+class EvaluationError(RolloutError, RuntimeError):
     """An evaluation cannot start or go on. Base of the more exact ones."""
 
 
@@ -294,11 +294,11 @@ class EvaluationDamagedError(EvaluationError, ValueError):
     """
 
 
-class EvaluationLockedError(EvaluationError, RuntimeError):
+class EvaluationLockedError(EvaluationError):
     """Another process is running an evaluation in the same folder."""
 
 
-class EvaluationStoppedError(EvaluationError, RuntimeError):
+class EvaluationStoppedError(EvaluationError):
     """The circuit breaker stopped an evaluation: every attempt failed for one outside reason.
 
     What had finished is kept. Attempts that failed like this run again with
