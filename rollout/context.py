@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -78,6 +79,7 @@ class RolloutContext:
         rollout_id: The rollout's id.
         sample_source: Where the sample comes from when the workflow returns ``None``.
         progress: Where to report to; ``None`` outside of a server.
+        agent_started_at: When the agent started (wall clock, UTC); ``None`` before that.
     """
 
     chat_completions_url: str = ""
@@ -85,6 +87,7 @@ class RolloutContext:
     rollout_id: str = ""
     sample_source: SampleSource | None = None
     progress: RolloutProgress | None = field(default=None, repr=False)
+    agent_started_at: datetime | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
         _entered.set((*_entered.get(), self))
@@ -134,6 +137,8 @@ class RolloutContext:
         For backends with `ExecutionBackend.reports_agent_start`. A queued rollout becomes
         running with it.
         """
+        if self.agent_started_at is None:
+            self.agent_started_at = datetime.now(UTC)
         if self.progress is not None:
             self.progress.report_agent_started()
 
@@ -147,7 +152,8 @@ class GraderContext:
         sample: The one sample of the rollout.
         project_path: Where the project's files are, if the backend has any.
         metadata: A copy of the request's metadata.
-        artifacts_dir: A folder for files of this rollout, if the backend keeps any.
+        artifacts_dir: A folder for files of this rollout, which are kept; ``None`` if the
+            backend keeps none, or cannot. See `rollout.artifacts`.
     """
 
     label: str | None = None
@@ -175,7 +181,8 @@ class AgentWorkflowContext(Generic[TConfig]):
         prompt: A copy of the initial messages.
         config: A copy of the workflow's config.
         metadata: A copy of the request's metadata.
-        artifacts_dir: A folder for files of this rollout, if the backend keeps any.
+        artifacts_dir: A folder for files of this rollout, which are kept; ``None`` if the
+            backend keeps none, or cannot. See `rollout.artifacts`.
     """
 
     prompt: list[dict[str, Any]]

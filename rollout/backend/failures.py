@@ -5,10 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from urllib.parse import quote
 
 import trio
 
+from rollout._redaction import redact
 from rollout.jsonfit import utf8
 from rollout.types import RolloutErrorCategory
 
@@ -24,7 +24,6 @@ _PROVIDER_ERRORS = frozenset(
 _PROVIDER_API_ERROR = "SandboxApiException"
 _PROVIDER_STATUSES = frozenset({401, 402, 403, 429, 500, 502, 503, 504})
 
-_SHORTEST_SECRET = 4
 _LONGEST_MESSAGE = 8_000
 _MOST_GROUP_MEMBERS = 100
 _CUT = " [cut]"
@@ -109,18 +108,6 @@ def _cut(text: str) -> str:
     if len(text) <= _LONGEST_MESSAGE:
         return text
     return text[: _LONGEST_MESSAGE - len(_CUT)] + _CUT
-
-
-def redact(text: str, secrets: Iterable[str | None]) -> str:
-    """Blank out secrets in *text*, also as `repr` and URLs write them.
-
-    Very short ones are left: they would shred it.
-    """
-    for secret in secrets:
-        if secret and len(secret) >= _SHORTEST_SECRET:
-            for form in (secret, utf8(secret), repr(secret)[1:-1], quote(utf8(secret), safe="")):
-                text = text.replace(form, "[redacted]")
-    return text
 
 
 def format_exception(error: BaseException, secrets: Iterable[str | None]) -> str:

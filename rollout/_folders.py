@@ -1,0 +1,217 @@
+"""Folders below a root, opened so that no link and no special file on the way is followed.
+
+Where the platform has descriptors of folders, everything is done relative to one, which no
+renaming can lead astray. Elsewhere (Windows) each step is checked before it is taken.
+Blocking; use a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import stat
+import unicodedata
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from rollout._files import write_atomic
+
+__all__ = ["Folder", "folder_name", "open_root", "tells_case_apart"]
+
+_DESCRIPTORS = {os.open, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd and hasattr(
+    os, "O_DIRECTORY"
+)
+_READ = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+_LONGEST_NAME = 200
+"""In bytes. File systems take 255; programs that copy or pack folders add something."""
+
+_PREFIX = 40
+_RESERVED = re.compile(
+    r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\..*)?", re.IGNORECASE
+)
+_UNUSUAL = re.compile(r'[<>:"|?*/\\]')
+_MADE = re.compile(r".*~[0-9a-f]{40}")
+
+
+def folder_name(rollout_id: str, *, exact_case: bool = True) -> str:
+    """Return the name of the folder of a rollout: its id, if that can be one everywhere.
+
+    Ids that are too long, hidden (a leading dot), reserved on Windows or hold characters that
+    some file system refuses or changes get a readable beginning and a digest instead, so that
+    two ids never share a folder.
+
+    Args:
+        rollout_id: The id, a single path segment.
+        exact_case: Whether the file system tells names apart that differ only by case or by
+            the composition of their characters.
+    """
+    if _usable(rollout_id, exact_case=exact_case):
+        return rollout_id
+    beginning = re.sub(r"[^a-z0-9_-]+", "-", rollout_id[:_PREFIX].lower()).strip("-")
+    digest = hashlib.sha256(rollout_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    return f"{beginning or 'rollout'}~{digest}"
+
+
+def _usable(name: str, *, exact_case: bool) -> bool:
+    return (
+        name.isprintable()
+        and bool(name)
+        and name[0] not in ". "
+        and name[-1] not in ". "
+        and not _UNUSUAL.search(name)
+        and not _RESERVED.fullmatch(name)
+        and not _MADE.fullmatch(name)
+        and len(name.encode()) <= _LONGEST_NAME
+        and unicodedata.is_normalized("NFC", name)
+        and (exact_case or (name.isascii() and name == name.lower()))
+    )
+
+
+@frozen
+class Folder:
+    """An open folder.
+
+    Attributes:
+        path: Where it is, for people and for users' code.
+        descriptor: Its descriptor, ``None`` where the platform has none for folders.
+    """
+
+    path: Path
+    descriptor: int | None
+
+    @contextmanager
+    def enter(self, name: str, *, make: bool) -> Generator[Folder, None, None]:
+        """Open the folder *name* in here for the length of the block.
+
+        Args:
+            name: A single path segment.
+            make: Whether to make it if it is missing.
+
+        Raises:
+            OSError: It is a link, a file, or anything else than a folder, or it is missing or
+                cannot be made or opened.
+        """
+        path = self.path / name
+        if self.descriptor is None:
+            if make:
+                _make(path)
+            _refuse_link(path)
+            yield Folder(path, None)
+            return
+        if make:
+            _make(name, dir_fd=self.descriptor)
+        try:
+            descriptor = os.open(name, _READ | _NOFOLLOW, dir_fd=self.descriptor)
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+                raise _no_folder(path) from error
+            raise
+        try:
+            yield Folder(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace the file *name* in here as a whole; see `rollout._files.write_atomic`.
+
+        It is not synced: after a loss of power it may be missing or empty.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        target = Path(name) if self.descriptor is not None else self.path / name
+        write_atomic(target, data, sync=False, dir_fd=self.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove the file *name*, if there is one.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        target = Path(name) if self.descriptor is not None else self.path / name
+        try:
+            os.unlink(target, dir_fd=self.descriptor)
+        except FileNotFoundError:
+            return
+
+    def check_writable(self) -> None:
+        """Write a file and remove it.
+
+        Raises:
+            OSError: That does not work.
+        """
+        name = f".{secrets.token_hex(8)}.probe"
+        self.write(name, b"probe")
+        self.remove(name)
+
+
+@contextmanager
+def open_root(path: Path, *, mode: int = 0o777) -> Generator[Folder, None, None]:
+    """Open the root for the length of the block, and make it if it is missing.
+
+    The root, and what leads to it, may be a link: whoever names it decides where it is.
+
+    Args:
+        path: The root.
+        mode: With which permissions it is made, less those that the process masks.
+
+    Raises:
+        OSError: It cannot be made or opened, or is no folder.
+    """
+    if not _DESCRIPTORS:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        yield Folder(path, None)
+        return
+    try:
+        descriptor = os.open(path, _READ)
+    except FileNotFoundError:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        descriptor = os.open(path, _READ)
+    try:
+        yield Folder(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def tells_case_apart(folder: Folder) -> bool:
+    """Whether the file system takes names for different that differ by case only.
+
+    Raises:
+        OSError: No file can be written.
+    """
+    name = f".{secrets.token_hex(8)}.probe"
+    folder.write(name, b"probe")
+    try:
+        return not (folder.path / name.upper()).exists()
+    finally:
+        folder.remove(name)
+
+
+def _make(name: Any, **where: Any) -> None:
+    try:
+        os.mkdir(name, **where)  # noqa: PTH102 - relative to a descriptor
+    except FileExistsError:
+        return  # by now, or something else of that name: opening it tells
+
+
+def _refuse_link(path: Path) -> None:
+    found = path.lstat()
+    attributes = getattr(found, "st_file_attributes", 0)
+    reparse = attributes & getattr(stat, "FILE_ATTRIBUTE_REPARSE_POINT", 0)
+    if reparse or not stat.S_ISDIR(found.st_mode):
+        raise _no_folder(path)
+
+
+def _no_folder(path: Path) -> OSError:
+    return NotADirectoryError(
+        errno.ENOTDIR, "a link or a file is in the place of a folder", str(path)
+    )

@@ -1,0 +1,95 @@
+"""Blank secrets out of text, in whatever form they stand there."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+from rollout.jsonfit import utf8
+
+__all__ = ["Redactor", "redact"]
+
+_REDACTED = "[redacted]"
+_SHORTEST_SECRET = 4
+"""Shorter ones are left: blanking them out would shred the text."""
+
+_SHORTEST_BASE64 = 8
+_FIRST_WHOLE = (0, 2, 3)
+"""Which base64 character is the first that no byte before the secret has a part in."""
+
+
+class Redactor:
+    """Blanks out secrets, also as `repr`, JSON, URLs and base64 write them.
+
+    Base64 text may hold a secret anywhere, so each way in which its bytes may fall into groups
+    of three is looked for; of the characters at its ends that it shares with its neighbours,
+    a few bits stay.
+
+    Args:
+        secrets: What must not be left. ``None`` and very short ones are passed over.
+    """
+
+    def __init__(self, secrets: Iterable[str | None]) -> None:
+        forms: dict[str, None] = {}
+        for secret in secrets:
+            if secret and len(secret) >= _SHORTEST_SECRET:
+                forms |= dict.fromkeys(_forms(secret))
+        # The longest first, so that no form is cut to pieces by a part of it.
+        self._forms = sorted(forms, key=len, reverse=True)
+
+    def text(self, text: str) -> str:
+        """Return *text* without the secrets."""
+        for form in self._forms:
+            if form in text:
+                text = text.replace(form, _REDACTED)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value with each string, keys too, as UTF-8 can say it and redacted."""
+        if isinstance(value, str):
+            return self.text(value if value.isascii() else utf8(value))
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, dict):
+            clean: dict[str, Any] = {}
+            for key, item in value.items():
+                name = plain = self.value(key)
+                number = 1
+                while name in clean:  # two keys may have become the same
+                    number += 1
+                    name = f"{plain} ({number})"
+                clean[name] = self.value(item)
+            return clean
+        return value
+
+
+def _forms(secret: str) -> Iterator[str]:
+    plain = utf8(secret)
+    yield from (secret, plain, repr(secret)[1:-1])
+    yield from (
+        json.dumps(text, ensure_ascii=escaped)[1:-1]
+        for text in (secret, plain)
+        for escaped in (True, False)
+    )
+    for quoted in (quote(plain, safe=""), quote(plain), quote_plus(plain)):
+        yield from (quoted, _lower_escapes(quoted))
+    data = plain.encode()
+    for offset, first in enumerate(_FIRST_WHOLE):
+        last = (offset + len(data)) * 8 // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            core = encode(b"\0" * offset + data)[first:last].decode("ascii")
+            if len(core) >= _SHORTEST_BASE64:
+                yield core
+
+
+def _lower_escapes(quoted: str) -> str:
+    head, *rest = quoted.split("%")
+    return head + "".join(f"%{part[:2].lower()}{part[2:]}" for part in rest)
+
+
+def redact(text: str, secrets: Iterable[str | None]) -> str:
+    """Blank out secrets in *text*; see `Redactor`."""
+    return Redactor(secrets).text(text)

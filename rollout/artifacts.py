@@ -1,0 +1,236 @@
+"""Where the files of rollouts are kept: ``<root>/<rollout_id>/``.
+
+Theory of operation: an `ArtifactStore` stands for one root. It does its work in threads, one
+for each question, so that a slow disk never stops the event loop, and nothing that it meets
+fails a rollout: storage that cannot be used gives no folder and one warning. Storage that
+hangs holds up a rollout for a bounded time at most, and is then left alone until it answers.
+
+Below the root no link and no special file is followed, and ids that cannot be the name of a
+folder get another one, so no rollout writes anywhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import platformdirs
+import trio
+
+from rollout._folders import Folder, folder_name, open_root, tells_case_apart
+from rollout.errors import BackendConfigurationError
+
+__all__ = ["ARTIFACT_ROOT_VARIABLE", "ArtifactStore"]
+
+logger = logging.getLogger(__name__)
+
+ARTIFACT_ROOT_VARIABLE = "ROLLOUT_ARTIFACT_ROOT"
+"""The environment variable that names the root; set but empty it keeps nothing."""
+
+ARTIFACTS = "artifacts"
+LONGEST_WAIT_SEC = 8.0
+"""For how long storage may take; less than a server's shutdown gives to what it ends by force."""
+
+_MOST_THREADS = 8
+_PRIVATE = 0o700
+
+T = TypeVar("T")
+
+
+class ArtifactStore:
+    """Keeps the files of rollouts below one root.
+
+    Args:
+        root: The root. ``None`` takes the environment variable ``ROLLOUT_ARTIFACT_ROOT``, else
+            the user's data folder of the platform; ``False`` keeps nothing.
+
+    Raises:
+        BackendConfigurationError: The root is neither a path, nor ``False``, nor ``None``.
+
+    Under a clock that jumps (`trio.testing.MockClock` with an autojump threshold) nothing is
+    kept either: hours would go by while a thread works.
+
+    Attributes:
+        root: The root as an absolute path; ``None`` if nothing is kept.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
+        self.root, self._mode = _resolve(root)
+        self._limiter = trio.CapacityLimiter(_MOST_THREADS)
+        self._exact_case: bool | None = None
+        self._abandoned: list[_Call[Any]] = []
+        self._warned: set[object] = set()
+
+    def __repr__(self) -> str:
+        return f"<ArtifactStore {'keeps nothing' if self.root is None else self.root}>"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept, under the running clock; asked within a trio run."""
+        return self.root is not None and not _clock_jumps()
+
+    async def artifacts_dir(self, rollout_id: str) -> Path | None:
+        """Make the artifacts folder of a rollout, and check that it can be written to.
+
+        Cancellation leaves the work to its thread, which may still make the folder.
+
+        Returns:
+            The folder, ``None`` if nothing is kept or the storage cannot be used. The latter
+            is logged, once for each reason.
+        """
+        if self.root is None or not self.keeps:
+            await trio.lowlevel.checkpoint()
+            return None
+        return await self._call(
+            "no artifacts folder for rollouts", self._make, self.root, rollout_id
+        )
+
+    async def save(self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]) -> None:
+        """Write files into a rollout's folder, each as a whole or not at all.
+
+        Waits for a bounded time, whatever is cancelled. Never raises: what goes wrong is
+        logged, once for each reason.
+
+        Args:
+            rollout_id: The rollout.
+            build: Makes the files' contents by name, ``None`` to remove one. It runs in the
+                thread too.
+        """
+        with trio.CancelScope(shield=True):
+            if self.root is None or not self.keeps:
+                await trio.lowlevel.checkpoint()
+                return
+            await self._call("rollouts are not saved", self._save, self.root, rollout_id, build)
+
+    async def _call(self, trouble: str, function: Callable[..., T], *args: Any) -> T | None:
+        """Run a function in a thread; ``None``, and a warning, if it fails or takes too long."""
+        started = trio.current_time()
+        if self._hangs(started):
+            self._warn(trouble, "it does not answer", "hangs")
+            await trio.lowlevel.checkpoint()
+            return None
+        call = _Call(function, args, started)
+        try:
+            with trio.move_on_after(LONGEST_WAIT_SEC):
+                await trio.to_thread.run_sync(
+                    call.run, abandon_on_cancel=True, limiter=self._limiter
+                )
+        except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
+            self._warn(trouble, _reason(error), (type(error), getattr(error, "errno", None)))
+            return None
+        finally:
+            if call.begun and not call.ended:
+                self._abandoned.append(call)
+        if not call.ended:
+            self._warn(trouble, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
+            return None
+        return call.value
+
+    def _hangs(self, now: float) -> bool:
+        self._abandoned = [call for call in self._abandoned if not call.ended]
+        return any(now - call.started >= LONGEST_WAIT_SEC for call in self._abandoned)
+
+    def _warn(self, trouble: str, reason: str, kind: object) -> None:
+        if (trouble, kind) not in self._warned:
+            self._warned.add((trouble, kind))
+            logger.warning("%s in %s: %s", trouble, self.root, reason)
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _name(self, root: Folder, rollout_id: str) -> str:
+        if self._exact_case is None:
+            self._exact_case = tells_case_apart(root)
+        return folder_name(rollout_id, exact_case=self._exact_case)
+
+    def _make(self, path: Path, rollout_id: str) -> Path:
+        with (
+            open_root(path, mode=self._mode) as root,
+            root.enter(self._name(root, rollout_id), make=True) as folder,
+            folder.enter(ARTIFACTS, make=True) as artifacts,
+        ):
+            artifacts.check_writable()
+            return artifacts.path
+
+    def _save(
+        self, path: Path, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]
+    ) -> None:
+        files = build()
+        with (
+            open_root(path, mode=self._mode) as root,
+            root.enter(self._name(root, rollout_id), make=True) as folder,
+        ):
+            first: OSError | None = None
+            for name, data in files.items():
+                try:
+                    folder.remove(name) if data is None else folder.write(name, data)
+                except OSError as error:
+                    first = first or error
+            if first is not None:
+                raise first
+
+
+class _Call(Generic[T]):
+    """One function in a worker thread.
+
+    Attributes:
+        started: When the loop asked for it (trio time).
+        begun: Whether it has a thread.
+        ended: Whether that is through with it.
+        value: What it returned.
+    """
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], started: float) -> None:
+        self.started = started
+        self.begun = False
+        self.ended = False
+        self.value: T | None = None
+        self._function = function
+        self._args = args
+
+    def run(self) -> None:
+        self.begun = True
+        try:
+            self.value = self._function(*self._args)
+        finally:
+            self.ended = True
+
+
+def _resolve(root: Any) -> tuple[Path | None, int]:
+    """Return the root as an absolute path, and the permissions with which it is made."""
+    if root is None:
+        named = os.environ.get(ARTIFACT_ROOT_VARIABLE)
+        if named is None:
+            return platformdirs.user_data_path(
+                "trio-rollout", appauthor=False
+            ) / "rollouts", _PRIVATE
+        root = named or False
+    if root is False:
+        return None, 0
+    try:
+        path = os.fspath(root)
+    except TypeError:
+        path = None
+    if not isinstance(path, str) or not path.strip():
+        raise BackendConfigurationError(
+            "artifact_root must be the path of a folder, False to keep nothing, or None"
+        )
+    return Path(os.path.abspath(os.path.expanduser(path))), 0o777  # noqa: PTH100, PTH111
+
+
+def _clock_jumps() -> bool:
+    # Whoever runs a MockClock has loaded this module, so it need not be loaded for the question.
+    testing: Any = sys.modules.get("trio.testing")
+    if testing is None:
+        return False
+    clock = trio.lowlevel.current_clock()
+    return isinstance(clock, testing.MockClock) and clock.autojump_threshold != float("inf")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.strerror or os.strerror(error.errno)
+    return type(error).__name__
