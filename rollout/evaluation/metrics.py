@@ -187,7 +187,7 @@ class EvaluationMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures in plain JSON types, with the keys schema, results and timing."""
-        return {"schema": SCHEMA, **attrs.asdict(self, retain_collection_types=False)}
+        return {"schema": SCHEMA, **attrs.asdict(self, value_serializer=_plain)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> EvaluationMetrics:
@@ -205,6 +205,10 @@ class EvaluationMetrics:
         if extra := _extra(document, metrics.to_dict()):
             raise EvaluationDamagedError(f"the metrics are damaged: {extra} is unknown")
         return metrics
+
+
+def _plain(_: Any, __: Any, value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _extra(document: Any, known: Any, way: str = "") -> str | None:
