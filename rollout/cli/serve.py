@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +24,8 @@ from rollout.errors import RolloutServerError
 from rollout.server import RolloutServer, ShutdownBudget, serve
 
 __all__ = ["command"]
+
+logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +58,11 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--ca-certs", metavar="FILE", help="Authorities (PEM); clients must present a certificate."
 )
+@click.option(
+    "--until-stdin-closes",
+    is_flag=True,
+    help="Shut down, too, when stdin ends: with the process that holds it open.",
+)
 @_budget_option("drain-sec", "Shutdown: time for rollouts to end by themselves.")
 @_budget_option("cleanup-sec", "Shutdown: time for them to stop once they are asked to.")
 @_budget_option("forced-sec", "Shutdown: time for them to stop once they are cancelled.")
@@ -64,6 +75,7 @@ def command(
     keyfile: str | None,
     keyfile_password_env: str | None,
     ca_certs: str | None,
+    until_stdin_closes: bool,
     **budget: float,
 ) -> None:
     """Serve APP, which create_rollout_server made, until SIGTERM or SIGINT.
@@ -96,6 +108,9 @@ def command(
         ca_certs=ca_certs,
         shutdown=shutdown,
     )
+    if until_stdin_closes:
+        # In a thread, so that it works while code of users blocks the event loop.
+        threading.Thread(target=_follow_stdin, name="stdin", daemon=True).start()
     run_async(_serve, server, start)
 
 
@@ -118,6 +133,16 @@ async def _serve(app: RolloutServer, start: Any) -> None:
         if isinstance(plain, RolloutServerError):
             raise _explained(plain, listening) from plain
         raise
+
+
+def _follow_stdin() -> None:
+    """Read stdin to its end, without the locks of `sys.stdin` that an exit would trip over."""
+    try:
+        while os.read(0, _KEY_HEAD_BYTES):
+            pass
+    except OSError as error:
+        logger.warning("stdin cannot be read (%s); shutting down", error)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _explained(error: RolloutServerError, listening: bool) -> CommandError:

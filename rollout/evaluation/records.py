@@ -58,6 +58,7 @@ class AttemptRecord:
         prompt_tokens: Tokens of all prompts, if the sample tells.
         completion_tokens: Tokens of all completions, if the sample tells.
         metrics: The numbers among the sample's metrics.
+        may_have_run: Whether the agent has started, or may have for all that is known.
         superseded: Whether the same attempt is tried again at once, under a fresh id.
         trajectory: Name of its file below ``trajectories/``, ``None`` if there is none.
 
@@ -83,6 +84,7 @@ class AttemptRecord:
     prompt_tokens: int | None = field(default=None, validator=optional(count))
     completion_tokens: int | None = field(default=None, validator=optional(count))
     metrics: dict[str, Any] = field(factory=dict, validator=instance_of(dict, name="an object"))
+    may_have_run: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
     superseded: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
     trajectory: str | None = field(default=None, validator=optional(_text))
 

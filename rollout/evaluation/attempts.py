@@ -1,0 +1,247 @@
+"""One attempt: its request, how it ended, and what is kept of it."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trio
+from attrs import frozen
+
+from rollout._files import write_atomic
+from rollout.backend.failures import describe_exception
+from rollout.client import RolloutClient, RolloutHandle
+from rollout.codec import dump_json
+from rollout.errors import (
+    EvaluationError,
+    RolloutAdmissionTimeoutError,
+    RolloutError,
+    RolloutProtocolError,
+)
+from rollout.evaluation.config import EvaluationConfig
+from rollout.evaluation.datasets import DatasetRow
+from rollout.evaluation.folder import TRAJECTORIES
+from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.trajectory import build_trajectory, token_totals
+from rollout.types import RolloutResultResponse, RolloutStatus
+
+__all__ = ["Attempt", "Credentials", "Ending", "keep_attempt", "run_rollout"]
+
+_ID_BYTES = 6
+_OUTCOMES = {
+    RolloutStatus.SUCCESS: AttemptOutcome.SUCCESS,
+    RolloutStatus.FAILURE: AttemptOutcome.FAILURE,
+    RolloutStatus.CANCELLED: AttemptOutcome.CANCELLED,
+}
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+@frozen(kw_only=True)
+class Credentials:
+    """The keys of a run; they are never written anywhere.
+
+    Attributes:
+        server: The rollout server's key.
+        chat: The chat endpoint's key.
+    """
+
+    server: str | None = None
+    chat: str | None = None
+
+    def __repr__(self) -> str:
+        return "<Credentials>"
+
+
+@frozen(kw_only=True)
+class Attempt:
+    """One try of one attempt.
+
+    Attributes:
+        row: The row of the dataset.
+        number: Which of the row's attempts, from 0.
+        retry: How many records of it there are already.
+        rollout_id: Its id, which no other try has.
+    """
+
+    row: DatasetRow
+    number: int
+    retry: int
+    rollout_id: str
+
+    @classmethod
+    def fresh(cls, run_id: str, row: DatasetRow, number: int, retry: int) -> Attempt:
+        """Make a try with an id of its own.
+
+        A process that was killed may have left a rollout of the same attempt on the server,
+        so the id has a random part.
+        """
+        token = secrets.token_hex(_ID_BYTES)
+        rollout_id = f"{run_id}-{row.index}-{number}-{token}"
+        return cls(row=row, number=number, retry=retry, rollout_id=rollout_id)
+
+
+@frozen(kw_only=True)
+class Ending:
+    """How a rollout ended, as the client saw it.
+
+    Attributes:
+        result: Its terminal result, if there is one.
+        failure: The fields of a record that say why there is none.
+        submitted_at: When the request was made (wall clock).
+        duration_sec: Seconds from there to the end.
+    """
+
+    result: RolloutResultResponse | None
+    failure: dict[str, Any]
+    submitted_at: datetime
+    duration_sec: float
+
+
+async def run_rollout(
+    client: RolloutClient, config: EvaluationConfig, credentials: Credentials, attempt: Attempt
+) -> Ending:
+    """Run the rollout of an attempt to its end; trouble is an end too.
+
+    Cancelling this leaves the rollout on the server; the caller cancels it there.
+    """
+    submitted_at, started = datetime.now(UTC), trio.current_time()
+    result: RolloutResultResponse | None = None
+    failure: dict[str, Any] = {}
+    handle: RolloutHandle | None = None
+    try:
+        handle = await client.run_rollout_async(
+            initial_messages=attempt.row.initial_messages,
+            chat_completions_url=config.chat.url,
+            rollout_id=attempt.rollout_id,
+            llm_api_key=credentials.chat,
+            label=attempt.row.label,
+            metadata=attempt.row.metadata,
+            agent_timeout_sec=config.run.agent_timeout_sec,
+            grader_timeout_sec=config.run.grader_timeout_sec,
+        )
+        result = await handle
+    except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
+        failure = _failure(error, credentials, admitted=handle is not None)
+    finally:
+        if handle is not None:
+            handle.cancel()  # nobody is going to await it again
+    return Ending(
+        result=result,
+        failure=failure,
+        submitted_at=submitted_at,
+        duration_sec=trio.current_time() - started,
+    )
+
+
+def keep_attempt(
+    config: EvaluationConfig,
+    credentials: Credentials,
+    attempt: Attempt,
+    ending: Ending,
+    folder: Path,
+) -> AttemptRecord:
+    """Write the trajectory of an attempt and make its record. Blocking.
+
+    Raises:
+        EvaluationError: The trajectory cannot be written (a full disk, say).
+    """
+    document = _trajectory(config, credentials, attempt, ending.result)
+    name = f"{attempt.row.index}-{attempt.number}-{attempt.retry}.json"
+    path = folder / TRAJECTORIES / name
+    try:
+        write_atomic(path, dump_json(document) + b"\n")
+    except OSError as error:
+        raise EvaluationError(
+            f"{path}: {error.strerror or error}; the run stops, since what it does could not "
+            "be kept"
+        ) from error
+    prompt_tokens, completion_tokens = token_totals(document)
+    result = ending.result
+    facts = ending.failure if result is None else _facts(result, config.run.pass_threshold)
+    return AttemptRecord(
+        row=attempt.row.index,
+        attempt=attempt.number,
+        retry=attempt.retry,
+        rollout_id=attempt.rollout_id,
+        submitted_at=ending.submitted_at,
+        duration_sec=ending.duration_sec,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        trajectory=name,
+        **facts,
+    )
+
+
+def _failure(error: Exception, credentials: Credentials, *, admitted: bool) -> dict[str, Any]:
+    """Describe an attempt that got no terminal result."""
+    unreachable = isinstance(error, (httpx.TransportError, RolloutAdmissionTimeoutError))
+    refused = isinstance(error, _NEVER_SENT) or (
+        isinstance(error, RolloutProtocolError) and error.status_code != httpx.codes.ACCEPTED
+    )
+    text = describe_exception(error, [credentials.chat, credentials.server])
+    if isinstance(error, httpx.TransportError):
+        text = f"the server is out of reach ({type(error).__name__}: {text})"
+    return {
+        "outcome": AttemptOutcome.ERROR,
+        "err_category": "unreachable" if unreachable else "protocol",
+        "err_message": text,
+        "may_have_run": admitted or not refused,
+    }
+
+
+def _facts(result: RolloutResultResponse, threshold: float) -> dict[str, Any]:
+    """Describe an attempt by its terminal result."""
+    sample = result.sample
+    outcome = _OUTCOMES[result.status]
+    success = outcome is AttemptOutcome.SUCCESS
+    reward = sample.reward if sample is not None and success else None
+    return {
+        "outcome": outcome,
+        "reward": reward,
+        "passed": reward is not None and reward >= threshold,
+        "removed": success and sample is not None and sample.remove_sample,
+        "err_category": None if result.err_category is None else result.err_category.value,
+        "err_message": result.err_message,
+        "agent_started_at": result.agent_started_at,
+        "may_have_run": result.agent_started_at is not None,
+        "metrics": {} if sample is None else _numbers(sample.metrics),
+    }
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _trajectory(
+    config: EvaluationConfig,
+    credentials: Credentials,
+    attempt: Attempt,
+    result: RolloutResultResponse | None,
+) -> dict[str, Any]:
+    """Build the trajectory of an attempt; without a sample it is the prompt."""
+    sample = None if result is None else result.sample
+    messages = attempt.row.initial_messages
+    if sample is not None and sample.messages:
+        messages = [dict(message) for message in sample.messages]
+    return build_trajectory(
+        messages,
+        rollout_id=attempt.rollout_id,
+        model_name=config.chat.model,
+        sample=sample,
+        metadata=attempt.row.metadata,
+        secrets=(credentials.chat, credentials.server),
+        extra={
+            "row": attempt.row.index,
+            "attempt": attempt.number,
+            "retry": attempt.retry,
+            "label": attempt.row.label,
+        },
+    )

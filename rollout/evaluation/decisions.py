@@ -1,0 +1,110 @@
+"""Rules of a run that need no I/O: what is done, what runs again, and when to give up."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+
+__all__ = ["CircuitBreaker", "Ledger", "setup_retry_delay_sec", "wants_setup_retry"]
+
+_FIRST_DELAY_SEC = 1.0
+_LONGEST_DELAY_SEC = 30.0
+_MOST_DOUBLINGS = 10
+
+_OUTCOMES = tuple(AttemptOutcome)
+_CODES = {outcome: code for code, outcome in enumerate(_OUTCOMES, start=1)}
+
+
+def wants_setup_retry(record: AttemptRecord, used: int, allowed: int) -> bool:
+    """Whether an attempt is tried again at once, under a fresh id.
+
+    Only a failure counts whose agent never started (`agent_started_at` is null), so that no
+    agent's result is ever rolled again. Without a terminal result nobody knows whether the
+    agent ran, so the attempt is left alone, unless the server refused or could not be reached
+    at admission.
+
+    Args:
+        record: How it ended.
+        used: How often it was tried again before.
+        allowed: ``retry_setup_failures`` of the run.
+    """
+    return record.failed and not record.may_have_run and used < allowed
+
+
+def setup_retry_delay_sec(used: int) -> float:
+    """Return how long to wait before the next try, in seconds: 1, 2, 4, up to 30."""
+    return min(_FIRST_DELAY_SEC * 2 ** min(used, _MOST_DOUBLINGS), _LONGEST_DELAY_SEC)
+
+
+@define
+class CircuitBreaker:
+    """Says when a run has met nothing but one outside trouble for long enough.
+
+    Attributes:
+        limit: How many infrastructure failures in a row it takes; 0 for never.
+        row: How many there were in a row so far.
+        tripped: The record that was too much.
+    """
+
+    limit: int
+    row: int = 0
+    tripped: AttemptRecord | None = None
+
+    def add(self, record: AttemptRecord) -> bool:
+        """Take the end of an attempt; ``True`` if the run has to stop now."""
+        if record.outcome is AttemptOutcome.CANCELLED:
+            return False
+        self.row = self.row + 1 if record.infrastructure else 0
+        if self.tripped is None and 0 < self.limit <= self.row:
+            self.tripped = record
+            return True
+        return False
+
+
+@define
+class Ledger:
+    """What is settled and how, in one byte for each attempt, and how often it was tried.
+
+    Attributes:
+        n: Attempts for each row.
+        retry_failed: Whether failures count as not settled.
+    """
+
+    n: int
+    retry_failed: bool = False
+    _settled: bytearray = field(factory=bytearray)
+    _records: dict[tuple[int, int], int] = field(factory=dict)
+    _setup_retries: dict[tuple[int, int], int] = field(factory=dict)
+
+    def add(self, record: AttemptRecord) -> None:
+        """Take a record, in the order in which they were written."""
+        place = record.row * self.n + record.attempt
+        if place >= len(self._settled):
+            self._settled.extend(bytes(place + 1 - len(self._settled)))
+        settled = record.counts and not (self.retry_failed and record.failed)
+        self._settled[place] = _CODES[record.outcome] if settled else 0
+        if settled:
+            # What is settled does not run again, so nobody asks for its counts.
+            self._records.pop(record.key, None)
+            self._setup_retries.pop(record.key, None)
+            return
+        self._records[record.key] = record.retry + 1
+        if record.superseded:
+            self._setup_retries[record.key] = self._setup_retries.get(record.key, 0) + 1
+        else:
+            self._setup_retries.pop(record.key, None)
+
+    def settled(self, row: int, attempt: int) -> AttemptOutcome | None:
+        """Return how the attempt ended, ``None`` if it has no result that stands."""
+        place = row * self.n + attempt
+        code = self._settled[place] if place < len(self._settled) else 0
+        return _OUTCOMES[code - 1] if code else None
+
+    def records(self, row: int, attempt: int) -> int:
+        """How many records an attempt that is not settled has."""
+        return self._records.get((row, attempt), 0)
+
+    def setup_retries(self, row: int, attempt: int) -> int:
+        """How often an attempt that is not settled was tried again for its setup."""
+        return self._setup_retries.get((row, attempt), 0)

@@ -1,0 +1,301 @@
+"""The record of a run: one line for each attempt that ended, on the disk before it counts.
+
+Theory of operation: `events.jsonl` starts with a line that names the run; each line after it
+is an `AttemptRecord`, and each has a checksum of its own. Lines are only ever appended. A
+process that is killed while it appends can leave one line without its end, at the end of the
+file: that one is cut off (or completed, if nothing but its line break is missing), since it
+had not counted yet. Whatever else does not fit its checksum was changed by somebody, so it is
+refused by its line number and left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from array import array
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import trio
+
+from rollout.codec import converter, dump_json
+from rollout.errors import EvaluationDamagedError, EvaluationError
+from rollout.evaluation.records import FIELDS, AttemptRecord
+
+__all__ = [
+    "EVENTS",
+    "Journal",
+    "final_records",
+    "read_records",
+    "recover",
+]
+
+EVENTS = "events.jsonl"
+_SCHEMA = "rollout-events/1"
+_NOWHERE = 2**64 - 1
+
+
+# --- lines ------------------------------------------------------------------------------------
+
+
+def encode_line(value: dict[str, Any]) -> bytes:
+    """Write one line: a JSON object whose last member is the checksum of what precedes it."""
+    body = dump_json(value)[:-1]
+    return body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """Read a line, with or without its line break; ``None`` if it is not whole."""
+    line = line.removesuffix(b"\n")
+    body, separator, rest = line.rpartition(b',"crc32":"')
+    if not separator or rest != b'%08x"}' % zlib.crc32(body):
+        return None
+    value = json.loads(body + b"}")
+    return value if isinstance(value, dict) else None
+
+
+def record_line(record: AttemptRecord) -> bytes:
+    """Write the line of a record."""
+    return encode_line(converter.unstructure(record))
+
+
+def record_of(value: dict[str, Any]) -> AttemptRecord:
+    """Make a record of a line that fits its checksum, so that its types need no second check.
+
+    Raises:
+        TypeError: A field is missing.
+        ValueError: A field breaks its rule.
+    """
+    known = {name: value[name] for name in FIELDS if name in value}
+    for name in ("submitted_at", "agent_started_at"):
+        if isinstance(known.get(name), str):
+            known[name] = datetime.fromisoformat(known[name])
+    return AttemptRecord(**known)
+
+
+def _head(run_id: str) -> bytes:
+    return encode_line({"schema": _SCHEMA, "run_id": run_id})
+
+
+class _Lines:
+    """Reads a journal line by line, and knows where it is.
+
+    Attributes:
+        offset: Where the last line that was read begins, in bytes.
+        number: Its number, from 1.
+        whole: Where the last line that is whole ends, in bytes.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes], run_id: str | None) -> None:
+        self._path = path
+        self._file = file
+        self._run_id = run_id
+        self.offset = 0
+        self.number = 0
+        self.whole = 0
+
+    def records(self) -> Iterator[AttemptRecord]:
+        """Yield the records up to the end, or to a last line that is torn.
+
+        Raises:
+            EvaluationDamagedError: A line is damaged, or the file belongs to another run.
+        """
+        for line in self._file:
+            self.offset, self.number = self.whole, self.number + 1
+            value = decode_line(line)
+            if value is None:
+                if not line.endswith(b"\n"):
+                    return
+                raise self.damaged("does not fit its checksum")
+            if self.number == 1:
+                self._check_head(value)
+            else:
+                yield self._record(value)
+            self.whole = self.offset + len(line)
+
+    def damaged(self, reason: str) -> EvaluationDamagedError:
+        return EvaluationDamagedError(
+            f"{self._path}, line {self.number}: {reason}; the file was changed or damaged, so "
+            "it is left as it is. Restore it, or start anew (--fresh keeps it in archive/)"
+        )
+
+    def _check_head(self, value: dict[str, Any]) -> None:
+        if value.get("schema") != _SCHEMA:
+            raise self.damaged(f"is not the head of a journal ({_SCHEMA})")
+        if self._run_id is not None and value.get("run_id") != self._run_id:
+            raise self.damaged("belongs to another run than the manifest")
+
+    def _record(self, value: dict[str, Any]) -> AttemptRecord:
+        try:
+            return record_of(value)
+        except (TypeError, ValueError) as error:
+            raise self.damaged(f"is no record of an attempt: {error}") from None
+
+
+def read_records(folder: Path) -> Iterator[AttemptRecord]:
+    """Yield all records of a run in the order in which they were written. Blocking.
+
+    A torn last line is passed over. Without a journal there are none.
+
+    Raises:
+        EvaluationDamagedError: A line is damaged.
+    """
+    path = folder / EVENTS
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise EvaluationError(f"{path}: {error.strerror or error}") from None
+    with file:
+        yield from _Lines(path, file, None).records()
+
+
+def final_records(folder: Path) -> Iterator[AttemptRecord]:
+    """Yield the record that counts of each attempt, by row and attempt. Blocking.
+
+    That is the last one that settles it; where there is none, the last one of all. Memory is
+    a few bytes for each attempt.
+
+    Raises:
+        EvaluationDamagedError: A line is damaged.
+    """
+    path = folder / EVENTS
+    places: list[array[int]] = []
+    settled: list[bytearray] = []
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        lines = _Lines(path, file, None)
+        for record in lines.records():
+            while len(places) <= record.attempt:
+                places.append(array("Q"))
+                settled.append(bytearray())
+            column, done = places[record.attempt], settled[record.attempt]
+            missing = record.row + 1 - len(column)
+            if missing > 0:
+                column.extend([_NOWHERE] * missing)
+                done.extend(bytes(missing))
+            if record.counts or not done[record.row]:
+                column[record.row] = lines.offset
+                done[record.row] = record.counts
+        for row in range(max(map(len, places), default=0)):
+            for column in places:
+                if row < len(column) and column[row] != _NOWHERE:
+                    yield _record_at(path, file, column[row])
+
+
+def _record_at(path: Path, file: IO[bytes], offset: int) -> AttemptRecord:
+    file.seek(offset)
+    value = decode_line(file.readline())
+    if value is None:
+        raise EvaluationDamagedError(f"{path} was changed while it was read")
+    return record_of(value)
+
+
+def recover(folder: Path, run_id: str) -> Iterator[AttemptRecord]:
+    """Yield all records of a run that is to go on, then make the file fit to append to.
+
+    A torn last line is cut off, or completed if only its line break is missing. A journal
+    that does not exist, or that was torn before its first line was whole, is made. Blocking.
+
+    Raises:
+        EvaluationDamagedError: A line is damaged, or the journal is that of another run.
+    """
+    path = folder / EVENTS
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+    with open(os.open(path, flags, 0o666), "r+b") as file:  # noqa: PTH123 - opened with flags
+        lines = _Lines(path, file, run_id)
+        yield from lines.records()
+        file.seek(max(lines.whole - 1, 0))
+        last = file.read(1)
+        file.truncate(lines.whole)
+        file.seek(lines.whole)
+        if lines.whole and last != b"\n":
+            file.write(b"\n")
+        if not lines.whole:
+            file.write(_head(run_id))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+class Journal:
+    """Appends records, several of them with one sync where they come together.
+
+    Args:
+        folder: The folder of the run, whose journal was read by `recover` before.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / EVENTS
+        self._waiting: list[bytes] = []
+        self._done = trio.Event()
+        self._wake = trio.Event()
+        self._error: OSError | None = None
+
+    async def append(self, record: AttemptRecord) -> None:
+        """Return once the record is on the disk.
+
+        Cancelling this leaves the record to be written all the same.
+
+        Raises:
+            EvaluationError: The journal cannot be written (a full disk, say).
+        """
+        if self._error is None:
+            self._waiting.append(record_line(record))
+            done = self._done
+            self._wake.set()
+            await done.wait()
+        if self._error is not None:
+            await trio.lowlevel.checkpoint()
+            raise EvaluationError(
+                f"{self._path}: {self._error.strerror or self._error}; the run stops, since "
+                "what it does could not be kept"
+            ) from self._error
+
+    async def write(self) -> None:
+        """Write what is appended until cancelled; what came before that is still written."""
+        try:
+            while self._error is None:
+                await self._wake.wait()
+                await self._flush()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._flush()
+
+    async def _flush(self) -> None:
+        """Write what waits. Lines that come meanwhile go with the next sync."""
+        batch, self._waiting = self._waiting, []
+        done, self._done = self._done, trio.Event()
+        self._wake = trio.Event()
+        if batch and self._error is None:
+            try:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(_append, self._path, b"".join(batch))
+            except OSError as error:
+                self._error = error
+        done.set()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append and sync, or leave the file as it was."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)

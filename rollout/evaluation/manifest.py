@@ -1,0 +1,169 @@
+"""What a run was started with, so that it is only ever resumed with the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import attrs
+
+from rollout._files import write_atomic
+from rollout.codec import format_timestamp, parse_json
+from rollout.errors import (
+    EvaluationDamagedError,
+    EvaluationError,
+    EvaluationInputsChangedError,
+    InvalidBodyError,
+)
+from rollout.evaluation.config import EvaluationConfig
+
+__all__ = ["MANIFEST", "check_unchanged", "describe_inputs", "read_manifest", "write_manifest"]
+
+MANIFEST = "manifest.json"
+_SCHEMA = "rollout-evaluation/1"
+_SECTIONS = ("dataset", "server", "chat", "run")
+_FREE = frozenset({"dataset.path", "dataset.format"})
+"""What may differ when a run is resumed: the same bytes in another place are the same dataset."""
+
+
+def public_url(url: str) -> str:
+    """Return a URL without what may be secret in it: user, password, query and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def describe_inputs(
+    config: EvaluationConfig, *, digest: str, rows: int, selected: int
+) -> dict[str, dict[str, Any]]:
+    """Say what decides about the outcome of a run, section by section. Blocking.
+
+    Args:
+        config: The run's configuration.
+        digest: SHA-256 of the dataset's bytes.
+        rows: How many rows the dataset has.
+        selected: How many of them the run takes.
+
+    Raises:
+        EvaluationError: The file of the server's application cannot be read.
+    """
+    dataset, run = config.dataset, config.run
+    return {
+        "dataset": {
+            "path": str(dataset.path),
+            "format": dataset.format,
+            "digest": digest,
+            "rows": rows,
+            "selected": selected,
+            "selection": dataset.rows,
+            "limit": dataset.limit,
+            "columns": attrs.asdict(dataset.columns),
+            "encoding": dataset.encoding,
+            "delimiter": dataset.delimiter,
+        },
+        "server": _server(config),
+        "chat": {"url": public_url(config.chat.url), "model": config.chat.model},
+        "run": {
+            "n": run.n,
+            "agent_timeout_sec": run.agent_timeout_sec,
+            "grader_timeout_sec": run.grader_timeout_sec,
+            "pass_threshold": run.pass_threshold,
+        },
+    }
+
+
+def _server(config: EvaluationConfig) -> dict[str, Any]:
+    server = config.server
+    if server.app is None:
+        return {"url": public_url(server.url or "").rstrip("/")}
+    file = Path(server.app.rpartition(":")[0])
+    if file.suffix != ".py":
+        return {"app": server.app}
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise EvaluationError(f"server.app: {file}: {error.strerror or error}") from None
+    return {
+        "app": f"{file.name}:{server.app.rpartition(':')[2]}",
+        "digest": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def write_manifest(
+    folder: Path, inputs: dict[str, Any], *, run_id: str, created_at: datetime
+) -> dict[str, Any]:
+    """Write the manifest of a new run and return it. Blocking."""
+    manifest = {
+        "schema": _SCHEMA,
+        "run_id": run_id,
+        "created_at": format_timestamp(created_at),
+        **inputs,
+    }
+    write_atomic(folder / MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n")
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a run. Blocking.
+
+    Raises:
+        EvaluationError: There is none.
+        EvaluationDamagedError: It is not one that this library wrote.
+    """
+    path = folder / MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise EvaluationError(f"{folder} holds no evaluation (it has no {MANIFEST})") from None
+    except OSError as error:
+        raise EvaluationError(f"{path}: {error.strerror or error}") from None
+    try:
+        manifest = parse_json(data)
+    except InvalidBodyError as error:
+        raise EvaluationDamagedError(f"{path}: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != _SCHEMA:
+        raise EvaluationDamagedError(f"{path} is no manifest of an evaluation ({_SCHEMA})")
+    if not isinstance(manifest.get("run_id"), str) or not all(
+        isinstance(manifest.get(section), dict) for section in _SECTIONS
+    ):
+        raise EvaluationDamagedError(f"{path} lacks a part that every manifest has")
+    return manifest
+
+
+def check_unchanged(folder: Path, manifest: dict[str, Any], inputs: dict[str, Any]) -> None:
+    """Check that a run may go on with *inputs*.
+
+    Raises:
+        EvaluationInputsChangedError: It was started with others; all are named.
+    """
+    before, now = _flat(manifest), _flat(inputs)
+    changes = [
+        f"{name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
+        for name in dict.fromkeys((*before, *now))
+        if name not in _FREE and before.get(name) != now.get(name)
+    ]
+    if changes:
+        raise EvaluationInputsChangedError(
+            f"{folder} was started with other inputs: {'; '.join(changes)}. Change them back "
+            "to resume it, choose another output folder, or start anew (--fresh keeps the old "
+            "run in archive/)",
+            changes,
+        )
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section in _SECTIONS:
+        for name, value in tree[section].items():
+            if isinstance(value, dict):
+                flat |= {f"{section}.{name}.{key}": inner for key, inner in value.items()}
+            else:
+                flat[f"{section}.{name}"] = value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value, ensure_ascii=False)

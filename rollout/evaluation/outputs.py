@@ -1,0 +1,55 @@
+"""What is made of the records: index, metrics and report. All of it can be made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollout._files import write_atomic
+from rollout.codec import dump_json
+from rollout.evaluation.folder import INDEX, METRICS
+from rollout.evaluation.journal import final_records
+from rollout.evaluation.manifest import read_manifest
+from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
+from rollout.evaluation.records import AttemptRecord
+
+__all__ = ["summarize"]
+
+_INDEXED = (
+    "row",
+    "attempt",
+    "retry",
+    "rollout_id",
+    "outcome",
+    "reward",
+    "passed",
+    "err_category",
+    "trajectory",
+)
+
+
+def summarize(folder: Path) -> EvaluationMetrics:
+    """Write ``index.jsonl`` and ``metrics.json`` of a run, complete or not. Blocking.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        EvaluationError: The folder holds no run, or its files cannot be written.
+        EvaluationDamagedError: Its journal or manifest is damaged.
+    """
+    manifest = read_manifest(folder)
+    index = bytearray()
+
+    def indexed() -> Iterator[AttemptRecord]:
+        for record in final_records(folder):
+            index.extend(dump_json({name: getattr(record, name) for name in _INDEXED}) + b"\n")
+            yield record
+
+    metrics = compute_metrics(
+        indexed(), rows=manifest["dataset"]["selected"], n=manifest["run"]["n"]
+    )
+    write_atomic(folder / INDEX, bytes(index))
+    write_atomic(folder / METRICS, json.dumps(metrics.to_dict(), indent=2).encode() + b"\n")
+    return metrics

@@ -1,0 +1,123 @@
+"""A rollout server of the run's own: started on a free port, gone when the run is.
+
+It runs in a process of its own, so that code of users that blocks, crashes or leaks does not
+touch the run. Its stdin is a pipe that only the run holds open: however the run ends, by
+SIGKILL too, the pipe closes, and the server shuts down.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+import trio
+
+from rollout._groups import sole_error
+from rollout.errors import EvaluationError, EvaluationStoppedError
+
+__all__ = ["server_process"]
+
+_ANNOUNCEMENT = b"listening on "
+_STOP_SEC = 15.0
+_TAIL_BYTES = 4096
+
+
+@asynccontextmanager
+async def server_process(
+    app: str, *, log: Path, environment: dict[str, str]
+) -> AsyncGenerator[str, None]:
+    """Serve an application for the length of the block; yields its URL.
+
+    Args:
+        app: ``MODULE:APP`` or ``FILE.py:APP``.
+        log: The file that gets what the server writes.
+        environment: Variables for it, on top of this process's own.
+
+    Raises:
+        EvaluationError: It does not start; the message has the last line that it wrote.
+        EvaluationStoppedError: It ended while the block ran.
+
+    Leaving the block, by cancellation too, stops it within 15 seconds and waits for it.
+    """
+    with log.open("ab") as output:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "rollout.cli", "serve", app, "--bind", "127.0.0.1:0",
+             "--until-stdin-closes", "--drain-sec", "0", "--cleanup-sec", "5",
+             "--forced-sec", "3", "--delivery-sec", "0", "--backend-sec", "5"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env=os.environ | environment,
+        )  # fmt: skip
+        try:
+            yield_url = await _announced(process, log)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_copy, process, output)
+                    nursery.start_soon(_watch, process, log)
+                    yield yield_url
+                    nursery.cancel_scope.cancel()
+            except BaseExceptionGroup as group:
+                plain = sole_error(group)
+                if plain is group:
+                    raise
+                raise plain from None
+        finally:
+            with trio.CancelScope(shield=True):
+                await _stop(process)
+
+
+async def _announced(process: trio.Process, log: Path) -> str:
+    """Read the line with which a server says where it listens."""
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    received = b""
+    async for data in process.stdout:
+        received += data
+        for line in received.split(b"\n")[:-1]:
+            if line.startswith(_ANNOUNCEMENT):
+                return line.removeprefix(_ANNOUNCEMENT).split()[0].decode()
+    await process.wait()
+    raise EvaluationError(
+        f"the rollout server did not start: {_last_line(log) or 'it wrote nothing'} "
+        f"(exit code {process.returncode}; all of it is in {log})"
+    )
+
+
+async def _copy(process: trio.Process, output: IO[bytes]) -> None:
+    """Put what an application prints into the log; a full pipe would stop it."""
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    async for data in process.stdout:
+        output.write(data)
+        output.flush()
+
+
+async def _watch(process: trio.Process, log: Path) -> None:
+    await process.wait()
+    raise EvaluationStoppedError(
+        f"the rollout server of the run ended (exit code {process.returncode}); {log} says "
+        f"why: {_last_line(log) or 'it wrote nothing'}"
+    )
+
+
+async def _stop(process: trio.Process) -> None:
+    if process.stdin is not None:
+        await process.stdin.aclose()
+    with trio.move_on_after(_STOP_SEC):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    if process.stdout is not None:
+        await process.stdout.aclose()
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read().decode("utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
