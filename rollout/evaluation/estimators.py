@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from itertools import islice
 
 from attrs import frozen
@@ -58,6 +59,8 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
     _check(n, c, k)
     if n < k:
         return None
+    if n <= EXACT_ATTEMPTS:
+        return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
     # The formula is the same with c and k changed over, so take the shorter way.
     return _at(_any_pass(n, max(c, k)), min(c, k), 1.0)
 
@@ -85,6 +88,8 @@ def pass_hat_k(n: int, c: int, k: int) -> float | None:
     _check(n, c, k)
     if n < k:
         return None
+    if n <= EXACT_ATTEMPTS:
+        return math.comb(c, k) / math.comb(n, k)
     # None of the n-c that failed may be among the k: the same with n-c and k changed over.
     return _at(_all_pass(n, n - max(n - c, k)), min(n - c, k), 0.0)
 
@@ -103,15 +108,29 @@ def curve(
         n: The largest k.
         all_pass: Whether it is about pass^k.
     """
-    estimate = _all_pass if all_pass else _any_pass
+    shares = _all_pass if all_pass else _any_pass
+    choices = _all_pass_choices if all_pass else _any_pass_choices
     # One running series for each kind of row; all of them move from k to k + 1 together.
-    kinds = [(size, rows[size, passed], estimate(size, passed)) for size, passed in sorted(rows)]
+    exact: dict[int, list[tuple[int, Iterator[int]]]] = {}
+    rough: dict[int, list[tuple[int, Iterator[float]]]] = {}
+    for (size, passed), weight in sorted(rows.items()):
+        if size <= EXACT_ATTEMPTS:
+            exact.setdefault(size, []).append((weight, choices(size, passed)))
+        else:
+            rough.setdefault(size, []).append((weight, shares(size, passed)))
     found = []
     for k in range(1, n + 1):
-        kinds = [kind for kind in kinds if kind[0] >= k]
-        used = sum(weight for _, weight, _ in kinds)
-        total = math.fsum(weight * next(series) for _, weight, series in kinds)
-        found.append(KEstimate(k, min(1.0, total / used) if used else None, used))
+        used, total = 0, Fraction()
+        for size, kinds in exact.items():
+            if size >= k:
+                used += sum(weight for weight, _ in kinds)
+                held = sum(weight * next(series) for weight, series in kinds)
+                total += Fraction(held, math.comb(size, k))
+        for size, members in rough.items():
+            if size >= k:
+                used += sum(weight for weight, _ in members)
+                total += Fraction(math.fsum(weight * next(series) for weight, series in members))
+        found.append(KEstimate(k, min(1.0, float(total / used)) if used else None, used))
     return tuple(found)
 
 
@@ -153,15 +172,25 @@ def _at(series: Iterator[float], k: int, limit: float) -> float:
     return value
 
 
+def _any_pass_choices(n: int, c: int) -> Iterator[int]:
+    """How many choices of k = 1, 2, ..., n attempts hold one that passed."""
+    none, every = 1, 1
+    for k in range(n):
+        none = none * (n - c - k) // (k + 1)
+        every = every * (n - k) // (k + 1)
+        yield every - none
+
+
+def _all_pass_choices(n: int, c: int) -> Iterator[int]:
+    """How many choices of k = 1, 2, ..., n attempts hold nothing but ones that passed."""
+    good = 1
+    for k in range(n):
+        good = good * (c - k) // (k + 1)
+        yield good
+
+
 def _any_pass(n: int, c: int) -> Iterator[float]:
     """Pass@k of a row for k = 1, 2, ..., n."""
-    if n <= EXACT_ATTEMPTS:
-        none, every = 1, 1
-        for k in range(n):
-            none = none * (n - c - k) // (k + 1)
-            every = every * (n - k) // (k + 1)
-            yield (every - none) / every
-        return
     # The (k+1)st attempt is the first to pass: the first k do not, and it does.
     reached, left = 0.0, 1.0
     for k in range(n):
@@ -172,13 +201,6 @@ def _any_pass(n: int, c: int) -> Iterator[float]:
 
 def _all_pass(n: int, c: int) -> Iterator[float]:
     """Pass^k of a row for k = 1, 2, ..., n."""
-    if n <= EXACT_ATTEMPTS:
-        good, every = 1, 1
-        for k in range(n):
-            good = good * max(0, c - k) // (k + 1)
-            every = every * (n - k) // (k + 1)
-            yield good / every
-        return
     share = 1.0
     for k in range(n):
         share *= max(0, c - k) / (n - k)

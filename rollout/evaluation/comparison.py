@@ -1,0 +1,218 @@
+"""What changed between two runs, row by row.
+
+`compare` is pure and works on records; `compare_runs` reads two run folders for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from rollout.errors import EvaluationError
+from rollout.evaluation._exact import PairedSums
+from rollout.evaluation._ledger import Ledger, RowScore
+from rollout.evaluation.intervals import PairedDifference, paired_difference, sign_test
+from rollout.evaluation.journal import final_records
+from rollout.evaluation.manifest import read_manifest
+from rollout.evaluation.records import AttemptRecord
+
+__all__ = ["SCHEMA", "Comparison", "RowTable", "compare", "compare_runs"]
+
+SCHEMA = "rollout-comparison/1"
+"""What the ``schema`` of a comparison says."""
+
+_SAME = ("digest", "selection", "limit")
+"""What two datasets must have in common for their rows to be the same ones."""
+
+
+@frozen
+class RowTable:
+    """The paired rows by what became of them; a row passes if more than half its attempts do.
+
+    Attributes:
+        both_pass: Passes in both runs.
+        only_a: Passes in A alone: the rows of `Comparison.pass_to_fail`.
+        only_b: Passes in B alone: the rows of `Comparison.fail_to_pass`.
+        neither: Passes in none.
+        better: Rows whose own pass rate is higher in B, whether or not that flips them.
+        worse: Rows whose own pass rate is lower in B.
+        same: Rows whose own pass rate is the same.
+    """
+
+    both_pass: int
+    only_a: int
+    only_b: int
+    neither: int
+    better: int
+    worse: int
+    same: int
+
+
+@frozen
+class Comparison:
+    """Run B against run A, on the rows that have attempts that count in both.
+
+    Attributes:
+        pass_rate: Change of the pass rate, see
+            `rollout.evaluation.intervals.paired_difference`. Each row weighs the same,
+            however many of its attempts count.
+        mean_reward: The same for the reward, over rows that have a reward in both.
+        table: The paired rows by what became of them.
+        pass_to_fail: Rows that passed in A and do not in B, in order.
+        fail_to_pass: Rows that did not pass in A and do in B, in order.
+        only_in_a: Rows with attempts that count in A alone, in order.
+        only_in_b: Rows with attempts that count in B alone, in order.
+        sign_test_p: How likely a split of the changed rows into better and worse at least
+            this uneven is by chance, see `rollout.evaluation.intervals.sign_test`.
+        differences: Inputs that differ between the runs, a line each; empty unless it was
+            made by `compare_runs`.
+    """
+
+    pass_rate: PairedDifference
+    mean_reward: PairedDifference
+    table: RowTable
+    pass_to_fail: tuple[int, ...]
+    fail_to_pass: tuple[int, ...]
+    only_in_a: tuple[int, ...]
+    only_in_b: tuple[int, ...]
+    sign_test_p: float
+    differences: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison in plain JSON types."""
+        return {"schema": SCHEMA, **attrs.asdict(self, value_serializer=_plain)}
+
+
+def _plain(_: Any, __: Any, value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def compare(a: Iterable[AttemptRecord], b: Iterable[AttemptRecord]) -> Comparison:
+    """Compare two runs by the records that count, each in any order.
+
+    Rows are paired by their index. Memory grows by a few bytes for each attempt.
+
+    Raises:
+        EvaluationError: There are two records of one attempt, or a reward is no finite number.
+    """
+    ledgers = (_ledger(a), _ledger(b))
+    places = max(ledger.places for ledger in ledgers)
+    for ledger in ledgers:
+        ledger.places = places
+    passes, rewards = _Pairs(0), _Pairs(places)
+    better = worse = both = neither = 0
+    lost: list[int] = []
+    won: list[int] = []
+    only_a: list[int] = []
+    only_b: list[int] = []
+    for row, left, right in _by_row(*ledgers):
+        if left is None or right is None:
+            (only_b if left is None else only_a).append(row)
+            continue
+        change = passes.add(left.passed, left.counted, right.passed, right.counted)
+        better += change > 0
+        worse += change < 0
+        if left.rewarded and right.rewarded:
+            rewards.add(left.reward_steps, left.rewarded, right.reward_steps, right.rewarded)
+        match 2 * left.passed > left.counted, 2 * right.passed > right.counted:
+            case True, True:
+                both += 1
+            case True, False:
+                lost.append(row)
+            case False, True:
+                won.append(row)
+            case _:
+                neither += 1
+    same = passes.change.count - better - worse
+    return Comparison(
+        pass_rate=paired_difference(passes.a, passes.b, passes.change, (-1.0, 1.0)),
+        mean_reward=paired_difference(rewards.a, rewards.b, rewards.change),
+        table=RowTable(both, len(lost), len(won), neither, better, worse, same),
+        pass_to_fail=tuple(lost),
+        fail_to_pass=tuple(won),
+        only_in_a=tuple(only_a),
+        only_in_b=tuple(only_b),
+        sign_test_p=sign_test(better, worse),
+    )
+
+
+def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) -> Comparison:
+    """Compare two run folders. Blocking.
+
+    Args:
+        a: Folder of run A, the one before.
+        b: Folder of run B, the one after.
+        allow_different_datasets: Whether to pair by row index, where both runs have the row,
+            although the rows may not be the same.
+
+    Raises:
+        EvaluationError: A folder holds no run, or the runs are not about the same rows.
+        EvaluationDamagedError: A file of a run is damaged.
+    """
+    before, after = read_manifest(a), read_manifest(b)
+    changed = [
+        f"{name} ({_shown(before['dataset'].get(name))} and {_shown(after['dataset'].get(name))})"
+        for name in _SAME
+        if before["dataset"].get(name) != after["dataset"].get(name)
+    ]
+    if changed and not allow_different_datasets:
+        raise EvaluationError(
+            f"{a} and {b} cannot be compared, since their datasets differ in {', '.join(changed)}"
+        )
+    comparison = compare(final_records(a), final_records(b))
+    return attrs.evolve(comparison, differences=tuple(_differences(before, after)))
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for section in ("dataset", "server", "chat", "run"):
+        old, new = before[section], after[section]
+        for name in dict.fromkeys((*old, *new)):
+            if old.get(name) != new.get(name):
+                yield f"{section}.{name}: {_shown(old.get(name))} and {_shown(new.get(name))}"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _ledger(records: Iterable[AttemptRecord]) -> Ledger:
+    ledger = Ledger()
+    for record in records:
+        ledger.add(record)
+    return ledger
+
+
+def _by_row(a: Ledger, b: Ledger) -> Iterator[tuple[int, RowScore | None, RowScore | None]]:
+    """Each row that counts in either, in order, with its scores."""
+    lefts = (score for score in a.scores() if score.counted)
+    rights = (score for score in b.scores() if score.counted)
+    left, right = next(lefts, None), next(rights, None)
+    while left is not None or right is not None:
+        if left is not None and right is not None and left.row == right.row:
+            yield left.row, left, right
+            left, right = next(lefts, None), next(rights, None)
+        elif left is not None and (right is None or left.row < right.row):
+            yield left.row, left, None
+            left = next(lefts, None)
+        elif right is not None:
+            yield right.row, None, right
+            right = next(rights, None)
+
+
+class _Pairs:
+    """Row means of both runs, and their differences."""
+
+    def __init__(self, places: int) -> None:
+        self.a, self.b, self.change = PairedSums(places), PairedSums(places), PairedSums(places)
+
+    def add(self, total_a: int, size_a: int, total_b: int, size_b: int) -> int:
+        """Take a row, and return the sign of its change, times something positive."""
+        change = total_b * size_a - total_a * size_b
+        self.a.add(total_a, size_a)
+        self.b.add(total_b, size_b)
+        self.change.add(change, size_a * size_b)
+        return change
