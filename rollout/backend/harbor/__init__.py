@@ -1,0 +1,9 @@
+"""Run rollouts as Harbor trials.
+
+`rollout.backend.harbor.namespace` holds an environment for Harbor that needs no Docker. Importing
+this package does not need Harbor.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []
