@@ -19,6 +19,7 @@ from rollout.errors import (
     InvalidBodyError,
     InvalidFieldError,
 )
+from rollout.evaluation.datasets.selection import parse_rows
 from rollout.types._fields import (
     count,
     instance_of,
@@ -74,6 +75,26 @@ def _format(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, f"must be one of {', '.join(FORMATS)}")
 
 
+def _column(_: Any, attribute: Any, value: Any) -> None:
+    if value:
+        _filled(None, attribute, value)
+    else:
+        _text(None, attribute, value)
+
+
+def _delimiter(_: Any, attribute: Any, value: Any) -> None:
+    _text(None, attribute, value)
+    if len(value) != 1 or value in '"\r\n\0':
+        raise InvalidFieldError(
+            attribute.name, "must be one character, and neither a quote nor a line break"
+        )
+
+
+def _rows(_: Any, attribute: Any, value: Any) -> None:
+    _text(None, attribute, value)
+    parse_rows(value)
+
+
 @frozen(kw_only=True)
 class ServerConfig:
     """The rollout server: one that runs, or one to start for the run.
@@ -121,7 +142,7 @@ class DatasetColumns:
     """Which columns of a dataset mean what.
 
     A row is either in chat form (`messages`) or has a `user_prompt` and perhaps a
-    `system_prompt`.
+    `system_prompt`. An empty name stands for no column.
 
     Attributes:
         system_prompt: Text of the system message; may be missing or null.
@@ -129,13 +150,30 @@ class DatasetColumns:
         ground_truth: Becomes the rollout's label; may be missing or null.
         metadata: An object for workflow and grader; may be missing or null.
         messages: A list of messages, used where the column exists.
+
+    Raises:
+        InvalidFieldError: A column is to mean two things, or none is a prompt.
     """
 
-    system_prompt: str = field(default="system_prompt", validator=_filled)
-    user_prompt: str = field(default="user_prompt", validator=_filled)
-    ground_truth: str = field(default="ground_truth", validator=_filled)
-    metadata: str = field(default="metadata", validator=_filled)
-    messages: str = field(default="messages", validator=_filled)
+    system_prompt: str = field(default="system_prompt", validator=_column)
+    user_prompt: str = field(default="user_prompt", validator=_column)
+    ground_truth: str = field(default="ground_truth", validator=_column)
+    metadata: str = field(default="metadata", validator=_column)
+    messages: str = field(default="messages", validator=_column)
+
+    def __attrs_post_init__(self) -> None:
+        taken: dict[str, str] = {}
+        for role in attrs.fields_dict(type(self)):
+            name = getattr(self, role)
+            if name and name in taken:
+                raise InvalidFieldError(
+                    role,
+                    f"is the column of {taken[name]} too; a column means one thing, and the "
+                    'empty name "" stands for none',
+                )
+            taken[name] = role
+        if not self.user_prompt and not self.messages:
+            raise InvalidFieldError("user_prompt", "or messages must be a column")
 
 
 @frozen(kw_only=True)
@@ -158,10 +196,10 @@ class DatasetConfig:
     path: Path = field(converter=Path)
     format: str = field(default="auto", validator=_format)
     encoding: str = field(default="auto", validator=_filled)
-    delimiter: str = field(default=",", validator=_text)
+    delimiter: str = field(default=",", validator=_delimiter)
     columns: DatasetColumns = field(factory=DatasetColumns)
     limit: int | None = field(default=None, validator=optional(_one_up))
-    rows: str | None = field(default=None, validator=optional(_filled))
+    rows: str | None = field(default=None, validator=optional(_rows))
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,138 @@
+"""The bytes of a file: opened with care, hashed as they are read, watched for changes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self
+
+from rollout.evaluation.datasets._place import Place
+
+__all__ = ["CHUNK_BYTES", "FileStamp", "Source"]
+
+CHUNK_BYTES = 64 * 1024
+"""How much is read at a time."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class FileStamp(NamedTuple):
+    """What tells, without reading it, that a file is still the same."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+class _Hashed:
+    """A file that remembers the digest of what was read from it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._hash.update(data)
+        return data
+
+    def digest(self) -> str:
+        while self.read(CHUNK_BYTES):
+            pass
+        return self._hash.hexdigest()
+
+
+class Source:
+    """A dataset's file while it is open.
+
+    Raises:
+        DatasetError: It is missing, no regular file, or cannot be read.
+    """
+
+    def __init__(self, path: Path, place: Place) -> None:
+        self._path = path
+        self._place = place
+        self.file = self._open()
+        self._hashed = _Hashed(self.file)
+        self.opened = self.stamp()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.file.close()
+
+    def _open(self) -> IO[Any]:
+        flags = os.O_RDONLY
+        # Without O_NONBLOCK, opening a FIFO would wait for its writer.
+        for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+            flags |= getattr(os, name, 0)
+        try:
+            descriptor = os.open(self._path, flags)
+        except FileNotFoundError:
+            raise self._place.file_error("there is no such file") from None
+        except OSError as error:
+            if self._path.is_dir():
+                raise self._place.file_error("is a folder, not a file") from None
+            raise self._place.file_error(f"cannot be opened: {error.strerror or error}") from None
+        except ValueError as error:
+            raise self._place.file_error(f"cannot be opened: {error}") from None
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
+            raise self._place.file_error(
+                "is a folder, not a file"
+                if stat.S_ISDIR(mode)
+                else "is no regular file, and a dataset is read more than once"
+            )
+        return os.fdopen(descriptor, "rb")
+
+    def stamp(self) -> FileStamp:
+        """What the file looks like now."""
+        status = os.fstat(self.file.fileno())
+        return FileStamp(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+    def digest(self) -> str:
+        """Read what is left and give the digest of all that was read, SHA-256 in hex."""
+        try:
+            return self._hashed.digest()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes, unpacked where they are packed by gzip.
+
+        Raises:
+            DatasetError: They cannot be read or unpacked.
+        """
+        stream: Any = self._hashed
+        head: bytes = self.file.peek(2)[:2]  # type: ignore[attr-defined]
+        if head == _GZIP_MAGIC or self._path.suffix.lower() == ".gz":
+            stream = gzip.GzipFile(fileobj=stream, mode="rb")
+        while True:
+            try:
+                chunk = stream.read(CHUNK_BYTES)
+            except (OSError, EOFError, zlib.error) as error:
+                raise self._failed(error) from None
+            if not chunk:
+                return
+            yield chunk
+
+    def _failed(self, error: Exception) -> Exception:
+        reason = getattr(error, "strerror", None) or error
+        return self._place.error(f"cannot be read further: {reason}")

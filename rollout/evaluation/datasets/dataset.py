@@ -1,0 +1,215 @@
+"""A dataset: a file, a mapping of its columns, and a selection of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attrs import fields_dict, frozen
+
+from rollout.evaluation.datasets._csv import read_csv
+from rollout.evaluation.datasets._jsonl import read_jsonl
+from rollout.evaluation.datasets._parquet import import_pyarrow, read_parquet
+from rollout.evaluation.datasets._place import Place
+from rollout.evaluation.datasets._source import FileStamp, Source
+from rollout.evaluation.datasets._text import decoded, lookup_encoding
+from rollout.evaluation.datasets.rows import DatasetRow, Record, RowBuilder
+from rollout.evaluation.datasets.selection import Picker, RowSelection, parse_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rollout.evaluation.config import DatasetConfig
+
+__all__ = ["Dataset", "DatasetScan", "open_dataset"]
+
+_SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+
+
+@frozen(kw_only=True)
+class DatasetScan:
+    """What one pass over the whole file found.
+
+    Attributes:
+        digest: SHA-256 of the file's bytes, in hex.
+        rows: How many rows the file has.
+        selected: How many of them are selected, limit included.
+    """
+
+    digest: str
+    rows: int
+    selected: int
+
+
+class Dataset:
+    """Reads the rows of a file, one at a time. Blocking: use a thread.
+
+    Each pass opens the file anew. After a `scan`, `rows` makes sure that it reads the file
+    that was scanned.
+
+    Attributes:
+        config: What it was opened with.
+        format: ``jsonl``, ``csv`` or ``parquet``.
+    """
+
+    def __init__(
+        self, config: DatasetConfig, *, format: str, encoding: str, selection: RowSelection
+    ) -> None:
+        self.config = config
+        self.format = format
+        self._encoding = encoding
+        self._selection = selection
+        self._scanned: tuple[FileStamp, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Dataset {str(self.config.path)!r} ({self.format})>"
+
+    def scan(self) -> DatasetScan:
+        """Read the whole file, and check all rows that are selected.
+
+        Raises:
+            DatasetError: A row cannot be taken faithfully, a column of the mapping is in none
+                of them, the selection selects nothing, or the file changes meanwhile.
+        """
+        place = self._place()
+        builder = RowBuilder(self.config.columns, place)
+        selected = 0
+        with Source(self.config.path, place) as source:
+            # Parquet is not read from front to back, so its bytes are hashed before.
+            digest = source.digest() if self.format == "parquet" else ""
+            for record in self._records(source, place, builder, self._picker()):
+                builder.build(record)
+                selected += 1
+            self._check_selection(place)
+            builder.check_mapped()
+            digest = digest or source.digest()
+            if source.stamp() != source.opened:
+                raise place.file_error("changed while it was read")
+            self._scanned = source.opened, digest
+        return DatasetScan(digest=digest, rows=place.count, selected=selected)
+
+    def rows(self) -> Iterator[DatasetRow]:
+        """Read the selected rows, in the order of the file, and no further than needed.
+
+        Raises:
+            DatasetError: As for `scan`, from the row on that it is about; or the file is not
+                the one that was scanned. If its bytes alone tell, that is said at the end.
+        """
+        place = self._place()
+        builder = RowBuilder(self.config.columns, place)
+        picker = self._picker()
+        with Source(self.config.path, place) as source:
+            self._check_unchanged(source, place)
+            whole = True
+            for record in self._records(source, place, builder, picker):
+                row = builder.build(record)
+                yield row
+                if picker.is_done(row.index + 1):
+                    whole = False
+                    break
+            if whole:
+                self._check_selection(place)
+            self._check_end(source, place, whole=whole)
+
+    def _place(self) -> Place:
+        return Place(str(self.config.path))
+
+    def _picker(self) -> Picker:
+        return Picker(self._selection, self.config.limit)
+
+    def _records(
+        self, source: Source, place: Place, builder: RowBuilder, picker: Picker
+    ) -> Iterator[Record]:
+        columns: Any = self.config.columns
+        names = {role: getattr(columns, role) for role in fields_dict(type(columns))}
+        used = {name for name in names.values() if name}
+        if self.format == "parquet":
+            source.file.seek(0)
+            yield from read_parquet(
+                source.file, place, picker, used=used, check_header=builder.check_header
+            )
+            return
+        texts = decoded(source.chunks(), self._encoding, place)
+        if self.format == "csv":
+            yield from read_csv(
+                texts,
+                place,
+                picker,
+                delimiter=self.config.delimiter,
+                check_header=builder.check_header,
+            )
+        else:
+            label = names["ground_truth"]
+            yield from read_jsonl(texts, place, picker, label=label, used=used - {label})
+
+    def _check_selection(self, place: Place) -> None:
+        if not place.count:
+            raise place.file_error("has no rows")
+        missing = self._selection.without_rows(place.count)
+        if missing is not None:
+            raise place.file_error(
+                f"has {place.count} rows, so that {missing} selects none of them (the first "
+                "row is 0)"
+            )
+
+    def _check_unchanged(self, source: Source, place: Place) -> None:
+        """Compare with what was scanned, by the bytes if anything else is not the same."""
+        if self._scanned is None or source.opened == self._scanned[0]:
+            return
+        stamp, digest = self._scanned
+        if source.opened.size == stamp.size:
+            with Source(self.config.path, place) as other:
+                if other.digest() == digest and other.opened == source.opened:
+                    return
+        raise self._changed(place)
+
+    def _check_end(self, source: Source, place: Place, *, whole: bool) -> None:
+        same = source.stamp() == source.opened
+        if self._scanned is None or self.format == "parquet":
+            if not same:
+                raise place.file_error("changed while it was read")
+        elif (whole or not same) and source.digest() != self._scanned[1]:
+            raise self._changed(place)
+
+    def _changed(self, place: Place) -> Exception:
+        return place.file_error("changed after it was scanned")
+
+
+def open_dataset(config: DatasetConfig) -> Dataset:
+    """Open a dataset: settle its format, encoding and selection, and see that it is there.
+
+    No row is read yet.
+
+    Raises:
+        DatasetError: The file is missing or no regular file, its format cannot be told by its
+            name, its encoding is unknown, or what reads the format is not installed.
+        InvalidFieldError: The selection of rows is none.
+    """
+    place = Place(str(config.path))
+    encoding = lookup_encoding(config.encoding, place)
+    selection = RowSelection() if config.rows is None else parse_rows(config.rows)
+    format_ = _format_of(config.path, place) if config.format == "auto" else config.format
+    if format_ == "parquet":
+        import_pyarrow(place)
+    with Source(config.path, place):
+        pass
+    return Dataset(config, format=format_, encoding=encoding, selection=selection)
+
+
+def _format_of(path: Path, place: Place) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    known = _SUFFIXES.get(suffixes[-1]) if suffixes else None
+    if known is None:
+        raise place.file_error(
+            'has a name that does not tell its format; say format = "jsonl", "csv" (with its '
+            'delimiter) or "parquet"'
+        )
+    return known
