@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import trio
@@ -80,6 +81,16 @@ class ExecutionBackend(ABC):
     def health(self) -> dict[str, Any]:
         """Return the backend's part of ``GET /health``, JSON types only."""
         return {"status": "ok"}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None, None]:
+        """Own what the backend needs while it serves: tasks, threads, connections.
+
+        The server enters it before its lifespan and its first admission, and leaves it after
+        `shutdown`. An error on the way in keeps the server from starting. The default owns
+        nothing.
+        """
+        yield
 
     async def shutdown(self) -> None:
         """Release what the backend owns; called once, after the last execution has ended."""

@@ -140,6 +140,7 @@ class RolloutServer(QuartTrio):
             self.nursery = nursery
             await self.startup()
             stack.push_async_callback(self.shutdown)
+            await stack.enter_async_context(self.backend.running())
             if self._user_lifespan is not None:
                 await stack.enter_async_context(self._user_lifespan(self))
             if self.watchdog is not None and self.watchdog.applies():

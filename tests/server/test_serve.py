@@ -25,6 +25,7 @@ from support import (
     served,
 )
 
+from rollout import ExecutionBackend
 from rollout.client import RolloutClient
 from rollout.errors import RolloutServerError
 from rollout.server import ShutdownBudget, serve
@@ -118,6 +119,20 @@ async def test_a_lifespan_that_fails_is_a_plain_error():
     with pytest.raises(RolloutServerError, match="RuntimeError: the weights are missing") as caught:
         await serve(make_app(lifespan=lifespan), bind="127.0.0.1:0")
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+async def test_a_backend_that_cannot_run_keeps_the_server_from_starting():
+    class Broken(ExecutionBackend):
+        @asynccontextmanager
+        async def running(self):
+            raise RuntimeError("there is no sandbox")
+            yield
+
+        async def execute(self, request):
+            raise AssertionError
+
+    with pytest.raises(RolloutServerError, match="RuntimeError: there is no sandbox"):
+        await serve(make_app(Broken()), bind="127.0.0.1:0")
 
 
 async def test_a_failure_of_the_servers_own_tasks_stops_it():

@@ -206,6 +206,12 @@ class Recorder(ExecutionBackend):
         self.events = events
         self._shutdown = shutdown
 
+    @asynccontextmanager
+    async def running(self):
+        self.events.append("backend runs")
+        yield
+        self.events.append("backend ends")
+
     async def execute(self, request):
         await trio.lowlevel.checkpoint()
         self.events.append(f"execute {request.id}")
@@ -231,7 +237,8 @@ async def test_the_lifespan_spans_everything_and_gets_the_app(autojump_clock):
     async with in_process(server) as client:
         result = await client.run_rollout(prompt(), CHAT_URL, "a", grade=False)
         assert result.status is RolloutStatus.SUCCESS
-    assert events == ["entered", "execute a", "backend shutdown", "left"]
+    inner = ["entered", "execute a", "backend shutdown", "left"]
+    assert events == ["backend runs", *inner, "backend ends"]
 
 
 async def test_a_backend_whose_shutdown_fails_or_hangs_is_reported(autojump_clock, caplog):
