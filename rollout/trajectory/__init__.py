@@ -1,0 +1,10 @@
+"""Trajectories: what happened in a rollout, step by step, as an ATIF document.
+
+ATIF is Harbor's Agent Trajectory Interchange Format. Everything here is pure.
+"""
+
+from rollout.trajectory.build import SCHEMA_VERSION, build_trajectory
+from rollout.trajectory.checker import trajectory_problems
+from rollout.trajectory.totals import token_totals
+
+__all__ = ["SCHEMA_VERSION", "build_trajectory", "token_totals", "trajectory_problems"]

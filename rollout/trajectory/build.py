@@ -1,0 +1,122 @@
+"""From a list of messages to an ATIF document.
+
+Theory of operation: messages come in whatever form an agent uses: chat messages of OpenAI,
+items of its Responses, blocks of Anthropic, or something else. First everything is brought to
+plain JSON and rid of secrets. Then each message adds a step, or a part of one: results of
+tools go to the agent's step that has their call, and the items of one response form one step.
+What ATIF has no place for stays in the ``extra`` of the step, the call or the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rollout._redaction import Redactor
+from rollout.codec import MAX_JSON_DEPTH
+from rollout.jsonfit import fit
+from rollout.trajectory.steps import Steps
+from rollout.trajectory.totals import final_metrics
+from rollout.types import RolloutSample
+
+__all__ = ["SCHEMA_VERSION", "build_trajectory", "package_version"]
+
+SCHEMA_VERSION = "ATIF-v1.8"
+
+_MESSAGE_DEPTH = MAX_JSON_DEPTH - 12
+"""What is left for messages, some of which end up deeper than they were."""
+
+_EXTRA_DEPTH = MAX_JSON_DEPTH - 4
+
+
+@cache
+def package_version() -> str:
+    """Return the version of this package, ``unknown`` where it is not installed."""
+    try:
+        return version("trio-rollout")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def build_trajectory(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    rollout_id: str,
+    model_name: str | None = None,
+    agent_name: str = "rollout",
+    sample: RolloutSample | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    secrets: Sequence[str | None] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Make an ATIF document, whatever the messages look like.
+
+    Args:
+        messages: The history.
+        rollout_id: The rollout's id, which becomes the document's.
+        model_name: The model; by default the one that the messages name, if it is always the same.
+        agent_name: How the document calls the agent.
+        sample: Where label, reward, metrics and extra fields come from.
+        metadata: The caller's own data.
+        secrets: What must not be in it, see `rollout._redaction.Redactor`.
+        extra: More to keep in the document's ``extra``.
+
+    Returns:
+        The document in plain JSON types. Its ``extra`` has ``reward``, ``label``,
+        ``remove_sample``, ``metrics`` and ``extra_fields`` of the sample, ``metadata``, and
+        under ``dropped`` a line for each value without a JSON form.
+    """
+    redactor = Redactor(secrets)
+    plain, dropped = fit(list(messages), max_depth=_MESSAGE_DEPTH)
+    dropped = [f"messages{line}" for line in dropped]
+    steps = Steps(redactor)
+    for message in redactor.value(plain):
+        steps.add(message)
+    finished = steps.finish()
+    rest = _extra(sample, metadata, extra, dropped)
+    agent: dict[str, Any] = {"name": agent_name or "rollout", "version": package_version()}
+    if model_name is None:
+        models = {step["model_name"] for step in finished if "model_name" in step}
+        model_name = models.pop() if len(models) == 1 else None
+    if model_name is not None:
+        agent["model_name"] = model_name
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "session_id": redactor.value(rollout_id),
+        "trajectory_id": redactor.value(rollout_id),
+        "agent": redactor.value(agent),
+        "steps": finished,
+        "final_metrics": final_metrics(finished),
+    }
+    if rest:
+        document["extra"] = redactor.value(rest)
+    return document
+
+
+def _extra(
+    sample: RolloutSample | None,
+    metadata: Mapping[str, Any] | None,
+    extra: Mapping[str, Any] | None,
+    dropped: list[str],
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if sample is not None:
+        values["reward"] = sample.reward
+        values["label"] = sample.label
+        if sample.remove_sample:
+            values["remove_sample"] = True
+        if sample.metrics:
+            values["metrics"] = sample.metrics
+        if sample.extra_fields:
+            values["extra_fields"] = sample.extra_fields
+    if metadata is not None:
+        values["metadata"] = metadata
+    values |= extra or {}
+    fitted, more = fit(values, max_depth=_EXTRA_DEPTH)
+    dropped += more
+    plain: dict[str, Any] = fitted or {}
+    if dropped:
+        plain["dropped"] = dropped
+    return plain

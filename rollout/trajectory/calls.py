@@ -1,0 +1,104 @@
+"""Tool calls, in the forms in which messages carry them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from rollout._redaction import Redactor
+from rollout.codec import MAX_JSON_DEPTH, parse_json
+from rollout.errors import InvalidBodyError
+from rollout.jsonfit import fit
+from rollout.trajectory.content import put
+
+__all__ = ["Call", "read_call"]
+
+_ARGUMENTS_DEPTH = MAX_JSON_DEPTH - 10
+_ARGUMENT_KEYS = ("arguments", "input", "args", "parameters")
+_ID_KEYS = ("call_id", "id", "tool_call_id")
+_PLAIN_TYPES = frozenset({"function", "function_call", "custom", "tool_use", "tool_call"})
+
+
+@frozen
+class Call:
+    """A tool call.
+
+    Attributes:
+        call_id: Its id, as results name it; ``None`` if it has none.
+        call: As ATIF has it, without an id.
+    """
+
+    call_id: str | None
+    call: dict[str, Any]
+
+
+def read_call(raw: dict[str, Any], redactor: Redactor) -> Call:
+    """Read a call of any form; what ATIF has no place for goes into its ``extra``.
+
+    Args:
+        raw: The call, in JSON types.
+        redactor: Looks for secrets behind the escapes of encoded arguments.
+    """
+    rest = dict(raw)
+    extra: dict[str, Any] = {}
+    call_id = _take_id(rest, extra)
+    inner = rest
+    for key in ("function", "custom"):
+        if isinstance(rest.get(key), dict):
+            inner = dict(rest.pop(key))
+            break
+    name = inner.pop("name", None)
+    if not isinstance(name, str) or not name:
+        if name is not None:
+            put(extra, "name", name)
+        kind = raw.get("type")
+        name = kind if isinstance(kind, str) and kind not in _PLAIN_TYPES else "unknown"
+    given = next((each for each in _ARGUMENT_KEYS if each in inner), None)
+    arguments = _arguments(inner.pop(given) if given else None, extra, redactor)
+    if isinstance(rest.get("type"), str) and rest["type"] in _PLAIN_TYPES - {"custom"}:
+        del rest["type"]
+    for left in (rest, inner) if inner is not rest else (rest,):
+        for name_left, value in left.items():
+            put(extra, name_left, value)
+    call: dict[str, Any] = {"function_name": name, "arguments": arguments}
+    if extra:
+        call["extra"] = extra
+    return Call(call_id, call)
+
+
+def _take_id(rest: dict[str, Any], extra: dict[str, Any]) -> str | None:
+    for key in _ID_KEYS:
+        value = rest.get(key)
+        if isinstance(value, str) and value:
+            return str(rest.pop(key))
+        if type(value) is int:
+            extra["tool_call_id"] = rest.pop(key)
+            return str(value)
+    return None
+
+
+def _arguments(value: Any, extra: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
+    if value is None or value == "":
+        return {}
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, str):
+        parsed = _parse(value)
+        if parsed is not None:
+            clean: dict[str, Any] = redactor.value(parsed)
+            return clean
+    put(extra, "arguments", value)
+    return {}
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    """Return the object that *text* says, ``None`` if it says no such thing faithfully."""
+    try:
+        value = parse_json(text.encode())
+    except InvalidBodyError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    fitted, dropped = fit(value, max_depth=_ARGUMENTS_DEPTH)
+    return None if dropped else fitted

@@ -1,0 +1,332 @@
+"""The steps of a trajectory, message by message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field
+
+from rollout._redaction import Redactor
+from rollout.codec import dump_json
+from rollout.trajectory.calls import read_call
+from rollout.trajectory.content import Content, put, take_content
+from rollout.trajectory.totals import take_metrics, take_timestamp
+
+__all__ = ["Steps"]
+
+_SOURCES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "agent",
+    "agent": "agent",
+    "model": "agent",
+    "ai": "agent",
+}
+_RESULT_ROLES = frozenset({"tool", "function"})
+_RESULT_ID_KEYS = ("tool_call_id", "tool_use_id", "call_id")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_OBVIOUS_ROLES = frozenset({"system", "user", "assistant"})
+_ORDER = (
+    "step_id",
+    "timestamp",
+    "source",
+    "model_name",
+    "reasoning_effort",
+    "message",
+    "reasoning_content",
+    "tool_calls",
+    "observation",
+    "metrics",
+    "extra",
+)
+
+
+@define(eq=False)
+class _Pending:
+    """A call, and whether a result has answered it."""
+
+    step: dict[str, Any]
+    call: dict[str, Any]
+    answered: bool = False
+
+
+@define(eq=False)
+class Steps:
+    """Takes messages in plain JSON types and makes steps of them.
+
+    Attributes:
+        redactor: Looks for secrets in what only comes to light here: arguments in JSON text.
+    """
+
+    redactor: Redactor
+    _steps: list[dict[str, Any]] = field(factory=list)
+    _calls: dict[str, list[_Pending]] = field(factory=dict)
+    _count: int = 0
+
+    def add(self, message: Any) -> None:
+        """Take the next message."""
+        position = self._count
+        self._count += 1
+        if not isinstance(message, dict):
+            put(self._new("system")["extra"], "message", message)
+            return
+        rest = dict(message)
+        kind = _kind(rest)
+        if kind is not None:
+            self._add_item(kind, rest, position)
+            return
+        role = rest.pop("role", None)
+        if role is None and isinstance(rest.get("type"), str) and rest["type"] in _SOURCES:
+            role = rest.pop("type")
+        if role in ("tool", "function") or (role is None and "tool_call_id" in rest):
+            self._add_result(rest, position, role)
+            return
+        source = _SOURCES.get(role, "system") if isinstance(role, str) else "system"
+        extra: dict[str, Any] = {}
+        if role is not None and not (isinstance(role, str) and role in _OBVIOUS_ROLES):
+            extra["role"] = role
+        if rest.get("type") == "message":
+            del rest["type"]
+        if source == "agent":
+            self._add_agent(rest, extra, position)
+        else:
+            self._add_plain(source, rest, extra, position)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return all steps, numbered from 1; a history without messages has an empty one."""
+        if not self._steps:
+            self._new("system")
+        for number, step in enumerate(self._steps, 1):
+            step["step_id"] = number
+            if not step["extra"]:
+                del step["extra"]
+        return [{name: step[name] for name in _ORDER if name in step} for step in self._steps]
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _add_plain(
+        self, source: str, rest: dict[str, Any], extra: dict[str, Any], position: int
+    ) -> None:
+        content = take_content(rest.pop("content", None), calls=True)
+        for raw in content.results:
+            self._add_result(dict(raw), position, "tool_result")
+        timestamp = take_timestamp(rest)
+        if content.results and not (content.parts or content.kept or rest or extra):
+            return  # nothing but results
+        step = self._new(source, timestamp)
+        step["message"] = content.message
+        self._keep(step, content, rest, extra)
+
+    def _add_agent(self, rest: dict[str, Any], extra: dict[str, Any], position: int) -> None:
+        content = take_content(rest.pop("content", None), agent=True, calls=True)
+        timestamp = take_timestamp(rest)
+        step = self._steps[-1] if self._steps else {}
+        if step.get("open") != "reasoning":
+            step = self._new("agent", timestamp)
+        elif timestamp is not None:
+            step.setdefault("timestamp", timestamp)
+        step["open"] = "message"
+        step["message"] = content.message
+        _take_model(step, rest)
+        self._think(step, [*_take_thoughts(rest), *content.thoughts])
+        metrics = take_metrics(rest)
+        if metrics is not None:
+            step["metrics"] = metrics
+        self._take_calls(step, content, rest)
+        self._keep(step, content, rest, extra)
+        for raw in content.results:
+            self._add_result(dict(raw), position, "tool_result")
+
+    def _add_item(self, kind: str, rest: dict[str, Any], position: int) -> None:
+        """Take an item of a response that is no message."""
+        if kind == "result":
+            self._add_result(rest, position, None)
+            return
+        timestamp = take_timestamp(rest)
+        if kind == "reasoning":
+            step = self._new("agent", timestamp)
+            step["open"] = "reasoning"
+            self._think(step, _take_summaries(rest))
+            self._keep(step, Content(), {k: v for k, v in rest.items() if k != "type"}, {})
+            return
+        step = self._steps[-1] if self._steps else {}
+        if "open" not in step or "observation" in step:
+            step = self._new("agent", timestamp)
+        step["open"] = "message"
+        self._call(step, rest)
+
+    # --- calls and results ----------------------------------------------------------------------
+
+    def _take_calls(self, step: dict[str, Any], content: Content, rest: dict[str, Any]) -> None:
+        raws = rest.get("tool_calls")
+        strange: list[Any] = []
+        if isinstance(raws, list):
+            for raw in rest.pop("tool_calls"):
+                if isinstance(raw, dict):
+                    self._call(step, raw)
+                else:
+                    strange.append(raw)
+        if strange:
+            put(step["extra"], "tool_calls", strange)
+        if isinstance(rest.get("function_call"), dict):
+            self._call(step, rest.pop("function_call"))
+        for raw in content.calls:
+            self._call(step, raw)
+
+    def _call(self, step: dict[str, Any], raw: dict[str, Any]) -> None:
+        read = read_call(raw, self.redactor)
+        calls = step.setdefault("tool_calls", [])
+        taken = {call["tool_call_id"] for call in calls}
+        # Results name a call of their step by its id, so each call needs one, of its own.
+        number = len(calls) + 1
+        call_id = read.call_id or f"call-{len(self._steps)}-{number}"
+        while call_id in taken:
+            number += 1
+            call_id = f"{read.call_id or 'call'} ({number})"
+        call = {"tool_call_id": call_id, **read.call}
+        if read.call_id is not None and call_id != read.call_id:
+            put(call.setdefault("extra", {}), "tool_call_id", read.call_id)
+        calls.append(call)
+        pending = _Pending(step, call)
+        if read.call_id is not None:
+            self._calls.setdefault(read.call_id, []).append(pending)
+        else:
+            self._calls.setdefault("", []).append(pending)
+
+    def _add_result(self, rest: dict[str, Any], position: int, role: str | None) -> None:
+        extra: dict[str, Any] = {}
+        if role not in {"tool", "tool_result", None}:
+            extra["role"] = role
+        if rest.get("type") in ("tool", "tool_result", "function_call_output"):
+            del rest["type"]
+        call_id = _take_result_id(rest, extra)
+        content = _result_content(rest)
+        result: dict[str, Any] = {}
+        pending = self._pending(call_id, rest.get("name"))
+        if pending is None:
+            # A result names calls of its own step only.
+            step = self._new("system", take_timestamp(rest))
+            if call_id is not None:
+                extra.setdefault("tool_call_id", call_id)
+        else:
+            step = pending.step
+            pending.answered = True
+            result["source_call_id"] = pending.call["tool_call_id"]
+            if step is not self._steps[-1]:
+                extra["position"] = position
+            if rest.get("name") == pending.call["function_name"]:
+                del rest["name"]
+        result["content"] = content.message
+        for name, value in rest.items():
+            put(extra, name, value)
+        if content.kept:
+            put(extra, "content_parts", content.kept)
+        if extra:
+            result["extra"] = extra
+        step.setdefault("observation", {"results": []})["results"].append(result)
+
+    def _pending(self, call_id: str | None, name: Any) -> _Pending | None:
+        """Find the call that a result answers: the first of its id that is still open."""
+        if call_id is not None:
+            candidates = self._calls.get(call_id, [])
+            return next(
+                (each for each in candidates if not each.answered),
+                candidates[-1] if candidates else None,
+            )
+        for each in self._calls.get("", []):
+            if not each.answered and name == each.call["function_name"]:
+                return each
+        return None
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _new(self, source: str, timestamp: str | None = None) -> dict[str, Any]:
+        if self._steps:
+            self._steps[-1].pop("open", None)
+        step: dict[str, Any] = {"source": source, "message": "", "extra": {}}
+        if timestamp is not None:
+            step["timestamp"] = timestamp
+        self._steps.append(step)
+        return step
+
+    def _think(self, step: dict[str, Any], thoughts: list[str]) -> None:
+        if thoughts:
+            before = [step["reasoning_content"]] if "reasoning_content" in step else []
+            step["reasoning_content"] = "\n\n".join(dict.fromkeys([*before, *thoughts]))
+
+    def _keep(
+        self, step: dict[str, Any], content: Content, rest: dict[str, Any], extra: dict[str, Any]
+    ) -> None:
+        for name, value in (*extra.items(), *rest.items()):
+            if value is not None:
+                put(step["extra"], name, value)
+        if content.kept:
+            put(step["extra"], "content_parts", content.kept)
+
+
+def _kind(message: dict[str, Any]) -> str | None:
+    """Say what kind of item of a response a message is; ``None`` for a message."""
+    kind = message.get("type")
+    if not isinstance(kind, str) or "role" in message:
+        return None
+    if kind == "reasoning":
+        return "reasoning"
+    if kind.endswith(("_call_output", "tool_result")):
+        return "result"
+    if kind.endswith(("_call", "tool_use")):
+        return "call"
+    return None
+
+
+def _take_model(step: dict[str, Any], rest: dict[str, Any]) -> None:
+    for key in ("model", "model_name"):
+        if isinstance(rest.get(key), str) and rest[key] and "model_name" not in step:
+            step["model_name"] = rest.pop(key)
+    if isinstance(rest.get("reasoning_effort"), (str, int, float)):
+        effort = rest["reasoning_effort"]
+        if isinstance(effort, str) or type(effort) is float:
+            step["reasoning_effort"] = rest.pop("reasoning_effort")
+
+
+def _take_thoughts(rest: dict[str, Any]) -> list[str]:
+    return [rest.pop(key) for key in _THOUGHTS if isinstance(rest.get(key), str) and rest[key]]
+
+
+def _take_summaries(rest: dict[str, Any]) -> list[str]:
+    """Take the texts of a reasoning item; what holds anything else stays."""
+    thoughts: list[str] = []
+    for key in ("summary", "content"):
+        parts = rest.get(key)
+        if isinstance(parts, list) and all(
+            isinstance(part, dict)
+            and isinstance(part.get("text"), str)
+            and part.keys() <= {"type", "text"}
+            for part in parts
+        ):
+            thoughts += [part["text"] for part in rest.pop(key)]
+    return thoughts
+
+
+def _take_result_id(rest: dict[str, Any], extra: dict[str, Any]) -> str | None:
+    for key in _RESULT_ID_KEYS:
+        value = rest.get(key)
+        if isinstance(value, str) and value:
+            return str(rest.pop(key))
+        if type(value) is int:
+            extra["tool_call_id"] = rest.pop(key)
+            return str(value)
+    return None
+
+
+def _result_content(rest: dict[str, Any]) -> Content:
+    key = "output" if "output" in rest and "content" not in rest else "content"
+    value = rest.pop(key, None)
+    if value is None or isinstance(value, (str, list)):
+        return take_content(value)
+    content = take_content(value)
+    if not content.parts:
+        # An object or a number: its JSON text says all of it.
+        return take_content(dump_json(value).decode("ascii"))
+    return content

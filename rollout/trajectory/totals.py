@@ -1,0 +1,183 @@
+"""What a call of a model cost: its metrics out of a message, and the totals of a document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = ["final_metrics", "is_timestamp", "take_metrics", "take_timestamp", "token_totals"]
+
+_COSTS = ("cost_usd", "cost", "response_cost")
+_TOKEN_IDS = {
+    "prompt_token_ids": ("prompt_token_ids",),
+    "completion_token_ids": ("completion_token_ids", "response_token_ids", "token_ids"),
+}
+_CACHE_PARTS = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_CACHED = (
+    ("prompt_tokens_details", "cached_tokens"),
+    ("input_tokens_details", "cached_tokens"),
+    ("input_token_details", "cache_read"),
+    ("cached_tokens",),
+    ("prompt_cache_hit_tokens",),
+    ("cache_read_input_tokens",),
+)
+_SUMS = {
+    "total_prompt_tokens": "prompt_tokens",
+    "total_completion_tokens": "completion_tokens",
+    "total_cached_tokens": "cached_tokens",
+    "total_cost_usd": "cost_usd",
+}
+_SECONDS = (1e8, 1e11)
+"""Numbers in between are seconds since 1970; a thousand times that, milliseconds."""
+
+
+def take_metrics(rest: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the metrics of a call out of what is left of its message.
+
+    What has another form than expected is left where it is. Of a usage, what ATIF has no name
+    for goes into the metrics' ``extra``.
+    """
+    metrics: dict[str, Any] = {}
+    for key in ("usage", "usage_metadata"):
+        usage = rest.get(key)
+        if isinstance(usage, dict) and usage and not metrics:
+            metrics = _usage(rest.pop(key))
+    _take_first(rest, metrics, "cost_usd", _COSTS, _cost)
+    for name, keys in _TOKEN_IDS.items():
+        _take_first(rest, metrics, name, keys, _whole_numbers)
+    _take_logprobs(rest, metrics)
+    return metrics or None
+
+
+def _take_first(
+    rest: dict[str, Any],
+    metrics: dict[str, Any],
+    name: str,
+    keys: Sequence[str],
+    read: Callable[[Any], Any],
+) -> None:
+    for key in keys:
+        value = read(rest.get(key))
+        if value is not None and name not in metrics:
+            metrics[name] = value
+            del rest[key]
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    extra = dict(usage)
+    for name, keys in (
+        ("prompt_tokens", ("prompt_tokens", "input_tokens")),
+        ("completion_tokens", ("completion_tokens", "output_tokens")),
+    ):
+        _take_first(extra, metrics, name, keys, _count)
+    for way in _CACHED:
+        value: Any = usage
+        for key in way:
+            value = value.get(key) if isinstance(value, dict) else None
+        if _count(value) is not None:
+            metrics["cached_tokens"] = _count(value)
+            if len(way) == 1:
+                extra.pop(way[0], None)
+            break
+    parts = [_count(usage.get(key)) for key in _CACHE_PARTS]
+    if "input_tokens" in usage and "prompt_tokens" in metrics and any(parts):
+        # There the tokens of the cache are counted apart; here they are part of the prompt.
+        metrics["prompt_tokens"] += sum(part or 0 for part in parts)
+        extra = dict(usage)
+    _take_first(extra, metrics, "cost_usd", _COSTS, _cost)
+    if extra:
+        metrics["extra"] = extra
+    return metrics
+
+
+def _take_logprobs(rest: dict[str, Any], metrics: dict[str, Any]) -> None:
+    value = rest.get("logprobs")
+    numbers = _numbers(value)
+    if numbers is not None:
+        metrics["logprobs"] = numbers
+        del rest["logprobs"]
+    elif isinstance(value, dict) and isinstance(value.get("content"), list):
+        # The tokens themselves and their rivals have no place in ATIF, so all of it stays.
+        items = [item.get("logprob") for item in value["content"] if isinstance(item, dict)]
+        numbers = _numbers(items)
+        if numbers is not None and len(items) == len(value["content"]):
+            metrics["logprobs"] = numbers
+
+
+def _count(value: Any) -> int | None:
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and value >= 0 else None
+
+
+def _cost(value: Any) -> float | None:
+    return value if _is_number(value) and value >= 0 else None
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int and abs(value) < 1e300  # noqa: PLR2004 - what a float can hold
+
+
+def _whole_numbers(value: Any) -> list[int] | None:
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return value
+    return None
+
+
+def _numbers(value: Any) -> list[float] | None:
+    if isinstance(value, list) and value and all(map(_is_number, value)):
+        return value
+    return None
+
+
+def take_timestamp(rest: dict[str, Any]) -> str | None:
+    """Take the time of a message out of what is left of it, as ISO 8601."""
+    for key in ("timestamp", "created_at", "created"):
+        text = _time(rest.get(key))
+        if text is not None:
+            del rest[key]
+            return text
+    return None
+
+
+def is_timestamp(text: str) -> bool:
+    """Whether *text* is a time as ISO 8601 writes it."""
+    try:
+        datetime.fromisoformat(text.replace("Z", "+00:00"))  # noqa: FURB162 - as Harbor reads it
+    except ValueError:
+        return False
+    return True
+
+
+def _time(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value if is_timestamp(value) else None
+    if not _is_number(value):
+        return None
+    seconds = value / 1000 if value >= _SECONDS[1] else value
+    if not _SECONDS[0] <= seconds < _SECONDS[1]:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def final_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up the metrics of all steps; a total that no step has a part in is left out."""
+    totals: dict[str, Any] = {}
+    for total, name in _SUMS.items():
+        values = [step["metrics"][name] for step in steps if name in (step.get("metrics") or {})]
+        if values and _is_number(sum(values)):
+            totals[total] = sum(values)
+    totals["total_steps"] = len(steps)
+    return totals
+
+
+def token_totals(document: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the prompt and completion tokens of a whole document, ``None`` where untold."""
+    found = document.get("final_metrics")
+    totals = found if isinstance(found, Mapping) else {}
+    return _count(totals.get("total_prompt_tokens")), _count(totals.get("total_completion_tokens"))
