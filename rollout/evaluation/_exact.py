@@ -35,7 +35,7 @@ def to_float(value: Fraction) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(sys.float_info.max, value)
+        return -sys.float_info.max if value < 0 else sys.float_info.max
 
 
 def sqrt_float(value: Fraction) -> float:

@@ -9,7 +9,7 @@ beyond, they are built up by sums and products of numbers from 0 to 1, none of w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
 
@@ -134,7 +134,7 @@ def curve(
     return tuple(found)
 
 
-def percentile(ordered: list[float], share: float) -> float:
+def percentile(ordered: Sequence[float], share: float) -> float:
     """Read off a percentile by linear interpolation between the two nearest numbers.
 
     Formula: with h = (N - 1) * share, ``x[floor(h)] + (h - floor(h)) * (x[floor(h) + 1] -
@@ -191,12 +191,13 @@ def _all_pass_choices(n: int, c: int) -> Iterator[int]:
 
 def _any_pass(n: int, c: int) -> Iterator[float]:
     """Pass@k of a row for k = 1, 2, ..., n."""
-    # The (k+1)st attempt is the first to pass: the first k do not, and it does.
+    # The next one is the first to pass: those before do not, and it does. Adding these up
+    # keeps the digits of a small chance; what is left to 1 keeps those of a large one.
     reached, left = 0.0, 1.0
     for k in range(n):
         reached += left * min(1.0, c / (n - k))
         left *= max(0, n - c - k) / (n - k)
-        yield min(1.0, reached) if left else 1.0
+        yield reached if left > 0.5 else 1.0 - left  # noqa: PLR2004 - the nearer end
 
 
 def _all_pass(n: int, c: int) -> Iterator[float]:
