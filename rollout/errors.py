@@ -14,6 +14,8 @@ from attrs import frozen
 __all__ = [
     "AdmissionsClosedError",
     "BackendConfigurationError",
+    "BridgeCancelledError",
+    "BridgeError",
     "DatasetError",
     "DuplicateRolloutError",
     "EvaluationDamagedError",
@@ -220,6 +222,22 @@ class TrajectoryError(RolloutError, ValueError):
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+class BridgeError(RolloutError, RuntimeError):
+    """A bridge to asyncio is not there: none is open, it is closed, or its loop has ended.
+
+    Raised by everything in `rollout.integrations.asyncio_bridge`, also in calls that were
+    still running when their bridge closed.
+    """
+
+
+class BridgeCancelledError(BridgeError):
+    """A coroutine behind a bridge ended with `asyncio.CancelledError` of its own accord.
+
+    Something on the asyncio side cancelled it. A cancellation by trio is no error: it stays
+    `trio.Cancelled`.
+    """
 
 
 class EvaluationError(RolloutError, RuntimeError):

@@ -1,0 +1,259 @@
+"""One coroutine on the asyncio loop, as its trio side sees it.
+
+Theory of operation: a `Call` is touched by two threads, each of which owns its half. The trio
+thread starts it, asks for its cancellation and reads its outcome; the loop's thread makes the
+task, cancels it and reports that it is done. They meet in two queues that keep their order:
+``loop.call_soon_threadsafe`` one way, ``TrioToken.run_sync_soon`` the other. So a cancellation
+never overtakes its start, and whatever the task sent to trio arrives before its end does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
+from typing import Any, Generic, TypeVar
+
+import outcome
+import trio
+
+from rollout.errors import BridgeCancelledError, BridgeError
+
+__all__ = ["Call", "name_of", "refuse_coroutine", "without_cancellation"]
+
+logger = logging.getLogger("rollout.integrations.asyncio_bridge")
+
+T = TypeVar("T")
+
+
+def name_of(fn: Callable[..., object]) -> str:
+    """Return what logs call a function. Never its arguments: they may be secrets."""
+    inner = getattr(fn, "func", fn)  # a partial has no name of its own
+    return str(getattr(inner, "__qualname__", type(inner).__qualname__))
+
+
+def refuse_coroutine(fn: object) -> None:
+    """Refuse a coroutine object where a function is asked for."""
+    if inspect.iscoroutine(fn):
+        fn.close()
+        raise TypeError(
+            f"pass the function and its arguments apart, run(fn, arg), not the coroutine "
+            f"{fn.__qualname__}: it must be made on the other side"
+        )
+
+
+def without_cancellation(error: BaseException) -> BaseException | None:
+    """Return what remains of an error if asyncio's cancellations do not count."""
+    if isinstance(error, asyncio.CancelledError):
+        return None
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(asyncio.CancelledError)[1]
+    return error
+
+
+class Call(Generic[T]):
+    """A coroutine function that runs as one task of the loop.
+
+    Attributes:
+        name: What logs call it.
+        finished: Set, on the trio side, once the task is done or lost.
+        abandoned: Nobody waits for it any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        token: trio.lowlevel.TrioToken,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        on_finished: Callable[[Call[Any]], None],
+    ) -> None:
+        self.name = name_of(fn)
+        self.finished = trio.Event()
+        self.abandoned = False
+        self._loop = loop
+        self._token = token
+        self._fn = fn
+        self._args = args
+        self._on_finished = on_finished
+        self._context: Context = copy_context()
+        self._outcome: outcome.Outcome[T] | None = None
+        # The loop's half.
+        self._task: asyncio.Task[None] | None = None
+        self._result: outcome.Outcome[T] | None = None
+        self._cancel_delivered = False
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished.is_set() else "running"
+        return f"<Call {self.name} {state}>"
+
+    # --- in the loop's thread -------------------------------------------------------------
+
+    def _begin(self) -> None:
+        # Not by loop.create_task: a task factory of the user's could start the coroutine at
+        # once or hand back something that is no task.
+        self._task = asyncio.Task(
+            self._main(), loop=self._loop, name=f"bridge:{self.name}", context=self._context
+        )
+        self._task.add_done_callback(self._on_done)
+
+    async def _main(self) -> None:
+        # Nothing gets out of here: SystemExit and KeyboardInterrupt out of a task would end
+        # the loop, and any other error would count as never retrieved.
+        try:
+            awaitable = self._fn(*self._args)
+            if not inspect.isawaitable(awaitable):
+                raise TypeError(f"{self.name} returned {type(awaitable).__name__}, no awaitable")  # noqa: TRY301
+            self._result = outcome.Value(await awaitable)
+        except BaseException as error:  # noqa: BLE001 - it goes to the caller
+            self._result = outcome.Error(error)
+
+    def _on_done(self, _task: asyncio.Task[None]) -> None:
+        result, self._result = self._result, None
+        if result is None:  # cancelled before its first step
+            result = outcome.Error(asyncio.CancelledError())
+        self._token.run_sync_soon(self._finish, result)
+
+    def _cancel_task(self) -> None:
+        # A task that is done keeps its result, even if trio has not heard of it yet.
+        if self._task is not None and not self._task.done():
+            self._cancel_delivered = True
+            self._task.cancel()
+
+    # --- in the trio thread ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start it. Raises `BridgeError` if the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(self._begin)
+        except RuntimeError as error:
+            raise BridgeError("the bridge's event loop has ended") from error
+
+    def cancel(self) -> None:
+        """Cancel the task, once more if it was cancelled before."""
+        if not self.finished.is_set():
+            self.post(self._cancel_task)
+
+    def lose(self, error: BaseException) -> None:
+        """Finish it with an error, since no loop will."""
+        self._finish(outcome.Error(error))
+
+    def _finish(self, result: outcome.Outcome[T]) -> None:
+        if not self.finished.is_set():
+            self._outcome = result
+            self.finished.set()
+            self._on_finished(self)
+        else:
+            self.abandoned = True
+        if self.abandoned:
+            self._report(result)
+
+    def _report(self, result: outcome.Outcome[T]) -> None:
+        """Log an error that nobody waits for any more."""
+        if isinstance(result, outcome.Error):
+            error = without_cancellation(result.error)
+            if error is not None:
+                logger.error("%s, which was abandoned, failed", self.name, exc_info=error)
+
+    async def end(self, *, grace_sec: float, abandon_after_sec: float | None) -> None:
+        """Cancel the task and wait until it is done, however this is cancelled.
+
+        Args:
+            grace_sec: After this many seconds the task is cancelled again, and again.
+            abandon_after_sec: Stop waiting after this many seconds; ``None`` for never.
+        """
+        deadline = float("inf")
+        if abandon_after_sec is not None:
+            deadline = trio.current_time() + abandon_after_sec
+        while not self.finished.is_set():
+            self.cancel()
+            with trio.CancelScope(shield=True) as patience:
+                patience.deadline = min(trio.current_time() + grace_sec, deadline)
+                await self.finished.wait()
+            if self.finished.is_set():
+                break
+            if trio.current_time() >= deadline:
+                self.abandoned = True
+                logger.warning(
+                    "%s has not ended %s s after its cancellation and is abandoned: its task "
+                    "runs on until the bridge closes",
+                    self.name,
+                    abandon_after_sec,
+                )
+                break
+            logger.warning(
+                "%s has not ended %s s after a cancellation; it is cancelled again",
+                self.name,
+                grace_sec,
+            )
+
+    async def result(self, *, grace_sec: float, abandon_after_sec: float | None) -> T:
+        """Wait for the outcome and return or raise it; cancel the task if this is cancelled."""
+        try:
+            await self.finished.wait()
+        except trio.Cancelled:
+            await self.end(grace_sec=grace_sec, abandon_after_sec=abandon_after_sec)
+            if self._ended_by_cancellation():
+                raise
+        return self.take()
+
+    def _ended_by_cancellation(self) -> bool:
+        if self._outcome is None:  # abandoned
+            return True
+        if not self._cancel_delivered:
+            return False
+        # A task that swallowed its cancellation was cancelled all the same.
+        return not isinstance(self._outcome, outcome.Error) or (
+            without_cancellation(self._outcome.error) is None
+        )
+
+    def take(self) -> T:
+        """Return or raise the outcome of a finished call. It is handed out once."""
+        if self._outcome is None:
+            raise BridgeError(f"the outcome of {self.name} was taken already")
+        result, self._outcome = self._outcome, None  # or error and frame would be a cycle
+        if isinstance(result, outcome.Error):
+            error = self._translate(result.error)
+            try:
+                raise error
+            finally:
+                del error, result
+        return result.unwrap()
+
+    def take_error(self, *, cancellation: bool) -> None:
+        """Raise what the call failed with, if it did and nobody has taken that.
+
+        Args:
+            cancellation: A cancellation counts as a failure.
+        """
+        result = self._outcome
+        if isinstance(result, outcome.Error) and (
+            cancellation or without_cancellation(result.error) is not None
+        ):
+            self.take()
+
+    def _translate(self, error: BaseException) -> BaseException:
+        if self._cancel_delivered:
+            error = without_cancellation(error) or asyncio.CancelledError()
+        if not isinstance(error, asyncio.CancelledError):
+            return error
+        plain: BridgeError
+        if self._cancel_delivered:
+            plain = BridgeError(f"the bridge was closed while {self.name} was running")
+        else:
+            plain = BridgeCancelledError(
+                f"{self.name} ended with asyncio.CancelledError, though trio had not cancelled "
+                "it: something on the asyncio side did"
+            )
+        plain.__cause__ = error
+        return plain
+
+    def post(self, fn: Callable[[], object]) -> None:
+        """Have the loop call something, if it still runs."""
+        try:
+            self._loop.call_soon_threadsafe(fn)
+        except RuntimeError:
+            # The loop is closed; the end of its thread, which is on its way, finishes this.
+            logger.debug("%s is not reached any more: its loop is closed", self.name)

@@ -1,0 +1,501 @@
+"""A bridge from trio to asyncio: one event loop in a thread of its own.
+
+Many agent frameworks know asyncio alone. A bridge runs them from trio without giving up what
+trio is for: a cancel scope around a call cancels the asyncio task *and waits for its cleanup*,
+errors and context variables cross intact, and nothing outlives the block that opened it::
+
+    async with open_asyncio_bridge() as bridge:
+        with trio.move_on_after(60):
+            answer = await bridge.run(ask_the_framework, question)
+
+The framework's tools call back with `run_in_trio`. Inside a server, open the bridge in the
+lifespan and let workflows find it with `get_bridge`.
+
+Theory of operation: see `rollout.integrations._bridge_call` for a call and
+``_bridge_callback`` for the way back. This module owns the thread. Its end has one path, taken
+when the block is left and when the loop ends too early: cancel the calls, then whatever tasks
+are left, close generators and executor, stop the loop, join the thread. A task on the trio side
+walks it, inside a shield and within a budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import threading
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+import trio
+
+from rollout.errors import BridgeCancelledError, BridgeError, InvalidFieldError
+from rollout.integrations._bridge_call import Call, name_of, refuse_coroutine
+from rollout.integrations._bridge_callback import Callback
+from rollout.integrations._bridge_loop import (
+    abandon_tasks,
+    close_executor,
+    log_loop_error,
+    run_loop,
+    sweep,
+)
+from rollout.integrations._bridge_stream import AsyncioStream
+
+__all__ = [
+    "AsyncioBridge",
+    "AsyncioStream",
+    "BridgeCancelledError",
+    "BridgeError",
+    "get_bridge",
+    "open_asyncio_bridge",
+    "run_in_trio",
+]
+
+logger = logging.getLogger("rollout.integrations.asyncio_bridge")
+
+T = TypeVar("T")
+PosArgs = TypeVarTuple("PosArgs")
+
+_bridges: dict[asyncio.AbstractEventLoop, AsyncioBridge] = {}
+_current: ContextVar[AsyncioBridge | None] = ContextVar("asyncio_bridge", default=None)
+
+
+class AsyncioBridge:
+    """An asyncio event loop in a thread of its own, as trio sees it.
+
+    `open_asyncio_bridge` makes one; all tasks of that `trio.run` may use it, at the same time.
+
+    Attributes:
+        name: The name of the loop's thread.
+        grace_sec: How long a cancelled task may clean up before it is cancelled again.
+        abandon_after_sec: How long a cancelled call waits for its task; ``None`` for ever.
+        close_timeout_sec: How long the end of the bridge waits for tasks, in all.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        grace_sec: float,
+        abandon_after_sec: float | None,
+        close_timeout_sec: float,
+        debug: bool | None,
+    ) -> None:
+        self.name = name
+        self.grace_sec = grace_sec
+        self.abandon_after_sec = abandon_after_sec
+        self.close_timeout_sec = close_timeout_sec
+        self._token = trio.lowlevel.current_trio_token()
+        self._calls: set[Call[Any]] = set()
+        self._running_callbacks: set[Callback[Any]] = set()
+        self._callbacks: trio.Nursery | None = None
+        self._why_closed: str | None = None
+        self._close_wanted = trio.Event()
+        self._thread_ended = trio.Event()
+        self._stop_expected = False  # of the loop's thread
+        self._executor = ThreadPoolExecutor(thread_name_prefix=name)
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(self._executor)
+        self._loop.set_exception_handler(log_loop_error)
+        if debug is not None:
+            self._loop.set_debug(debug)
+        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
+
+    def __repr__(self) -> str:
+        state = self._why_closed or "open"
+        return f"<AsyncioBridge {self.name}: {state}, {len(self._calls)} calls>"
+
+    # --- calls, from trio -----------------------------------------------------------------
+
+    async def run(self, fn: Callable[[Unpack[PosArgs]], Awaitable[T]], *args: *PosArgs) -> T:
+        """Run an asyncio function as a task of the loop, and return what it returns.
+
+        Context variables of the calling task are visible inside; what is set inside stays
+        inside. Use `functools.partial` for keyword arguments.
+
+        A cancellation of the caller cancels the task and waits until it has cleaned up. A task
+        that has not ended ``grace_sec`` later is cancelled again, and so on, since asyncio
+        delivers each cancellation once and code may swallow it. The caller ends as cancelled
+        even if the task returned a value in spite of its cancellation; a task that had finished
+        before the cancellation reached it delivers its result. With ``abandon_after_sec``, a
+        task that is still there by then is left to the end of the bridge, and a warning is
+        logged.
+
+        Raises:
+            BridgeError: The bridge is closed, or was closed while this ran.
+            BridgeCancelledError: The function ended with `asyncio.CancelledError`, and it was
+                not trio that had cancelled it.
+            BaseException: What the function raised, intact, with its traceback; `SystemExit`
+                and `KeyboardInterrupt` as well (the loop goes on). `StopIteration` becomes a
+                `RuntimeError`, as in every coroutine.
+        """
+        refuse_coroutine(fn)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        call = self._start(fn, args, self._calls.discard)
+        return await call.result(grace_sec=self.grace_sec, abandon_after_sec=self.abandon_after_sec)
+
+    @asynccontextmanager
+    async def iterate(
+        self,
+        fn: Callable[[Unpack[PosArgs]], AsyncIterable[T] | Awaitable[AsyncIterable[T]]],
+        *args: *PosArgs,
+        buffer_size: int = 16,
+    ) -> AsyncGenerator[AsyncioStream[T], None]:
+        """Iterate over what an asyncio function yields, in a block that owns the iteration.
+
+        For example::
+
+            async with bridge.iterate(agent.stream, prompt) as events:
+                async for event in events:
+                    ...
+
+        The whole iteration is one task of the loop, so a generator is closed in the task that
+        ran it. Leaving the block, by ``break``, error or cancellation, cancels that task and
+        waits as `run` does. An error of the iteration is raised behind its last item.
+
+        Args:
+            fn: An asynchronous generator function, or any function that returns (or
+                asynchronously returns) an asynchronous iterable.
+            *args: What to call it with.
+            buffer_size: How many items it may be ahead of whoever takes them.
+
+        Raises:
+            BridgeError: The bridge is closed, or was closed during the iteration.
+            InvalidFieldError: The buffer holds no item.
+        """
+        refuse_coroutine(fn)
+        if buffer_size < 1:
+            raise InvalidFieldError("buffer_size", "must be at least 1")
+        await trio.lowlevel.checkpoint()
+        stream: AsyncioStream[T] = AsyncioStream(self._loop, self._token, fn, args, buffer_size)
+
+        def finish(call: Call[Any]) -> None:
+            self._calls.discard(call)
+            stream.finish()
+
+        stream.attach(self._start(stream.pump, (), finish))
+        try:
+            yield stream
+        finally:
+            await stream.close(grace_sec=self.grace_sec, abandon_after_sec=self.abandon_after_sec)
+
+    def _start(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        on_finished: Callable[[Call[Any]], None],
+    ) -> Call[T]:
+        if trio.lowlevel.current_trio_token() is not self._token:
+            raise BridgeError("this bridge belongs to another trio.run; open one in this one")
+        if self._why_closed is not None:
+            raise BridgeError(self._why_closed)
+        return self._start_anyway(fn, args, on_finished)
+
+    def _start_anyway(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        on_finished: Callable[[Call[Any]], None],
+    ) -> Call[T]:
+        call = Call(self._loop, self._token, fn, args, on_finished)
+        call.start()
+        self._calls.add(call)
+        return call
+
+    # --- callbacks, from any thread -------------------------------------------------------
+
+    def call_trio_soon(self, fn: Callable[[Unpack[PosArgs]], object], *args: *PosArgs) -> None:
+        """Have the trio thread call a synchronous function, soon and in order.
+
+        For hooks: from the loop, or from any other thread. It returns at once; the function
+        runs with a copy of the caller's context variables, before any call that the caller
+        belongs to is seen to end. Nobody waits for it, so what it raises is logged.
+
+        Raises:
+            BridgeError: The bridge is closed.
+        """
+        if self._thread_ended.is_set():
+            raise BridgeError(self._why_closed or "the bridge is closed")
+        context = copy_context()
+        try:
+            self._token.run_sync_soon(self._call_hook, context.run, fn, args)
+        except trio.RunFinishedError as error:
+            raise BridgeError("the trio side of the bridge has ended") from error
+
+    def _call_hook(
+        self, run: Callable[..., object], fn: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            run(fn, *args)
+        except BaseException:  # an error here would end all of trio.run
+            logger.exception("%s, called by a hook, failed", name_of(fn))
+
+    async def _call_back(self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
+        callback = Callback(self._loop, self._token, fn, args, self._running_callbacks.discard)
+        return await callback.call(self._start_callback)
+
+    def _start_callback(self, callback: Callback[Any]) -> None:
+        if self._callbacks is None:
+            callback.refuse(BridgeError(self._why_closed or "the bridge is closed"))
+        else:
+            self._running_callbacks.add(callback)
+            callback.start(self._callbacks)
+
+    # --- the thread -----------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        why = "its event loop was stopped by code that ran in it"
+        try:
+            while True:
+                run_loop(self._loop, lambda: self._stop_expected)
+                if self._stop_expected:
+                    break
+                # The loop still has tasks that want to clean up: the trio side ends the bridge
+                # in the ordinary way, and for that the loop has to run.
+                logger.error("the bridge %s ends: %s", self.name, why)
+                self._token.run_sync_soon(self._break, why)
+        except BaseException as error:
+            why = f"its event loop failed: {error!r}"
+            logger.exception("the bridge %s ends: its event loop failed", self.name)
+        finally:
+            _bridges.pop(self._loop, None)
+            try:
+                self._loop.close()
+            finally:
+                self._token.run_sync_soon(self._on_thread_end, why)
+
+    def _stop_loop(self) -> None:
+        abandon_tasks(self._loop)
+        self._stop_expected = True
+        self._loop.stop()
+
+    def _break(self, why: str) -> None:
+        if self._why_closed is None:
+            self._why_closed = f"the bridge is closed: {why}"
+        self._close_wanted.set()
+
+    def _on_thread_end(self, why: str) -> None:
+        self._thread_ended.set()
+        self._break(why)
+        self._lose_calls()
+
+    def _lose_calls(self) -> None:
+        for call in tuple(self._calls):
+            call.lose(BridgeError(f"{self._why_closed}; {call.name} was running"))
+
+    # --- from the beginning to the end ----------------------------------------------------
+
+    async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
+        """Run the thread, and end it once that is wanted, whatever is cancelled around here."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                self._callbacks = nursery
+                _bridges[self._loop] = self
+                try:
+                    self._thread.start()
+                except BaseException:
+                    _bridges.pop(self._loop)
+                    self._loop.close()
+                    raise
+                task_status.started()
+                await self._close_wanted.wait()
+                await self._close()
+                self._callbacks = None
+
+    async def _close(self) -> None:
+        if self._why_closed is None:
+            self._why_closed = "the bridge is closed"
+        step = "calls"
+        with trio.move_on_after(self.close_timeout_sec) as budget:
+            await self._end_calls()
+            step = "tasks"
+            while not await self._ask_loop(self.grace_sec, sweep):
+                pass
+            step = "asynchronous generators"
+            await self._ask_loop(self.grace_sec, self._loop.shutdown_asyncgens)
+            step = "worker threads"
+            await self._ask_loop(math.inf, close_executor, self._executor)
+        if budget.cancelled_caught:
+            logger.error(
+                "the bridge %s has not ended %s s after its %s were told to, and abandons them",
+                self.name,
+                self.close_timeout_sec,
+                step,
+            )
+        await self._end_thread()
+        for callback in tuple(self._running_callbacks):
+            callback.cancel()
+
+    async def _end_calls(self) -> None:
+        while self._calls:
+            for call in tuple(self._calls):
+                call.cancel()
+            with trio.move_on_after(self.grace_sec):
+                for call in tuple(self._calls):
+                    await call.finished.wait()
+
+    async def _ask_loop(
+        self, patience_sec: float, fn: Callable[..., Awaitable[None]], *args: object
+    ) -> bool:
+        """Have the loop do something; False if it was cancelled since it took too long."""
+        if self._thread_ended.is_set():
+            return True
+        try:
+            call = self._start_anyway(fn, args, self._calls.discard)
+        except BridgeError:  # the thread ends just now
+            await self._thread_ended.wait()
+            return True
+        call.abandoned = True  # an error of it is logged
+        try:
+            with trio.move_on_after(patience_sec):
+                await call.finished.wait()
+        finally:
+            call.cancel()
+        return call.finished.is_set()
+
+    async def _end_thread(self) -> None:
+        if not self._thread_ended.is_set():
+            with suppress(RuntimeError):  # closed in the meantime
+                self._loop.call_soon_threadsafe(self._stop_loop)
+            with trio.move_on_after(min(self.grace_sec, self.close_timeout_sec)):
+                await self._thread_ended.wait()
+        if self._thread_ended.is_set():
+            self._thread.join()  # it has nothing left to do
+        else:
+            frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001
+            where = "".join(traceback.format_stack(frame)) if frame else "nowhere"
+            logger.error(
+                "the thread of the bridge %s is blocked and left behind. It is here:\n%s",
+                self.name,
+                where,
+            )
+        self._lose_calls()
+
+
+@asynccontextmanager
+async def open_asyncio_bridge(
+    *,
+    name: str = "asyncio-bridge",
+    grace_sec: float = 10.0,
+    abandon_after_sec: float | None = None,
+    close_timeout_sec: float = 30.0,
+    debug: bool | None = None,
+) -> AsyncGenerator[AsyncioBridge, None]:
+    """Run an asyncio event loop in a thread for the length of the block.
+
+    Inside the block, `get_bridge` returns this bridge, in this task and in the tasks that are
+    started from here on. In a server, open it in the lifespan::
+
+        @asynccontextmanager
+        async def lifespan(app):
+            async with open_asyncio_bridge():
+                yield
+
+    However the block is left, the bridge ends before the block does: it cancels the calls that
+    still run (other tasks may be in them: they get `BridgeError`), then the tasks that their
+    code has left over, again after each ``grace_sec``; it closes asynchronous generators and
+    waits for the worker threads of the loop's executor. What has not ended after
+    ``close_timeout_sec`` is logged and abandoned. A cancellation does not cut this short.
+
+    All times are trio's: a `trio.testing.MockClock` governs them, and one with
+    ``autojump_threshold`` jumps while the loop's thread works.
+
+    Args:
+        name: The name of the loop's thread.
+        grace_sec: How long a cancelled task may clean up before it is cancelled again, in
+            seconds.
+        abandon_after_sec: How long a cancelled call waits for its task, in seconds; ``None``
+            for as long as it takes.
+        close_timeout_sec: How long the end of the bridge waits, in seconds; one more grace
+            period at most goes to the thread itself.
+        debug: asyncio's debug mode; ``None`` leaves it to ``PYTHONASYNCIODEBUG``.
+
+    Raises:
+        InvalidFieldError: A time is negative, or not finite where it has to be.
+    """
+    _check_times(grace_sec, abandon_after_sec, close_timeout_sec)
+    bridge = AsyncioBridge(
+        name=name,
+        grace_sec=grace_sec,
+        abandon_after_sec=abandon_after_sec,
+        close_timeout_sec=close_timeout_sec,
+        debug=debug,
+    )
+    previous = _current.get()
+    body_error: BaseException | None = None
+    # The nursery holds the bridge's own task alone. What the block raises goes around it, or it
+    # would come out as a group.
+    async with trio.open_nursery() as nursery:
+        try:
+            with trio.CancelScope(shield=True):
+                await nursery.start(bridge._serve)  # noqa: SLF001
+            _current.set(bridge)
+            yield bridge
+        except BaseException as error:  # noqa: BLE001 - raised below
+            body_error = error
+        finally:
+            if _current.get() is bridge:
+                _current.set(previous)
+            bridge._close_wanted.set()  # noqa: SLF001
+    if body_error is not None:
+        try:
+            raise body_error
+        finally:
+            del body_error
+
+
+def _check_times(grace: float, abandon_after: float | None, close_timeout: float) -> None:
+    if not grace > 0:
+        raise InvalidFieldError("grace_sec", "must be positive")
+    if abandon_after is not None and not abandon_after >= 0:
+        raise InvalidFieldError("abandon_after_sec", "must not be negative")
+    if not 0 <= close_timeout < math.inf:
+        raise InvalidFieldError("close_timeout_sec", "must be finite and not negative")
+
+
+def get_bridge() -> AsyncioBridge:
+    """Return the bridge that is open around here: the innermost `open_asyncio_bridge`.
+
+    Workflows use the one that their server's lifespan has opened.
+
+    Raises:
+        BridgeError: None is open.
+    """
+    bridge = _current.get()
+    if bridge is None:
+        raise BridgeError(
+            "no asyncio bridge is open here. Open one around the program, `async with "
+            "open_asyncio_bridge():`, in a server in the lifespan that create_rollout_server "
+            "takes, so that all workflows share it"
+        )
+    return bridge
+
+
+async def run_in_trio(fn: Callable[[Unpack[PosArgs]], Awaitable[T]], *args: *PosArgs) -> T:
+    """Run a trio function from asyncio code that runs behind a bridge, and wait for it.
+
+    For tools and hooks that belong to the trio side: awaited in a task of the bridge's loop, it
+    runs ``fn`` in a task on the trio side, with a copy of the caller's context variables.
+
+    A cancellation of the asyncio task cancels the trio function and waits until it has ended;
+    so does the end of the bridge. The caller then gets `asyncio.CancelledError`, never
+    `trio.Cancelled`.
+
+    Raises:
+        BridgeError: This is no task behind a bridge, or the bridge has ended.
+        BaseException: What the function raised, intact.
+    """
+    refuse_coroutine(fn)
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise BridgeError("run_in_trio is for asyncio code; in trio, await the function") from None
+    bridge = _bridges.get(loop)
+    if bridge is None:
+        raise BridgeError("this asyncio loop belongs to no bridge, so there is no way to trio")
+    return await bridge._call_back(fn, args)  # noqa: SLF001
