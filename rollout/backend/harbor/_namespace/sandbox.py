@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from rollout.backend.harbor._namespace.failures import (
     CommandTimeoutError,
@@ -38,7 +38,6 @@ from rollout.backend.harbor._namespace.processes import (
     find_marked,
     has_ended,
     kill_by_descriptor,
-    pid_namespace,
 )
 from rollout.backend.harbor._namespace.tasks import finish
 
@@ -228,7 +227,7 @@ class Sandbox:
             self._tools["unshare"], *isolation, "--fork", "--kill-child=SIGKILL", "--",
             self._interpreter, "-I", "-S", str(setup), json.dumps(plan),
         ]  # fmt: skip
-        errors = self._io_file()
+        errors = self.open_file()
         with errors:
             process = await finish(
                 asyncio.create_subprocess_exec(
@@ -266,9 +265,7 @@ class Sandbox:
         except OSError:
             return 0, None
 
-    def _open(
-        self, process: asyncio.subprocess.Process, pid: int, pidfd: int | None
-    ) -> _Holder:
+    def _open(self, process: asyncio.subprocess.Process, pid: int, pidfd: int | None) -> _Holder:
         if pidfd is None:
             raise NamespaceStartError("the first process ended as soon as it was ready")
         names = [
@@ -303,7 +300,9 @@ class Sandbox:
 
     def _explain(self, process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:
         errors.seek(0)
-        said = errors.read(10_000).decode(errors="replace").strip() or f"status {process.returncode}"
+        said = (
+            errors.read(10_000).decode(errors="replace").strip() or f"status {process.returncode}"
+        )
         text = f"the namespaces could not be set up: {said}."
         if self.is_privileged:
             return f"{text} This user is root: is CAP_SYS_ADMIN withheld (a container)?"
@@ -334,7 +333,7 @@ class Sandbox:
                 started, as it is after a cancellation.
             NamespaceError: If the sandbox does not run, or ended meanwhile.
         """
-        with self._io_file() as stdout, self._io_file() as stderr:
+        with self.open_file() as stdout, self.open_file() as stderr:
             code = await self.run_with_files(
                 argv,
                 stdout=stdout,
@@ -375,19 +374,23 @@ class Sandbox:
         ]  # fmt: skip
         if max_file_bytes is not None:
             chain = [self._tools["prlimit"], f"--fsize={max_file_bytes}", "--", *chain]
-        process = await finish(
-            asyncio.create_subprocess_exec(
-                *chain,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env={**_defaults(who), **outside, MARK: command_id},
-                cwd="/",
-                umask=0o022,
-                start_new_session=True,
-            ),
-            abandon=lambda started: self._kill(holder, started, command_id),
-        )
+        try:
+            process = await finish(
+                asyncio.create_subprocess_exec(
+                    *chain,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env={**_defaults(who), **outside, MARK: command_id},
+                    cwd="/",
+                    umask=0o022,
+                    start_new_session=True,
+                ),
+                abandon=lambda started: self._kill(holder, started, command_id),
+            )
+        except (OSError, ValueError) as error:
+            # Too long, or with a NUL in it.
+            raise NamespaceError(f"the command cannot be started: {error}") from error
         self._commands.add(process)
         try:
             async with asyncio.timeout(timeout_sec or None) as limit:
@@ -458,11 +461,11 @@ class Sandbox:
                 kill_by_descriptor(pid, holder.pid_namespace)
             await asyncio.sleep(0.002)
 
-    def _io_file(self) -> IO[bytes]:
+    def open_file(self) -> IO[bytes]:
         """An unnamed file on the host's disk; output may be larger than the memory."""
         if self.folder is None:
             raise NamespaceError("the sandbox does not run: it is not started, or stopped")
-        return tempfile.TemporaryFile(dir=self.folder / "io")  # noqa: SIM115 - the caller closes it
+        return tempfile.TemporaryFile(dir=self.folder / "io")
 
     def _text(self, file: IO[bytes]) -> str:
         size = file.seek(0, os.SEEK_END)

@@ -1,0 +1,179 @@
+"""Unpack an archive from inside a sandbox onto the host, whatever is in it.
+
+An agent may have written the files, and may even have taken part in packing them. So nothing in the
+archive decides where on the host something is written: every folder on the way is opened without
+following links, links are made last and only kept if they stay within the target folder, and what
+is neither file, folder nor link is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rollout.backend.harbor._namespace.failures import TransferError
+
+__all__ = ["extract"]
+
+CHUNK = 1024 * 1024
+MAX_DEPTH = 256
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def extract(
+    archive: IO[bytes], target: Path, *, max_bytes: int, stop: threading.Event
+) -> list[str]:
+    """Unpack into a folder; existing files are replaced.
+
+    Blocks; call it in a thread.
+
+    Args:
+        archive: A tar archive without compression.
+        target: The folder; made if it does not exist.
+        max_bytes: Most that may be written.
+        stop: Set to give up early.
+
+    Returns:
+        What was left out, and why.
+
+    Raises:
+        TransferError: If the archive is broken or holds more than `max_bytes`.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    skipped: list[str] = []
+    links: list[tuple[list[str], str]] = []
+    written = 0
+    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with tarfile.open(fileobj=archive, mode="r:") as tar:
+            for member in tar:
+                if stop.is_set():
+                    return skipped
+                parts = [part for part in member.name.split("/") if part not in {"", "."}]
+                reason = _refuse(member, parts)
+                if reason is not None:
+                    skipped.append(f"{member.name!r}: {reason}")
+                    continue
+                written += member.size if member.isreg() else 0
+                if written > max_bytes:
+                    raise TransferError(f"more than {max_bytes} bytes to copy out of the sandbox")
+                if member.issym():
+                    links.append((parts, member.linkname))
+                    continue
+                try:
+                    _write(tar, member, root, parts, stop)
+                except OSError as error:
+                    skipped.append(f"{member.name!r}: {error.strerror or error}")
+        skipped += _link(root, target, links)
+    except tarfile.TarError as error:
+        raise TransferError(f"the archive out of the sandbox is broken: {error}") from error
+    finally:
+        os.close(root)
+    return skipped
+
+
+def _refuse(member: tarfile.TarInfo, parts: list[str]) -> str | None:
+    if member.name.startswith("/") or ".." in parts:
+        return "its name leads out of the folder"
+    if len(parts) > MAX_DEPTH:
+        return "too deep"
+    if not (member.isreg() or member.isdir() or member.issym()):
+        return "neither file, folder nor link"
+    if not parts and not member.isdir():
+        return "it has no name"
+    return None
+
+
+def _write(
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    root: int,
+    parts: list[str],
+    stop: threading.Event,
+) -> None:
+    if member.isdir():
+        with _folder(root, parts) as folder:
+            if parts:
+                os.fchmod(folder, (member.mode & 0o777) | 0o700)
+        return
+    with _folder(root, parts[:-1]) as folder:
+        _clear(folder, parts[-1])
+        descriptor = os.open(parts[-1], _FILE, 0o600, dir_fd=folder)
+    with os.fdopen(descriptor, "wb") as file:
+        content = tar.extractfile(member)
+        while content is not None and not stop.is_set() and (chunk := content.read(CHUNK)):
+            file.write(chunk)
+        file.flush()
+        os.fchmod(descriptor, (member.mode & 0o777) | 0o600)
+        os.utime(descriptor, (member.mtime, member.mtime))
+
+
+@contextmanager
+def _folder(root: int, parts: list[str]) -> Iterator[int]:
+    """Open a folder below another, making it where needed and never through a link."""
+    current = os.dup(root)
+    try:
+        for part in parts:
+            try:
+                deeper = os.open(part, _FOLDER, dir_fd=current)
+            except OSError:
+                _clear(current, part)
+                os.mkdir(part, 0o755, dir_fd=current)
+                deeper = os.open(part, _FOLDER, dir_fd=current)
+            os.close(current)
+            current = deeper
+        yield current
+    finally:
+        os.close(current)
+
+
+def _clear(folder: int, name: str) -> None:
+    """Remove what stands in the way, unless it is a folder."""
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(None, "a folder of this name is in the way")
+    os.unlink(name, dir_fd=folder)
+
+
+def _link(root: int, target: Path, links: list[tuple[list[str], str]]) -> list[str]:
+    """Make the links, then take away those that lead out, until none does."""
+    skipped: list[str] = []
+    made: list[tuple[list[str], str]] = []
+    for parts, destination in links:
+        name = "/".join(parts)
+        if destination.startswith("/"):
+            skipped.append(f"{name!r}: a link out of the folder")
+            continue
+        try:
+            with _folder(root, parts[:-1]) as folder:
+                _clear(folder, parts[-1])
+                os.symlink(destination, parts[-1], dir_fd=folder)
+        except OSError as error:
+            skipped.append(f"{name!r}: {error.strerror or error}")
+        else:
+            made.append((parts, name))
+    home = os.path.realpath(target)
+    while True:
+        leading_out = [each for each in made if not _stays(f"{home}/{each[1]}", home)]
+        if not leading_out:
+            return skipped
+        for each in leading_out:
+            with _folder(root, each[0][:-1]) as folder:
+                os.unlink(each[0][-1], dir_fd=folder)
+            skipped.append(f"{each[1]!r}: a link out of the folder")
+            made.remove(each)
+
+
+def _stays(path: str, home: str) -> bool:
+    real = os.path.realpath(path)
+    return real == home or real.startswith(home + "/")
