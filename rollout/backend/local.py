@@ -1,6 +1,6 @@
 """Run workflow and grader in the server's own process.
 
-Theory of operation: an `_Execution` stands for a rollout from its admission to its end. It
+Theory of operation: an `Execution` stands for a rollout from its admission to its end. It
 waits for a concurrency slot, then runs the workflow and, if asked to, the grader, each as a
 `rollout.backend.usercode.UserCall` with the deadline of its phase. A cancel request
 interrupts whatever call is under way and lets `execute` come to its end by itself, so that
@@ -13,12 +13,13 @@ import copy
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
-from attrs import define, field
 
+from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.failures import (
     categorize_exception,
@@ -26,6 +27,8 @@ from rollout.backend.failures import (
     format_exception,
 )
 from rollout.backend.imports import resolve_object
+from rollout.backend.phases import Execution, Phase, acquire, failure
+from rollout.backend.saving import FinishedRollout
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import (
     AgentWorkflowContext,
@@ -57,87 +60,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_CONCURRENT = 4
 """How many rollouts run at a time where no workflow config says otherwise."""
 
-_NOTEWORTHY_QUEUE_SEC = 0.1
-
-_PLACES = {
-    RolloutStatus.QUEUED: "it waited for a slot",
-    RolloutStatus.RUNNING: "its workflow ran",
-    RolloutStatus.GRADING: "its grader ran",
-}
-
 TBaseConfig = TypeVar("TBaseConfig", bound=BaseConfig)
-
-
-@define(eq=False)
-class _Execution:
-    """One rollout in this backend.
-
-    Attributes:
-        status: Where it stands; `queued` until it has a slot.
-        submitted_at: When it was admitted (trio time); the agent's deadline counts from here.
-        cancelled_at: When somebody asked for it to stop.
-        call: The call of user code that is under way.
-        queue_scope: The wait for a slot that is under way.
-    """
-
-    rollout_id: str
-    submitted_at: float
-    status: RolloutStatus = RolloutStatus.QUEUED
-    started: bool = False
-    cancelled_at: float = math.inf
-    call: UserCall | None = None
-    queue_scope: trio.CancelScope = field(factory=trio.CancelScope)
-
-    async def run(self, call: UserCall, body: Callable[[], Awaitable[Any]]) -> Outcome:
-        """Run a call of user code so that `cancel` interrupts it."""
-        self.call = call
-        if self.cancelled_at < math.inf:
-            call.cancel()
-        try:
-            return await call.run_in_task(body)
-        finally:
-            self.call = None
-
-    def cancel(self) -> str:
-        if self.cancelled_at == math.inf:
-            self.cancelled_at = trio.current_time()
-            self.queue_scope.cancel()
-            if self.call is not None:
-                self.call.cancel()
-        if self.status is RolloutStatus.QUEUED:
-            return "cancelled_queued"
-        return "cancelled_running"
-
-
-class _Phase:
-    """One phase of an execution, and the rule that says who ended it.
-
-    Attributes:
-        name: ``workflow`` or ``grader``, for messages.
-        limit: The time that the request gives it, in seconds, or ``None``.
-        deadline: When that time is over (trio time).
-        queued_sec: How much of it went by in the queue.
-    """
-
-    def __init__(self, name: str, limit: float | None, since: float) -> None:
-        self.name = name
-        self.limit = limit
-        self.deadline = math.inf if limit is None else since + limit
-        self.queued_sec = 0.0
-
-    def interruption(self, execution: _Execution, now: float) -> ExecutionResult | None:
-        """Say whether the phase was ended from outside: by deadline or cancel, the earlier."""
-        if now >= self.deadline and self.deadline <= execution.cancelled_at:
-            text = f"{self.name} exceeded its deadline of {self.limit:g} s"
-            if self.queued_sec >= _NOTEWORTHY_QUEUE_SEC:
-                text += f" ({self.queued_sec:.1f} s of it in the queue)"
-            return _failure(text, RolloutErrorCategory.TIMEOUT)
-        if execution.cancelled_at < math.inf:
-            return ExecutionResult(
-                status=RolloutStatus.CANCELLED,
-                err_message=f"cancelled while {_PLACES[execution.status]}",
-            )
-        return None
 
 
 class LocalBackend(ExecutionBackend):
@@ -152,6 +75,8 @@ class LocalBackend(ExecutionBackend):
         grader_config: Its config. Its ``concurrency`` bounds gradings on top of the slots.
         max_queue_depth: How many rollouts may wait for a slot; more are refused at admission.
             ``None`` sets no bound.
+        artifact_root: Below which folder the files of rollouts are kept, see
+            `rollout.artifacts.ArtifactStore`; ``False`` keeps none.
 
     Raises:
         BackendConfigurationError: One of these is not what it should be.
@@ -171,6 +96,7 @@ class LocalBackend(ExecutionBackend):
         grader: type[Grader] | str | None = None,
         grader_config: GraderConfig | str | None = None,
         max_queue_depth: int | None = None,
+        artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
     ) -> None:
         self.workflow_cls: Any = _class_with("run", workflow, name="workflow")
         self.grader_cls: Any = (
@@ -183,6 +109,7 @@ class LocalBackend(ExecutionBackend):
                 "max_queue_depth must be a whole number from 1 up, or None for no bound"
             )
         self.max_queue_depth = max_queue_depth
+        self.artifacts = ArtifactStore(artifact_root)
         self.max_concurrent: int | None = (
             self.workflow_config.concurrency.max_concurrent
             if self.workflow_config is not None
@@ -195,7 +122,7 @@ class LocalBackend(ExecutionBackend):
         )
         self._slots = trio.CapacityLimiter(self.max_concurrent or math.inf)
         self._grader_slots = trio.CapacityLimiter(grader_slots or math.inf)
-        self._executions: dict[str, _Execution] = {}
+        self._executions: dict[str, Execution] = {}
 
     # --- capacity -----------------------------------------------------------------------------
 
@@ -209,7 +136,7 @@ class LocalBackend(ExecutionBackend):
         """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
         if rollout_id in self._executions or not self.has_capacity():
             return False
-        self._executions[rollout_id] = _Execution(rollout_id, trio.current_time())
+        self._executions[rollout_id] = Execution(rollout_id, trio.current_time())
         return True
 
     def release(self, rollout_id: str) -> None:
@@ -274,52 +201,88 @@ class LocalBackend(ExecutionBackend):
         """
         reserved = request.id in self._executions
         if not reserved:
-            self._executions[request.id] = _Execution(request.id, trio.current_time())
+            self._executions[request.id] = Execution(request.id, trio.current_time())
         execution = self._executions[request.id]
         if execution.started:
             await trio.lowlevel.checkpoint()
             raise DuplicateRolloutError(f"rollout {request.id} is running already")
         execution.started = True
+        context = get_rollout_context() or RolloutContext(rollout_id=request.id)
         try:
-            return await self._execute(request, execution)
+            outcome = await self._execute(request, execution, context)
+            await self._save(request, execution, context, outcome)
+            return outcome
+        except (trio.Cancelled, BaseExceptionGroup):
+            ended = ExecutionOutcome(workflow=execution.interrupted())
+            await self._save(request, execution, context, ended)
+            raise
         finally:
             if not reserved:
                 self.release(request.id)
 
-    async def _execute(self, request: ExecutionRequest, execution: _Execution) -> ExecutionOutcome:
+    async def _save(
+        self,
+        request: ExecutionRequest,
+        execution: Execution,
+        context: RolloutContext,
+        outcome: ExecutionOutcome,
+    ) -> None:
+        """Keep what is kept of a rollout; never raises, and waits for a bounded time."""
+        if not self.artifacts.keeps:
+            return
+        finished = FinishedRollout(
+            request=request,
+            outcome=outcome,
+            phase=execution.status,
+            agent_started_at=context.agent_started_at,
+            timings=execution.timings(trio.current_time()),
+            secrets=(context.api_key,),
+        )
+        await self.artifacts.save(request.id, finished.files)
+
+    async def _execute(
+        self, request: ExecutionRequest, execution: Execution, context: RolloutContext
+    ) -> ExecutionOutcome:
         problem = self._grading_problem(request)
         if problem is not None:
             await trio.lowlevel.checkpoint()
             return ExecutionOutcome(
-                workflow=_failure(problem, RolloutErrorCategory.VALIDATION_ERROR)
+                workflow=failure(problem, RolloutErrorCategory.VALIDATION_ERROR)
             )
-        phase = _Phase("workflow", request.agent_timeout_sec, execution.submitted_at)
-        acquired = await _acquire(self._slots, execution, phase.deadline)
+        phase = Phase("workflow", request.agent_timeout_sec, execution.submitted_at)
+        acquired = await acquire(self._slots, execution, phase.deadline)
         try:
             phase.queued_sec = trio.current_time() - execution.submitted_at
             ended = phase.interruption(execution, trio.current_time())
             if ended is not None:
                 return ExecutionOutcome(workflow=ended)
-            return await self._run_phases(request, execution, phase)
+            return await self._run_phases(request, execution, context, phase)
         finally:
             if acquired:
                 self._slots.release_on_behalf_of(execution)
 
     async def _run_phases(
-        self, request: ExecutionRequest, execution: _Execution, phase: _Phase
+        self,
+        request: ExecutionRequest,
+        execution: Execution,
+        context: RolloutContext,
+        phase: Phase,
     ) -> ExecutionOutcome:
-        context = get_rollout_context() or RolloutContext(rollout_id=request.id)
         execution.status = RolloutStatus.RUNNING
+        execution.agent_at.since = trio.current_time()
         context.mark_agent_started()
         workflow = await self._run_workflow(request, execution, context, phase)
+        execution.agent_at.until = trio.current_time()
         if not request.grade or workflow.status is not RolloutStatus.SUCCESS:
             return ExecutionOutcome(workflow=workflow)
         execution.status = RolloutStatus.GRADING
         context.report_status(RolloutStatus.GRADING)
-        acquired = await _acquire(self._grader_slots, execution, math.inf)
+        acquired = await acquire(self._grader_slots, execution, math.inf)
         try:
-            phase = _Phase("grader", request.grader_timeout_sec, trio.current_time())
+            execution.grader_at.since = trio.current_time()
+            phase = Phase("grader", request.grader_timeout_sec, execution.grader_at.since)
             grader = await self._run_grader(request, execution, context, phase, workflow.sample)
+            execution.grader_at.until = trio.current_time()
         finally:
             if acquired:
                 self._grader_slots.release_on_behalf_of(execution)
@@ -343,9 +306,9 @@ class LocalBackend(ExecutionBackend):
     async def _run_workflow(
         self,
         request: ExecutionRequest,
-        execution: _Execution,
+        execution: Execution,
         context: RolloutContext,
-        phase: _Phase,
+        phase: Phase,
     ) -> ExecutionResult:
         call = UserCall(execution.rollout_id, phase.name, phase.deadline)
 
@@ -356,6 +319,9 @@ class LocalBackend(ExecutionBackend):
                 config=config,
                 metadata=copy.deepcopy(request.metadata),
             )
+            if self.artifacts.keeps:
+                execution.artifacts_dir = await self.artifacts.artifacts_dir(request.id)
+                inner.artifacts_dir = execution.artifacts_dir
             with context:
                 workflow = self.workflow_cls(config)
                 output = coerce_output(await call.invoke(workflow.run, inner))
@@ -377,13 +343,15 @@ class LocalBackend(ExecutionBackend):
     async def _run_grader(
         self,
         request: ExecutionRequest,
-        execution: _Execution,
+        execution: Execution,
         context: RolloutContext,
-        phase: _Phase,
+        phase: Phase,
         sample: RolloutSample | None,
     ) -> ExecutionResult:
         call = UserCall(execution.rollout_id, phase.name, phase.deadline)
-        inner = GraderContext(label=request.label, sample=sample)
+        inner = GraderContext(
+            label=request.label, sample=sample, artifacts_dir=execution.artifacts_dir
+        )
 
         async def body() -> None:
             inner.metadata = copy.deepcopy(request.metadata)
@@ -403,25 +371,8 @@ class LocalBackend(ExecutionBackend):
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=inner.sample)
 
 
-async def _acquire(slots: trio.CapacityLimiter, execution: _Execution, deadline: float) -> bool:
-    """Wait for a slot; ``False`` when the deadline or a cancel request came first."""
-    acquired = False
-    execution.queue_scope.deadline = deadline
-    with execution.queue_scope:
-        await slots.acquire_on_behalf_of(execution)
-        acquired = True
-    execution.queue_scope = trio.CancelScope()
-    if execution.cancelled_at < math.inf:
-        execution.queue_scope.cancel()
-    return acquired
-
-
-def _failure(message: str, category: RolloutErrorCategory) -> ExecutionResult:
-    return ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
-
-
 def _user_failure(
-    outcome: Outcome, phase: _Phase, execution: _Execution, context: RolloutContext
+    outcome: Outcome, phase: Phase, execution: Execution, context: RolloutContext
 ) -> ExecutionResult | None:
     """Turn what user code raised into a failure, and log it without the rollout's key."""
     if outcome.error is None:
@@ -434,7 +385,7 @@ def _user_failure(
             phase.name,
             format_exception(outcome.error, secrets),
         )
-    return _failure(describe_exception(outcome.error, secrets), categorize_exception(outcome.error))
+    return failure(describe_exception(outcome.error, secrets), categorize_exception(outcome.error))
 
 
 def _sample(value: Any) -> RolloutSample | None:

@@ -272,4 +272,5 @@ def simulated_backend(
         ),
         grader=SimulatedGrader,
         max_queue_depth=max_queue_depth,
+        artifact_root=False,
     )

@@ -1,0 +1,131 @@
+"""What stays of a rollout on disk: its trajectory, and a note on how it went."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from attrs import frozen
+
+from rollout._redaction import Redactor
+from rollout.codec import dump_json, format_timestamp
+from rollout.jsonfit import fit
+from rollout.trajectory import build_trajectory
+from rollout.trajectory.build import package_version
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionRequest,
+    ExecutionResult,
+    RolloutSample,
+    RolloutStatus,
+)
+
+__all__ = ["DIAGNOSTICS", "TRAJECTORY", "FinishedRollout"]
+
+logger = logging.getLogger(__name__)
+
+TRAJECTORY = "trajectory.json"
+DIAGNOSTICS = "diagnostics.json"
+_SCHEMA = "rollout-diagnostics/1"
+
+
+@frozen(kw_only=True)
+class FinishedRollout:
+    """A rollout that has ended, and everything that is kept of it.
+
+    Attributes:
+        request: What was asked for.
+        outcome: How it ended.
+        phase: How far it came: `queued`, `running` or `grading`.
+        agent_started_at: When its agent started.
+        timings: Seconds by name; ``None`` for what never began.
+        secrets: What is never kept.
+    """
+
+    request: ExecutionRequest
+    outcome: ExecutionOutcome
+    phase: RolloutStatus
+    agent_started_at: datetime | None
+    timings: Mapping[str, float | None]
+    secrets: tuple[str | None, ...] = ()
+
+    def files(self) -> dict[str, bytes | None]:
+        """Make the contents of its files by name; ``None`` for one that is not to exist.
+
+        Blocking; takes as long as its messages are many.
+        """
+        trajectory = self._trajectory()
+        return {TRAJECTORY: trajectory, DIAGNOSTICS: self._diagnostics(trajectory)}
+
+    def _trajectory(self) -> bytes | None:
+        request, result = self.request, self.outcome.result
+        sample = self._sample()
+        messages = request.prompt if sample is None else sample.trajectory_messages
+        if messages is None:
+            return None
+        extra: dict[str, Any] = {"status": str(result.status)}
+        if result.status != RolloutStatus.SUCCESS:
+            # A grader may have set one before it failed; that is no reward.
+            extra |= {"reward": None, "error": _error(result)}
+        if sample is None:
+            extra["label"] = request.label
+        try:
+            return dump_json(
+                build_trajectory(
+                    messages,
+                    rollout_id=request.id,
+                    sample=sample,
+                    metadata=request.metadata,
+                    secrets=self.secrets,
+                    extra=extra,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - a message may hold anything
+            # Without its text, which may hold what no log should.
+            logger.warning(
+                "rollout %s: its trajectory is not saved (%s)", request.id, type(error).__name__
+            )
+            return None
+
+    def _sample(self) -> RolloutSample | None:
+        sample = self.outcome.result_to_save.sample
+        return sample if sample is not None else self.outcome.result.sample
+
+    def _diagnostics(self, trajectory: bytes | None) -> bytes:
+        result = self.outcome.result
+        sample = self._sample()
+        started = self.agent_started_at
+        document: dict[str, Any] = {
+            "schema": _SCHEMA,
+            "rollout_id": self.request.id,
+            "status": str(result.status),
+            "error": _error(result),
+            "phase": str(self.phase),
+            "agent_started_at": None if started is None else format_timestamp(started),
+            "timings": {
+                name: None if seconds is None else round(seconds, 6)
+                for name, seconds in self.timings.items()
+            },
+            "sizes": {
+                "prompt_messages": len(self.request.prompt),
+                "messages": None if sample is None else len(sample.messages),
+                "trajectory_bytes": None if trajectory is None else len(trajectory),
+            },
+            "version": package_version(),
+        }
+        if result.extra_fields:
+            document["extra_fields"] = fit(result.extra_fields)[0]
+        clean = Redactor(self.secrets).value(document)
+        return json.dumps(clean, indent=2, allow_nan=False).encode("ascii") + b"\n"
+
+
+def _error(result: ExecutionResult) -> dict[str, Any] | None:
+    if result.err_message is None and result.err_category is None:
+        return None
+    return {
+        "category": None if result.err_category is None else str(result.err_category),
+        "message": result.err_message,
+    }
