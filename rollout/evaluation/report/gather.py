@@ -1,0 +1,158 @@
+"""Read the folder of a run, as much of it as there is.
+
+A report is wanted most where something went wrong, so only a folder that holds no run at all
+is refused. Everything else that is missing or damaged is said in a notice on the page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from rollout.errors import EvaluationDamagedError, EvaluationError
+from rollout.evaluation.folder import METRICS
+from rollout.evaluation.journal import read_records
+from rollout.evaluation.manifest import MANIFEST, read_manifest
+from rollout.evaluation.metrics import compute_metrics
+from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.evaluation.report.text import number, parse
+
+__all__ = ["Attempt", "Run", "gather", "state_of"]
+
+STATES = ("passed", "below", "removed", "failure", "error", "cancelled")
+"""How an attempt is shown: a success by whether it passed, everything else by its outcome."""
+
+
+def state_of(record: AttemptRecord) -> str:
+    """Return the one of `STATES` that a record is in."""
+    if record.outcome is not AttemptOutcome.SUCCESS:
+        return record.outcome.value
+    if record.removed:
+        return "removed"
+    return "passed" if record.passed else "below"
+
+
+@define
+class Attempt:
+    """An attempt: the record that counts, and the others of it in order."""
+
+    record: AttemptRecord
+    others: list[AttemptRecord] = field(factory=list)
+
+    def add(self, record: AttemptRecord) -> None:
+        """Take a later record: it counts if it settles the attempt, or nothing did so far."""
+        if record.counts or not self.record.counts:
+            record, self.record = self.record, record
+        self.others.append(record)
+
+
+@define(kw_only=True)
+class Run:
+    """What is known of a run.
+
+    Attributes:
+        manifest: Its manifest, empty if that cannot be read.
+        metrics: The figures: ``results`` and ``timing``, empty if there are none.
+        attempts: By row and attempt.
+        notices: What is missing or damaged, for people.
+    """
+
+    manifest: dict[str, Any]
+    metrics: dict[str, Any]
+    attempts: list[Attempt]
+    notices: list[str]
+
+    def part(self, *way: str) -> Any:
+        """Return a value of the manifest, ``None`` where there is none."""
+        return _entry(self.manifest, *way)
+
+    def figure(self, *way: str) -> Any:
+        """Return a value of the figures, ``None`` where there is none."""
+        return _entry(self.metrics, *way)
+
+    @property
+    def expected(self) -> int:
+        """How many attempts the run has once it is complete; never less than it has now."""
+        rows, n = number(self.part("dataset", "selected")), number(self.part("run", "n"))
+        wanted = int(rows * n) if rows and n and rows > 0 and n > 0 else 0
+        return max(wanted, len(self.attempts))
+
+
+def gather(folder: Path) -> Run:
+    """Read a run. Blocking.
+
+    Raises:
+        EvaluationError: The folder holds no run.
+    """
+    notices: list[str] = []
+    manifest = _manifest(folder, notices)
+    attempts = _attempts(folder, notices)
+    run = Run(manifest=manifest, metrics={}, attempts=attempts, notices=notices)
+    missing = run.expected - len(attempts)
+    unsettled = sum(not attempt.record.counts for attempt in attempts)
+    if missing + unsettled:
+        notices.append(
+            f"This run is not complete: {missing + unsettled:,} of {run.expected:,} attempts "
+            "have no result yet."
+        )
+    run.metrics = _metrics(folder, run)
+    return run
+
+
+def _manifest(folder: Path, notices: list[str]) -> dict[str, Any]:
+    try:
+        return read_manifest(folder)
+    except EvaluationDamagedError:
+        notices.append(f"{MANIFEST} is damaged, so little is said about the inputs of this run.")
+    try:
+        found = parse((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _attempts(folder: Path, notices: list[str]) -> list[Attempt]:
+    attempts: dict[tuple[int, int], Attempt] = {}
+    try:
+        for record in read_records(folder):
+            attempt = attempts.get(record.key)
+            if attempt is None:
+                attempts[record.key] = Attempt(record)
+            else:
+                attempt.add(record)
+    except (EvaluationError, OSError, ValueError, RecursionError) as error:
+        notices.append(
+            "The journal cannot be read to its end, so attempts are missing here: "
+            f"{getattr(error, 'strerror', None) or error}"
+        )
+    return [attempts[key] for key in sorted(attempts)]
+
+
+def _metrics(folder: Path, run: Run) -> dict[str, Any]:
+    """Return the figures of the run: those that it ended with, or those of what there is."""
+    try:
+        found = parse((folder / METRICS).read_bytes())
+    except (OSError, ValueError):
+        found = None
+    settled = sum(attempt.record.counts for attempt in run.attempts)
+    if _entry(found, "results", "attempts", "settled") == settled:
+        return dict(found)
+    # They are missing, damaged, or older than the journal.
+    records = [attempt.record for attempt in run.attempts]
+    planned = number(run.part("run", "n"))
+    n = max([int(planned or 1), *(record.attempt + 1 for record in records)])
+    rows = max(run.expected // n, len({record.row for record in records}))
+    try:
+        return compute_metrics(records, rows=rows, n=n).to_dict()
+    except (EvaluationError, ArithmeticError, ValueError) as error:
+        run.notices.append(f"There are no figures of this run: {error}")
+        return {}
+
+
+def _entry(value: Any, *way: str) -> Any:
+    """Return a value inside of nested objects, ``None`` where there is none."""
+    for name in way:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,169 @@
+"""Write the report: one HTML file that holds all that it shows.
+
+Theory of operation: the page is markup around three kinds of data. The headline stands in the
+markup itself, so that it is there without scripts. The table of attempts is one block of JSON,
+column by column, which the page reads when it opens. The conversations are blocks of
+compressed JSON that are inflated when one is opened.
+
+What a run left behind can hold anything, so nothing of it is ever parsed as markup: Jinja
+escapes what stands in the markup, the blocks contain no ``<``, and the script writes text
+nodes alone. The content security policy is a second wall: it allows the one script and the one
+style sheet of this page by their hashes, and no connection at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+from rollout._files import write_atomic
+from rollout.evaluation.folder import REPORT, TRAJECTORIES
+from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.report.columns import Columns
+from rollout.evaluation.report.conversation import (
+    ConversationError,
+    first_prompt,
+    read_document,
+    view,
+)
+from rollout.evaluation.report.gather import Attempt, Run, gather, state_of
+from rollout.evaluation.report.packing import Packer
+from rollout.evaluation.report.summary import summarize
+from rollout.evaluation.report.text import clip, embed, number, pretty
+
+__all__ = ["write_report"]
+
+MAX_PACKED = 128 * 1024 * 1024
+"""Bytes of conversations in one page; what comes after that is left in its file."""
+
+_PROMPT = 160
+_MESSAGE = 100_000
+_SCRIPTS = ("base.js", "data.js", "charts.js", "plots.js", "table.js", "conversation.js", "main.js")
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` of a run, finished or not. Blocking.
+
+    The file replaces an older one as a whole. Two reports of the same run are the same, byte
+    by byte.
+
+    Args:
+        folder: The folder of the run.
+
+    Returns:
+        The file.
+
+    Raises:
+        EvaluationError: The folder holds no run.
+        OSError: The file cannot be written.
+    """
+    run = gather(folder)
+    columns, packer = Columns(), Packer(MAX_PACKED)
+    for attempt in run.attempts:
+        entry, prompt = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
+        columns.add(attempt, prompt, packer.add(entry))
+    packer.close()
+    path = folder / REPORT
+    write_atomic(path, b"".join(_page(run, columns, packer)))
+    return path
+
+
+def _entry(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any], str]:
+    """Return what the page shows of an attempt once it is opened, and its prompt."""
+    record = attempt.record
+    entry: dict[str, Any] = {
+        "record": _record(record),
+        "others": [_record(other) for other in attempt.others],
+    }
+    prompt = ""
+    if record.trajectory is None:
+        entry["note"] = "No conversation of this attempt was kept."
+    else:
+        try:
+            document = read_document(folder, record.trajectory)
+            prompt = first_prompt(document, _PROMPT)
+            if room:
+                entry["talk"] = view(document)
+            else:
+                entry["note"] = (
+                    "This report is as large as it may get; the conversation is in its file."
+                )
+        except ConversationError as error:
+            entry["note"] = str(error)
+    return entry, prompt
+
+
+def _record(record: AttemptRecord) -> dict[str, Any]:
+    found = {
+        "id": record.rollout_id[:500],
+        "retry": number(record.retry),
+        "state": state_of(record),
+        "superseded": record.superseded,
+        "reward": number(record.reward),
+        "category": record.err_category and clip(record.err_category, 200),
+        "message": record.err_message and clip(record.err_message, _MESSAGE),
+        "submitted": record.submitted_at.isoformat(timespec="milliseconds"),
+        "started": record.agent_started_at
+        and record.agent_started_at.isoformat(timespec="milliseconds"),
+        "duration": number(record.duration_sec),
+        "prompt": number(record.prompt_tokens),
+        "completion": number(record.completion_tokens),
+        "metrics": [
+            [clip(str(name), 200), value if number(value) is not None else clip(pretty(value), 500)]
+            for name, value in list(record.metrics.items())[:200]
+        ],
+        "file": record.trajectory and record.trajectory[:300],
+    }
+    return {name: value for name, value in found.items() if value not in (None, [], False)}
+
+
+def _asset(*way: str) -> str:
+    return files(__package__).joinpath(*way).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _page(run: Run, columns: Columns, packer: Packer) -> list[bytes]:
+    style = _asset("static", "report.css")
+    script = "".join(_asset("static", name) for name in _SCRIPTS)
+    environment = Environment(
+        loader=DictLoader({"report.html": _asset("templates", "report.html")}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    summary = summarize(run)
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{_hash(script)}'; "
+        f"style-src 'sha256-{_hash(style)}'; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    data = {
+        "charts": summary.charts,
+        "attempts": columns.to_dict(),
+    }
+    head = environment.get_template("report.html").render(
+        summary=summary,
+        policy=policy,
+        style=Markup(style),  # noqa: S704 - ours, and the policy knows its hash
+        script=Markup(script),  # noqa: S704 - likewise
+        data=Markup(embed(data)),  # noqa: S704 - holds no markup
+    )
+    pieces = [head.encode("utf-8", errors="replace")]
+    for index, block in enumerate(packer.blocks):
+        pieces += [
+            b'<script type="application/json" id="block-%d">' % index,
+            block,
+            b"</script>\n",
+        ]
+    pieces.append(b"</body>\n</html>\n")
+    return pieces

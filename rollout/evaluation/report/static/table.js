@@ -1,0 +1,328 @@
+// --- the table of attempts: filtered, sorted, a page at a time ---------------------------------
+
+(() => {
+  const { el } = R;
+  const all = R.all;
+  const low = (text) => text.toLowerCase();
+
+  const COLUMNS = [
+    { key: "id", name: "Attempt", sort: (i) => all.row[i] * 1e6 + all.attempt[i] },
+    { key: "state", name: "Outcome", sort: (i) => all.state[i] },
+    { key: "reward", name: "Reward", figure: true, sort: (i) => all.reward[i] },
+    { key: "category", name: "Category", sort: (i) => R.categoryOf(i) || null },
+    { key: "duration", name: "Duration", figure: true, sort: (i) => all.duration[i] },
+    { key: "tokens_in", name: "Tokens in", figure: true, sort: (i) => all.tokens_in[i] },
+    { key: "tokens_out", name: "Tokens out", figure: true, sort: (i) => all.tokens_out[i] },
+    { key: "tries", name: "Tries", figure: true, sort: (i) => all.tries[i] },
+    { key: "submitted", name: "Submitted (UTC)", sort: (i) => all.submitted[i] },
+    { key: "text", name: "Prompt or error", sort: (i) => low(text(i)) || null },
+  ];
+  const GROUPED = [
+    { key: "id", name: "Row", sort: (g) => g.row },
+    { key: "dots", name: "Attempts", sort: (g) => g.items.length },
+    { key: "passed", name: "Passed", figure: true, sort: (g) => g.passed / g.items.length },
+    { key: "reward", name: "Mean reward", figure: true, sort: (g) => g.reward },
+    { key: "duration", name: "Mean duration", figure: true, sort: (g) => g.duration },
+    { key: "tokens_out", name: "Tokens out", figure: true, sort: (g) => g.tokens },
+    { key: "text", name: "Prompt", sort: (g) => low(R.prompt(g.items[0])) || null },
+  ];
+
+  const view = {
+    query: "", states: new Set(), category: null, from: null, to: null, below: false,
+    sort: "id", down: false, grouped: false, page: 0, size: 100,
+  };
+  let found = [];
+  let lines = [];
+  let parts;
+
+  function text(index) {
+    return all.message[index] || R.prompt(index);
+  }
+
+  const spread = (() => {
+    let [least, most] = [0, 0];
+    for (const reward of all.reward) if (reward !== null) { least = Math.min(least, reward); most = Math.max(most, reward); }
+    return { least, width: most - least };
+  })();
+
+  function mean(items, column) {
+    let [sum, count] = [0, 0];
+    for (const index of items) if (column[index] !== null) { sum += column[index]; count += 1; }
+    return count ? sum / count : null;
+  }
+
+  function matches(index) {
+    if (view.states.size && !view.states.has(R.state(index))) return false;
+    if (view.category !== null && R.categoryOf(index) !== view.category) return false;
+    if (view.from !== null || view.to !== null) {
+      const reward = all.reward[index];
+      if (reward === null || (view.from !== null && reward < view.from)) return false;
+      if (view.to !== null && (view.below ? reward >= view.to : reward > view.to)) return false;
+    }
+    return true;
+  }
+
+  // Numbers before names, and what is missing last, whichever way it is sorted.
+  function compare(a, b) {
+    if (a === b) return 0;
+    if (a === null) return 2;
+    if (b === null) return -2;
+    return a < b ? -1 : 1;
+  }
+  function order(items, columns) {
+    const column = columns.find((one) => one.key === view.sort) || columns[0];
+    const keyed = items.map((item, place) => [column.sort(item), place, item]);
+    keyed.sort((a, b) => {
+      const way = compare(a[0], b[0]);
+      if (Math.abs(way) === 2) return way;
+      return (view.down ? -way : way) || a[1] - b[1];
+    });
+    return keyed.map((one) => one[2]);
+  }
+
+  function refresh(keepPage) {
+    const query = low(view.query.trim());
+    found = [];
+    for (let index = 0; index < R.size; index++) {
+      if (!matches(index)) continue;
+      if (query && !(R.name(index).startsWith(query) || low(all.message[index]).includes(query) ||
+        low(R.prompt(index)).includes(query) || low(R.categoryOf(index)).includes(query))) continue;
+      found.push(index);
+    }
+    if (view.grouped) {
+      const groups = new Map();
+      for (const index of found) {
+        const row = all.row[index];
+        if (!groups.has(row)) groups.set(row, { row, items: [] });
+        groups.get(row).items.push(index);
+      }
+      for (const group of groups.values()) {
+        group.passed = group.items.filter((index) => R.state(index) === "passed").length;
+        group.reward = mean(group.items, all.reward);
+        group.duration = mean(group.items, all.duration);
+        group.tokens = mean(group.items, all.tokens_out);
+      }
+      lines = order([...groups.values()], GROUPED);
+      found = lines.flatMap((group) => group.items);
+    } else {
+      found = order(found, COLUMNS);
+      lines = found;
+    }
+    if (!keepPage) view.page = 0;
+    render();
+  }
+
+  // --- what is seen -------------------------------------------------------------------------
+
+  const link = (index, ...content) => el("a", { href: "#attempt=" + R.name(index), class: "open" }, ...content);
+
+  function rewardCell(reward) {
+    if (reward === null) return el("span", { class: "quiet" }, "–");
+    const bar = el("span", { class: "mini-bar" });
+    if (spread.width > 0 && Number.isFinite(spread.width)) {
+      const zero = -spread.least / spread.width;
+      const at = (reward - spread.least) / spread.width;
+      bar.style.left = Math.min(zero, at) * 100 + "%";
+      bar.style.width = Math.abs(at - zero) * 100 + "%";
+    }
+    return el("span", { class: "reward" }, el("span", { class: "mini", "aria-hidden": "true" }, bar), R.number(reward));
+  }
+
+  function cells(index) {
+    const state = R.state(index);
+    const message = all.message[index];
+    return {
+      id: link(index, R.name(index)),
+      state: el("span", { class: "outcome" }, R.icon(state), R.NAMES[state]),
+      reward: rewardCell(all.reward[index]),
+      category: R.plain(R.categoryOf(index), el("bdi")),
+      duration: R.seconds(all.duration[index]),
+      tokens_in: R.count(all.tokens_in[index]),
+      tokens_out: R.count(all.tokens_out[index]),
+      tries: all.tries[index] > 1 ? String(all.tries[index]) : el("span", { class: "quiet" }, "1"),
+      submitted: R.when(all.submitted[index]),
+      text: R.plain(text(index), el("bdi", { class: message ? "cut message" : "cut" })),
+    };
+  }
+
+  function groupCells(group) {
+    return {
+      id: el("b", {}, String(group.row)),
+      dots: el("span", { class: "dots" }, group.items.slice(0, 64).map((index) => {
+        const name = R.name(index) + ", " + R.NAMES[R.state(index)] +
+          (all.reward[index] === null ? "" : ", reward " + R.number(all.reward[index]));
+        return el("a", { href: "#attempt=" + R.name(index), class: "dot-link", title: name, "aria-label": name }, R.icon(R.state(index)));
+      }), group.items.length > 64 && " +" + (group.items.length - 64)),
+      passed: group.passed + " of " + group.items.length,
+      reward: rewardCell(group.reward),
+      duration: R.seconds(group.duration),
+      tokens_out: R.count(group.tokens),
+      text: R.plain(R.prompt(group.items[0]), el("bdi", { class: "cut" })),
+    };
+  }
+
+  function render() {
+    const columns = view.grouped ? GROUPED : COLUMNS;
+    const pages = Math.max(1, Math.ceil(lines.length / view.size));
+    view.page = Math.max(0, Math.min(view.page, pages - 1));
+    const first = view.page * view.size;
+    const shown = lines.slice(first, first + view.size);
+
+    parts.head.replaceChildren(...columns.map((column) => {
+      const active = column.key === view.sort;
+      return el("th", {
+        scope: "col", class: "k-" + column.key + (column.figure ? " figure" : ""),
+        "aria-sort": active ? (view.down ? "descending" : "ascending") : "none",
+      }, el("button", { type: "button", onclick: () => sortBy(column.key) }, column.name,
+        el("span", { class: "arrow", "aria-hidden": "true" }, active ? (view.down ? "↓" : "↑") : "")));
+    }));
+    parts.body.replaceChildren(...shown.map((item) => {
+      const content = view.grouped ? groupCells(item) : cells(item);
+      return el("tr", { class: view.grouped ? null : "click", "data-name": view.grouped ? null : R.name(item) },
+        columns.map((column) => el("td", {
+          class: "k-" + column.key + (column.figure ? " figure" : ""), "data-name": column.name,
+        }, content[column.key])));
+    }));
+    if (!shown.length) {
+      parts.body.append(el("tr", {}, el("td", { class: "nothing", colspan: columns.length },
+        R.size ? "No attempt fits these filters." : "This run has no attempts yet.")));
+    }
+    const unit = view.grouped ? " rows" : " attempts";
+    const count = lines.length
+      ? R.count(first + 1) + "–" + R.count(first + shown.length) + " of " + R.count(lines.length) + unit
+      : "0" + unit;
+    parts.count.textContent = count;
+    R.say(count);
+    parts.pageText.textContent = "Page " + R.count(view.page + 1) + " of " + R.count(pages);
+    parts.back.disabled = parts.start.disabled = view.page === 0;
+    parts.next.disabled = parts.end.disabled = view.page >= pages - 1;
+    parts.pager.hidden = pages === 1 && view.size === 100;
+    for (const [state, button] of parts.states) button.setAttribute("aria-pressed", String(view.states.has(state)));
+    parts.clear.hidden = !(view.query || view.states.size || view.category !== null || view.from !== null || view.to !== null);
+    parts.sort.replaceChildren(...columns.map((column) => el("option", { value: column.key }, column.name)));
+    parts.sort.value = columns.some((column) => column.key === view.sort) ? view.sort : "id";
+    parts.way.textContent = view.down ? "↓" : "↑";
+  }
+
+  function sortBy(key) {
+    if (view.sort === key) view.down = !view.down;
+    else {
+      view.sort = key;
+      const column = (view.grouped ? GROUPED : COLUMNS).find((one) => one.key === key);
+      view.down = Boolean(column.figure);
+    }
+    refresh();
+    // The head was made anew, so the button that was pressed gets the focus back.
+    const again = parts.head.querySelector(".k-" + key + " button");
+    if (again) again.focus({ preventScroll: true });
+  }
+
+  // --- what can be asked for ----------------------------------------------------------------
+
+  function fields() {
+    parts.search.value = view.query;
+    parts.category.value = view.category === null ? "*" : "=" + view.category;
+    parts.from.value = view.from === null ? "" : String(view.from);
+    parts.to.value = view.to === null ? "" : String(view.to);
+  }
+
+  // A click on a chart sets the filters that fit it.
+  R.pick = ({ states = [], category = null, from = null, to = null, below = false }) => {
+    Object.assign(view, { query: "", states: new Set(states), category, from, to, below });
+    fields();
+    refresh();
+    document.getElementById("attempts").scrollIntoView({ block: "start" });
+  };
+
+  function limit(name) {
+    return (event) => {
+      const value = event.target.value.trim();
+      view[name] = value === "" || !Number.isFinite(Number(value)) ? null : Number(value);
+      view.below = false;
+      refresh();
+    };
+  }
+
+  function turn(to) {
+    return () => { view.page = to(); render(); };
+  }
+
+  // A long run is searched once typing pauses.
+  function later(action) {
+    let timer = 0;
+    return () => { clearTimeout(timer); timer = setTimeout(action, R.size > 2000 ? 150 : 0); };
+  }
+
+  R.table = () => {
+    const counts = new Map();
+    for (let index = 0; index < R.size; index++) counts.set(R.state(index), (counts.get(R.state(index)) || 0) + 1);
+    const button = (label, name, onclick) => el("button", { type: "button", class: "small", "aria-label": name, onclick }, label);
+    const search = el("input", { type: "search", placeholder: "Search prompt, error, category, row-attempt", "aria-label": "Search attempts", id: "search" });
+    search.addEventListener("input", later(() => { view.query = search.value; refresh(); }));
+    parts = {
+      search,
+      states: all.states.filter((state) => counts.has(state)).map((state) => [state, el("button", {
+        type: "button", class: "chip", "aria-pressed": "false", "data-state": state,
+        onclick: () => { if (!view.states.delete(state)) view.states.add(state); refresh(); },
+      }, R.icon(state), R.NAMES[state], el("span", { class: "quiet" }, R.count(counts.get(state))))]),
+      category: el("select", { "aria-label": "Error category", onchange: (event) => {
+        view.category = event.target.value === "*" ? null : event.target.value.slice(1);
+        refresh();
+      } }, el("option", { value: "*" }, "All categories"), el("option", { value: "=" }, "No category"),
+      all.categories.map((name) => R.plain(name, el("option", { value: "=" + name })))),
+      from: el("input", { type: "number", step: "any", placeholder: "from", "aria-label": "Least reward", onchange: limit("from") }),
+      to: el("input", { type: "number", step: "any", placeholder: "to", "aria-label": "Greatest reward", onchange: limit("to") }),
+      clear: button("Clear filters", "Clear filters", () => {
+        Object.assign(view, { query: "", states: new Set(), category: null, from: null, to: null, below: false });
+        fields();
+        refresh();
+        search.focus();
+      }),
+      sort: el("select", { "aria-label": "Sort by", onchange: (event) => { view.sort = event.target.value; refresh(); } }),
+      way: button("↑", "Turn the order round", () => { view.down = !view.down; refresh(); }),
+      head: el("tr"), body: el("tbody"),
+      count: el("p", { class: "count" }),
+      pageText: el("span", { class: "page" }),
+      start: button("«", "First page", turn(() => 0)),
+      back: button("‹", "Previous page", turn(() => view.page - 1)),
+      next: button("›", "Next page", turn(() => view.page + 1)),
+      end: button("»", "Last page", turn(() => Infinity)),
+    };
+    parts.body.addEventListener("click", (event) => {
+      const row = event.target.closest("tr.click");
+      if (!row || event.target.closest("a") || String(getSelection())) return;
+      location.hash = "#attempt=" + row.dataset.name;
+    });
+    parts.pager = el("nav", { class: "pager", "aria-label": "Pages" },
+      parts.start, parts.back, parts.pageText, parts.next, parts.end,
+      el("label", { class: "per" }, "per page ", el("select", {
+        onchange: (event) => { view.size = Number(event.target.value); refresh(); },
+      }, [50, 100, 250, 500].map((size) => el("option", { value: String(size), selected: size === 100 }, String(size))))));
+    document.getElementById("table").append(
+      el("div", { class: "tools", role: "search" },
+        el("div", { class: "tools-line" }, search,
+          parts.category,
+          el("span", { class: "range", role: "group", "aria-label": "Reward" }, el("span", { class: "quiet" }, "Reward"), parts.from, parts.to),
+          el("label", { class: "check" }, el("input", { type: "checkbox", id: "grouped", onchange: (event) => {
+            Object.assign(view, { grouped: event.target.checked, sort: "id", down: false });
+            refresh();
+          } }), "Group by row")),
+        el("div", { class: "tools-line" },
+          el("div", { class: "chips", role: "group", "aria-label": "Outcomes" }, parts.states.map((one) => one[1])),
+          parts.clear,
+          el("span", { class: "sorter" }, parts.sort, parts.way),
+          parts.count)),
+      el("div", { class: "scroll" },
+        el("table", { class: "attempts" }, el("caption", { class: "hidden" }, "Attempts of the run"),
+          el("thead", {}, parts.head), parts.body)),
+      parts.pager);
+    refresh();
+  };
+
+  // The attempt before or after one, in the order that the table has; -1 at the ends.
+  R.neighbour = (index, step) => {
+    const list = found.includes(index) ? found : Array.from({ length: R.size }, (_, i) => i);
+    const place = list.indexOf(index) + step;
+    return { index: place >= 0 && place < list.length ? list[place] : -1, place: list.indexOf(index) + 1, of: list.length };
+  };
+})();
