@@ -23,7 +23,7 @@ from attrs import frozen
 
 from rollout._files import write_atomic
 
-__all__ = ["Folder", "folder_name", "open_root", "tells_case_apart"]
+__all__ = ["Folder", "folder_name", "open_root"]
 
 _DESCRIPTORS = {os.open, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd and hasattr(
     os, "O_DIRECTORY"
@@ -149,9 +149,31 @@ class Folder:
         Raises:
             OSError: That does not work.
         """
+        self.remove(self._probe())
+
+    def _probe(self) -> str:
+        """Write a file that is not there yet, and return its name."""
         name = f".{secrets.token_hex(8)}.probe"
-        self.write(name, b"probe")
-        self.remove(name)
+        target = name if self.descriptor is not None else self.path / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(target, flags, 0o600, dir_fd=self.descriptor)
+        try:
+            os.write(descriptor, b"probe")
+        finally:
+            os.close(descriptor)
+        return name
+
+    def tells_case_apart(self) -> bool:
+        """Whether names in here are different that differ by case only.
+
+        Raises:
+            OSError: No file can be written.
+        """
+        name = self._probe()
+        try:
+            return not (self.path / name.upper()).exists()
+        finally:
+            self.remove(name)
 
 
 @contextmanager
@@ -180,20 +202,6 @@ def open_root(path: Path, *, mode: int = 0o777) -> Generator[Folder, None, None]
         yield Folder(path, descriptor)
     finally:
         os.close(descriptor)
-
-
-def tells_case_apart(folder: Folder) -> bool:
-    """Whether the file system takes names for different that differ by case only.
-
-    Raises:
-        OSError: No file can be written.
-    """
-    name = f".{secrets.token_hex(8)}.probe"
-    folder.write(name, b"probe")
-    try:
-        return not (folder.path / name.upper()).exists()
-    finally:
-        folder.remove(name)
 
 
 def _make(name: Any, **where: Any) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, TypeVar
 import platformdirs
 import trio
 
-from rollout._folders import Folder, folder_name, open_root, tells_case_apart
+from rollout._folders import Folder, folder_name, open_root
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["ARTIFACT_ROOT_VARIABLE", "ArtifactStore"]
@@ -143,7 +143,7 @@ class ArtifactStore:
 
     def _name(self, root: Folder, rollout_id: str) -> str:
         if self._exact_case is None:
-            self._exact_case = tells_case_apart(root)
+            self._exact_case = root.tells_case_apart()
         return folder_name(rollout_id, exact_case=self._exact_case)
 
     def _make(self, path: Path, rollout_id: str) -> Path:
