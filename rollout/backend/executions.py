@@ -1,0 +1,233 @@
+"""The rollouts of a backend with a bounded number of slots: queue, cancellation, deadlines.
+
+Theory of operation: an `Execution` stands for a rollout from its admission to its end, and the
+table of them says how many more fit. A cancel request marks the execution and interrupts
+whatever it waits for or runs at the moment; `execute` then comes to its end by itself, so
+that the slot is given back by the same code on every path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import trio
+from attrs import define
+
+from rollout.errors import BackendConfigurationError, DuplicateRolloutError
+from rollout.types import ExecutionResult, RolloutErrorCategory, RolloutStatus
+from rollout.types._fields import is_whole_from_one
+
+__all__ = ["Execution", "Executions", "Phase", "failure"]
+
+_NOTEWORTHY_QUEUE_SEC = 0.1
+
+
+class Cancellable(Protocol):
+    """What an execution does at the moment, such as a `trio.CancelScope`."""
+
+    def cancel(self) -> None:
+        """Interrupt it; asking twice changes nothing."""
+
+
+@define(eq=False)
+class Execution:
+    """One rollout in a backend.
+
+    Attributes:
+        rollout_id: Its id.
+        submitted_at: When it was admitted (trio time); the agent's deadline counts from here.
+        status: Where it stands; `queued` until it has a slot.
+        started: Whether `execute` was called.
+        cancelled_at: When somebody asked for it to stop (trio time).
+        current: What a cancel request interrupts.
+    """
+
+    rollout_id: str
+    submitted_at: float
+    status: RolloutStatus = RolloutStatus.QUEUED
+    started: bool = False
+    cancelled_at: float = math.inf
+    current: Cancellable | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked for it to stop."""
+        return self.cancelled_at < math.inf
+
+    def enter(self, current: Cancellable) -> None:
+        """Have cancel requests interrupt *current* from now on, at once if there was one."""
+        self.current = current
+        if self.cancelled:
+            current.cancel()
+
+    def leave(self) -> None:
+        """Have cancel requests interrupt nothing for now."""
+        self.current = None
+
+    def cancel(self) -> str:
+        """Ask it to stop; return the disposition."""
+        if not self.cancelled:
+            self.cancelled_at = trio.current_time()
+            if self.current is not None:
+                self.current.cancel()
+        if self.status is RolloutStatus.QUEUED:
+            return "cancelled_queued"
+        return "cancelled_running"
+
+    async def acquire(self, slots: trio.CapacityLimiter, deadline: float) -> bool:
+        """Wait for a slot; ``False`` when the deadline or a cancel request came first.
+
+        Give it back with ``slots.release_on_behalf_of(execution)``.
+        """
+        acquired = False
+        with trio.CancelScope(deadline=deadline) as scope:
+            self.enter(scope)
+            await slots.acquire_on_behalf_of(self)
+            acquired = True
+        self.leave()
+        return acquired
+
+
+class Phase:
+    """One phase of an execution, and the rule that says who ended it.
+
+    Attributes:
+        name: ``workflow``, ``agent`` or ``grader``, for messages.
+        limit: The time that the request gives it, in seconds, or ``None``.
+        deadline: When that time is over (trio time).
+        queued_sec: How much of it went by in the queue.
+    """
+
+    def __init__(self, name: str, limit: float | None, since: float) -> None:
+        self.name = name
+        self.limit = limit
+        self.deadline = math.inf if limit is None else since + limit
+        self.queued_sec = 0.0
+
+    def interruption(self, execution: Execution, now: float, place: str) -> ExecutionResult | None:
+        """Say whether it was ended from outside: by deadline or cancel, the earlier.
+
+        Args:
+            execution: The execution.
+            now: When it ended (trio time).
+            place: Where it was, for the message, as in ``its grader ran``.
+        """
+        if now >= self.deadline and self.deadline <= execution.cancelled_at:
+            text = f"{self.name} exceeded its deadline of {self.limit:g} s"
+            if self.queued_sec >= _NOTEWORTHY_QUEUE_SEC:
+                text += f" ({self.queued_sec:.1f} s of it in the queue)"
+            return failure(text, RolloutErrorCategory.TIMEOUT)
+        if execution.cancelled:
+            return ExecutionResult(
+                status=RolloutStatus.CANCELLED, err_message=f"cancelled while {place}"
+            )
+        return None
+
+
+def failure(message: str, category: RolloutErrorCategory) -> ExecutionResult:
+    """Make a failed result."""
+    return ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
+
+
+class Executions:
+    """The executions that a backend has admitted and that have not ended.
+
+    Args:
+        max_concurrent: How many run at a time; ``None`` for no limit.
+        max_queue_depth: How many may wait for a slot; ``None`` for no bound.
+
+    Raises:
+        BackendConfigurationError: A number is no whole number from 1 up.
+
+    Attributes:
+        slots: What an execution acquires before it runs.
+    """
+
+    def __init__(self, max_concurrent: int | None, max_queue_depth: int | None) -> None:
+        for name, value in (
+            ("max_concurrent", max_concurrent),
+            ("max_queue_depth", max_queue_depth),
+        ):
+            if value is not None and not is_whole_from_one(value):
+                raise BackendConfigurationError(
+                    f"{name} must be a whole number from 1 up, or None for no bound"
+                )
+        self.max_concurrent = max_concurrent
+        self.max_queue_depth = max_queue_depth
+        self.slots = trio.CapacityLimiter(max_concurrent or math.inf)
+        self._by_id: dict[str, Execution] = {}
+
+    def has_capacity(self) -> bool:
+        """Whether a slot or a place in the queue is free, counting all that were admitted."""
+        if self.max_concurrent is None or self.max_queue_depth is None:
+            return True
+        return len(self._by_id) < self.max_concurrent + self.max_queue_depth
+
+    def reserve(self, rollout_id: str) -> bool:
+        """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
+        if rollout_id in self._by_id or not self.has_capacity():
+            return False
+        self._by_id[rollout_id] = Execution(rollout_id, trio.current_time())
+        return True
+
+    def release(self, rollout_id: str) -> None:
+        """Forget a rollout; see `ExecutionBackend.release`."""
+        self._by_id.pop(rollout_id, None)
+
+    def begin(self, rollout_id: str) -> tuple[Execution, bool]:
+        """Start the execution of a rollout.
+
+        Returns:
+            The execution, and whether it was reserved before; if not, the caller releases it.
+
+        Raises:
+            DuplicateRolloutError: It is running already.
+        """
+        reserved = rollout_id in self._by_id
+        if not reserved:
+            self._by_id[rollout_id] = Execution(rollout_id, trio.current_time())
+        execution = self._by_id[rollout_id]
+        if execution.started:
+            raise DuplicateRolloutError(f"rollout {rollout_id} is running already")
+        execution.started = True
+        return execution, reserved
+
+    def status(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the status of a rollout that has not ended; see `rollout_status`."""
+        execution = self._by_id.get(rollout_id)
+        return None if execution is None else {"status": execution.status}
+
+    def cancel(
+        self,
+        ids: Sequence[str] | None = None,
+        prefix: str | None = None,
+        all: bool = False,
+    ) -> dict[str, str]:
+        """Interrupt matching executions; asking twice changes nothing."""
+        if ids is None:
+            ids = [
+                rollout_id
+                for rollout_id in self._by_id
+                if all or (prefix is not None and rollout_id.startswith(prefix))
+            ]
+        return {
+            rollout_id: self._by_id[rollout_id].cancel()
+            if rollout_id in self._by_id
+            else "not_found"
+            for rollout_id in ids
+        }
+
+    def health(self) -> dict[str, Any]:
+        """Return the counts of the slots."""
+        statuses = [execution.status for execution in self._by_id.values()]
+        queued = statuses.count(RolloutStatus.QUEUED)
+        return {
+            "concurrency": {
+                "max_concurrent": self.max_concurrent,
+                "queued": queued,
+                "running": len(statuses) - queued,
+            },
+            "max_queue_depth": self.max_queue_depth,
+        }

@@ -1,0 +1,141 @@
+"""From what a trial left behind to the outcome of its rollout. Pure.
+
+The agent's part is the workflow's result, the verifier's part the grader's. A trial may have
+both an error of its agent and a verified reward (Harbor from 0.26 on grades after some of
+them): the rollout fails for the agent's error, and the graded sample is kept beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+
+from rollout._redaction import redact
+from rollout.backend.executions import failure
+from rollout.backend.harbor.facts import TrialError, TrialFacts
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionResult,
+    RolloutErrorCategory,
+    RolloutSample,
+    RolloutStatus,
+)
+from rollout.types._fields import plain_number
+
+__all__ = ["REWARD", "categorize_trial_error", "outcome_of"]
+
+REWARD = "reward"
+"""The channel of a verifier's result that becomes the reward."""
+
+_TIMEOUTS = frozenset(
+    {
+        "AgentSetupTimeoutError",
+        "AgentTimeoutError",
+        "EnvironmentStartTimeoutError",
+        "SandboxReadyTimeoutException",
+        "SandboxTimeoutException",
+        "TimeoutError",
+        "TooSlowError",
+        "VerifierTimeoutError",
+    }
+)
+_VALIDATION = frozenset(
+    {
+        "AssertionError",
+        "InvalidFieldError",
+        "RewardFileEmptyError",
+        "RewardFileNotFoundError",
+        "TypeError",
+        "ValidationError",
+        "ValueError",
+        "VerifierOutputParseError",
+    }
+)
+_PROVIDER = frozenset(
+    {
+        "PoolStateStoreUnavailableException",
+        "SandboxConnectionException",
+        "SandboxRateLimitException",
+    }
+)
+_PROVIDER_API = "SandboxApiException"
+_PROVIDER_STATUS = re.compile(r"(?<!\d)(401|402|403|429|500|502|503|504)(?!\d)")
+
+
+def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
+    """Map what a trial recorded to a category; it has kept the names of exceptions only."""
+    if error.type in _TIMEOUTS:
+        return RolloutErrorCategory.TIMEOUT
+    if error.type in _VALIDATION:
+        return RolloutErrorCategory.VALIDATION_ERROR
+    if error.type in _PROVIDER or (
+        error.type == _PROVIDER_API and _PROVIDER_STATUS.search(error.message)
+    ):
+        return RolloutErrorCategory.HTTP_ERROR
+    return RolloutErrorCategory.AGENT_ERROR
+
+
+def outcome_of(
+    facts: TrialFacts,
+    sample: RolloutSample,
+    *,
+    grade: bool,
+    secrets: list[str | None],
+) -> ExecutionOutcome:
+    """Decide what became of a rollout whose trial came to its end by itself.
+
+    Args:
+        facts: What the trial left behind.
+        sample: What the agent made; it gets the reward.
+        grade: Whether a grading was asked for.
+        secrets: What may not stand in a message.
+    """
+    first = facts.errors[0] if facts.errors else None
+    if first is not None and not first.in_verifier:
+        workflow = _failed(first, secrets)
+        workflow.sample = sample
+        if not grade or facts.rewards is None or _reward(facts) is None:
+            return ExecutionOutcome(workflow=workflow)
+        return ExecutionOutcome(workflow=workflow, grader=_graded(facts, sample))
+    workflow = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
+    if not grade:
+        return ExecutionOutcome(workflow=workflow)
+    if first is not None:
+        grader = _failed(first, secrets)
+        grader.sample = sample
+        return ExecutionOutcome(workflow=workflow, grader=grader)
+    return ExecutionOutcome(workflow=workflow, grader=_graded(facts, sample))
+
+
+def _failed(error: TrialError, secrets: list[str | None]) -> ExecutionResult:
+    text = redact(error.message or error.type, secrets)
+    if error.type not in text:
+        text = f"{error.type}: {text}"
+    return failure(text, categorize_trial_error(error))
+
+
+def _reward(facts: TrialFacts) -> float | None:
+    return plain_number((facts.rewards or {}).get(REWARD))
+
+
+def _graded(facts: TrialFacts, sample: RolloutSample) -> ExecutionResult:
+    """Make the grader's result of what a verifier measured."""
+    rewards = facts.rewards or {}
+    reward: Any = rewards.get(REWARD)
+    if isinstance(reward, bool) or plain_number(reward) is None:
+        channels = ", ".join(sorted(map(str, rewards))) or "none"
+        result = failure(
+            f"the verifier gave no finite number as its {REWARD!r} (its channels: {channels})",
+            RolloutErrorCategory.VALIDATION_ERROR,
+        )
+        result.sample = sample
+        return result
+    extra = {name: value for name, value in rewards.items() if name != REWARD}
+    graded = attrs.evolve(
+        sample,
+        reward=reward,
+        extra_fields=sample.extra_fields | ({"rewards": extra} if extra else {}),
+    )
+    return ExecutionResult(status=RolloutStatus.SUCCESS, sample=graded)

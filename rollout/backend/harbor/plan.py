@@ -1,0 +1,99 @@
+"""One rollout on its way to a trial: what is asked for, where it runs, what it may see."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from rollout.context import RolloutContext
+from rollout.types import ExecutionRequest
+
+__all__ = ["ResolvedTask", "TrialPlan", "trial_name"]
+
+_LONGEST_STEM = 40
+_UNSAFE = re.compile(r"[^A-Za-z0-9]+")
+
+
+def trial_name(rollout_id: str) -> str:
+    """Return a name for a rollout's trial: readable, safe for every provider, never the same."""
+    stem = _UNSAFE.sub("-", rollout_id).strip("-")[:_LONGEST_STEM].strip("-")
+    return f"{stem or 'rollout'}-{secrets.token_hex(5)}".lower()
+
+
+@frozen(kw_only=True)
+class ResolvedTask:
+    """A Harbor task that is about to run.
+
+    Attributes:
+        name: What it is called in messages and by `prewarm`.
+        folder: Where it is on this machine; ``None`` while Harbor has yet to fetch it.
+        source: The fields of Harbor's ``TaskConfig``.
+        own_tests: Whether it has a ``tests/test.sh``; ``None`` while it is not fetched.
+        instruction: What its agent is told; ``None`` while it is not fetched.
+        allowlisted: Whether its agent phase runs under an allowlist of hosts.
+        offline: Whether its agent phase runs without a network.
+    """
+
+    name: str
+    source: dict[str, Any]
+    folder: Path | None = None
+    own_tests: bool | None = None
+    instruction: str | None = None
+    allowlisted: bool = False
+    offline: bool = False
+
+
+@frozen(kw_only=True)
+class TrialPlan:
+    """The trial of one rollout, before Harbor sees it.
+
+    Attributes:
+        request: What the caller asked for.
+        context: The rollout's context, which has the chat endpoint and its key.
+        workspace: A folder of this rollout alone, removed afterwards. Harbor's trial folder
+            is ``workspace/trials/<name>``.
+        name: The trial's name.
+        task: The task, fetched.
+        model: The model's name for native agents, as in ``openai/policy``.
+        agent_timeout_sec: What is left for the agent, in seconds; ``None`` leaves it to the
+            task.
+        grader_timeout_sec: Time for the verifier, likewise.
+    """
+
+    request: ExecutionRequest
+    context: RolloutContext = field(repr=False)
+    workspace: Path
+    name: str
+    task: ResolvedTask
+    model: str | None = None
+    agent_timeout_sec: float | None = None
+    grader_timeout_sec: float | None = None
+
+    @property
+    def trials_dir(self) -> Path:
+        """The folder that Harbor makes the trial's folder in."""
+        return self.workspace / "trials"
+
+    @property
+    def trial_dir(self) -> Path:
+        """The trial's own folder."""
+        return self.trials_dir / self.name
+
+    @property
+    def secrets(self) -> list[str | None]:
+        """What may never be in a file, a log or a message."""
+        return [self.context.api_key]
+
+
+def make_workspace(root: Path, name: str) -> Path:
+    """Make the folder of one rollout. Blocking."""
+    root.mkdir(parents=True, exist_ok=True)
+    workspace = root / name
+    workspace.mkdir(mode=0o700)
+    os.chmod(workspace, 0o700)  # noqa: PTH101 - whatever the umask says
+    return workspace

@@ -1,0 +1,97 @@
+"""One trial, on the asyncio side of the bridge, and its events, on the trio side.
+
+Harbor calls hooks for the events of a trial. A hook that raises does harm there (an agent
+that is not verified, an end that is lost), so ours never do: they hand the event over to the
+trio thread and return. The result is taken from the END event, since a trial that is
+cancelled raises and returns nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, field
+
+from rollout.backend.harbor.facts import TrialProgress
+from rollout.context import RolloutContext
+from rollout.types import RolloutStatus
+
+__all__ = ["TrialRun"]
+
+logger = logging.getLogger(__name__)
+
+_MARKS = {
+    "START": "started",
+    "ENVIRONMENT_START": "environment_started",
+    "AGENT_START": "agent_started",
+    "AGENT_END": "agent_ended",
+    "VERIFICATION_START": "verification_started",
+    "CANCEL": "cancelled",
+    "END": "ended",
+}
+
+
+@define(eq=False)
+class TrialRun:
+    """The trial of one rollout.
+
+    Attributes:
+        context: The rollout's context, which gets the statuses.
+        set_status: Told of each status, for the backend's own table.
+        progress: How far it got; changed on the trio thread only.
+        result: Harbor's result of it, as of its END event.
+    """
+
+    context: RolloutContext
+    set_status: Callable[[RolloutStatus], None]
+    progress: TrialProgress = field(factory=TrialProgress)
+    result: Any = field(default=None, repr=False)
+
+    async def run(self, config: Any, call_trio_soon: Callable[..., None]) -> Any:
+        """Run a trial to its end; an asyncio function.
+
+        Args:
+            config: A ``harbor.models.trial.config.TrialConfig``.
+            call_trio_soon: The bridge's way to call a function on the trio thread.
+
+        Returns:
+            Harbor's result. Errors of the trial are in it; what keeps it from starting (a
+            task that is not there, an import path that leads nowhere) is raised.
+        """
+        from harbor.trial.hooks import TrialEvent  # noqa: PLC0415 - an extra
+        from harbor.trial.trial import Trial  # noqa: PLC0415 - an extra
+
+        trial = await Trial.create(config)
+        for event in TrialEvent:
+            trial.add_hook(event, self._hook(event.name, call_trio_soon))
+        return await trial.run()
+
+    def _hook(self, name: str, call_trio_soon: Callable[..., None]) -> Any:
+        async def hook(event: Any) -> None:
+            try:
+                if name == "END":
+                    self.result = event.result
+                call_trio_soon(self.take, name)
+            except Exception:
+                logger.exception("the event %s of a trial was lost", name)
+
+        return hook
+
+    def take(self, name: str) -> None:
+        """Take an event, on the trio thread. Events that Harbor adds later change nothing."""
+        mark = _MARKS.get(name)
+        if mark is None or getattr(self.progress, mark):
+            return
+        setattr(self.progress, mark, True)
+        if name == "START":
+            self._report(RolloutStatus.RUNNING)
+        elif name == "AGENT_START":
+            self.context.mark_agent_started()
+        elif name == "VERIFICATION_START":
+            self._report(RolloutStatus.GRADING)
+
+    def _report(self, status: RolloutStatus) -> None:
+        self.set_status(status)
+        self.context.report_status(status)
