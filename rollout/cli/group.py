@@ -22,6 +22,8 @@ _COMMANDS = {
     "wait-idle": "Wait until a server has no active rollout.",
     "cancel": "Ask a server to stop rollouts.",
     "demo": "Run rollouts against a scripted model, all on this machine.",
+    "eval": "Run evaluations, and look at what came of them.",
+    "trajectory": "Look at saved trajectories.",
     "simulate": "Simulate rollouts on a network with faults, and check the invariants.",
 }
 
