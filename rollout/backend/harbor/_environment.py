@@ -19,8 +19,9 @@ from harbor.environments.capabilities import (  # type: ignore[import-not-found,
 
 from rollout.backend.harbor._namespace import transfer
 from rollout.backend.harbor._namespace.failures import NamespaceError, NamespaceStartError
+from rollout.backend.harbor._namespace.holder import find_tools
 from rollout.backend.harbor._namespace.layout import Bind, check_bind
-from rollout.backend.harbor._namespace.sandbox import Sandbox, User, find_tools
+from rollout.backend.harbor._namespace.sandbox import Sandbox, User
 from rollout.backend.harbor._namespace.tasks import finish
 from rollout.backend.harbor._namespace.users import find_user
 
@@ -85,14 +86,12 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         unknown = sorted(set(kwargs) - known - _IGNORED)
         if unknown:
             raise ValueError(f"unknown options of NamespaceEnvironment: {', '.join(unknown)}")
-        if isinstance(read_only_paths, (str, Path)):
-            raise ValueError("read_only_paths is a list of paths")
         if folder is not None and not Path(folder).is_dir():
             raise ValueError(f"not a folder: {str(folder)!r}")
-        if isinstance(max_output_bytes, bool) or not isinstance(max_output_bytes, int):
-            raise ValueError("max_output_bytes is a whole number")
-        if max_output_bytes < 1:
-            raise ValueError("max_output_bytes is positive")
+        if type(max_output_bytes) is not int or max_output_bytes < 1:
+            raise ValueError(f"max_output_bytes is a positive whole number: {max_output_bytes!r}")
+        if not isinstance(read_only_paths, (list, tuple)):
+            raise ValueError(f"read_only_paths is a list: {read_only_paths!r}")  # noqa: TRY004 - as Harbor
         self._shown = [check_bind(path) for path in read_only_paths]
         self._folder = None if folder is None else Path(folder).absolute()
         self._max_output_bytes = max_output_bytes

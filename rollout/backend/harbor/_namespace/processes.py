@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MARK", "find_marked", "kill_by_descriptor", "pid_namespace"]
+__all__ = ["MARK", "find_marked", "kill_if_inside", "pid_namespace"]
 
 MARK = "ROLLOUT_COMMAND_ID"
 """The environment variable that marks the processes of one command."""
@@ -27,9 +27,9 @@ def pid_namespace(pid: int) -> int | None:
 
 
 def _pids() -> Iterator[int]:
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            yield int(name)
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            yield int(path.name)
 
 
 def _parent(pid: int) -> int | None:
@@ -77,7 +77,7 @@ def find_marked(namespace: int, command_id: str, *, spare: int) -> list[int]:
     return sorted(found)
 
 
-def kill_by_descriptor(pid: int, namespace: int) -> None:
+def kill_if_inside(pid: int, namespace: int) -> None:
     """Kill a process unless its number belongs to another one by now."""
     try:
         descriptor = os.pidfd_open(pid)

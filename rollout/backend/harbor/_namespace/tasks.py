@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["finish"]
+__all__ = ["finish", "kill_and_wait"]
 
 T = TypeVar("T")
 
@@ -40,3 +41,10 @@ async def finish(
 
 async def _call(abandon: Callable[[T], Awaitable[None]], value: T) -> None:
     await abandon(value)
+
+
+async def kill_and_wait(process: asyncio.subprocess.Process) -> None:
+    """Kill a process, if it still runs, and wait for its end."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

@@ -7,6 +7,7 @@ sandbox that points to `/etc/shadow` means the sandbox's own. The host reads and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -20,7 +21,8 @@ from typing import IO
 
 from rollout.backend.harbor._namespace.extract import extract
 from rollout.backend.harbor._namespace.failures import TransferError
-from rollout.backend.harbor._namespace.sandbox import PATH, Sandbox
+from rollout.backend.harbor._namespace.holder import PATH
+from rollout.backend.harbor._namespace.sandbox import Sandbox
 from rollout.backend.harbor._namespace.tasks import finish
 
 __all__ = ["MAX_BYTES", "download_dir", "download_file", "upload_dir", "upload_file"]
@@ -99,8 +101,7 @@ async def upload_dir(
         FileNotFoundError: If there is no such folder.
         TransferError: If it cannot be read, or not be written inside.
     """
-    if not source.is_dir():
-        raise FileNotFoundError(f"no such folder: {source}")
+    _need_folder(source)
     with sandbox.open_file() as archive:
         await _pack(source, archive, exclude)
         archive.seek(0)
@@ -118,13 +119,8 @@ async def download_file(sandbox: Sandbox, source: str, target: Path) -> None:
     Raises:
         TransferError: If there is no such file, or it is too large.
     """
-    if target.is_dir():
-        name = source.rstrip("/").rpartition("/")[2]
-        if name in {"", ".", ".."}:
-            raise TransferError(f"not the name of a file: {source!r}")
-        target /= name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+    final = _place_for(source, target)
+    descriptor, part = tempfile.mkstemp(prefix=".part-", dir=final.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             said = await _run_inside(
@@ -132,9 +128,10 @@ async def download_file(sandbox: Sandbox, source: str, target: Path) -> None:
             )
             os.fchmod(descriptor, (_mode(said) & 0o777) | 0o600)
         # Replaces a link instead of writing through it.
-        Path(part).replace(target)
+        os.replace(part, final)  # noqa: PTH105 - one step
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)  # noqa: PTH108 - one step
         raise
 
 
@@ -203,6 +200,22 @@ async def _run_inside(
     if code not in {0, accept}:
         raise TransferError(f"{what} failed (status {code}): {text or 'no message'}")
     return text
+
+
+def _need_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise FileNotFoundError(f"no such folder: {path}")
+
+
+def _place_for(source: str, target: Path) -> Path:
+    """Where a file goes that is copied to a place, which may be a folder, or not be there yet."""
+    if target.is_dir():
+        name = source.rstrip("/").rpartition("/")[2]
+        if name in {"", ".", ".."}:
+            raise TransferError(f"not the name of a file: {source!r}")
+        target /= name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
 def _mode(said: str) -> int:
