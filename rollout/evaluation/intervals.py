@@ -73,7 +73,7 @@ def cluster_mean(sums: ClusterSums) -> Estimate:
     also where SE is 0: an interval of no width would claim what no sample can show.
 
     Source: Miller 2024, "Adding Error Bars to Evals: A Statistical Approach to Language Model
-    Evaluations", arXiv:2411.00640, section 2.2 (clustered standard errors). The factor
+    Evaluations", arXiv:2411.00640, on clustered standard errors. The factor
     R / (R - 1) and the t quantile are the usual corrections for a small number of clusters
     (Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", Journal of
     Human Resources 50(2), section VI). With as many attempts in each row this is the t
@@ -190,7 +190,7 @@ def paired_difference(
     The interval (method ``paired-t``) is ``None`` for fewer than two rows, and where all d_i
     are the same: an interval of no width would claim what no sample can show.
 
-    Source: Miller 2024, arXiv:2411.00640, section 4.2 (paired differences). What makes rows
+    Source: Miller 2024, arXiv:2411.00640, on paired differences. What makes rows
     easy or hard for both runs cancels out in the differences.
 
     Args:

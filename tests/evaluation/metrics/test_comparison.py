@@ -11,15 +11,14 @@ from fractions import Fraction
 
 import attrs
 import pytest
-from evaluation.metrics.attempts import NOON, attempt, runs, table
+from evaluation.metrics.attempts import attempt, runs, table
+from evaluation.metrics.folders import run_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.errors import EvaluationError
 from rollout.evaluation.comparison import RowTable, compare, compare_runs
 from rollout.evaluation.intervals import t_quantile
-from rollout.evaluation.journal import EVENTS, encode_line, record_line
-from rollout.evaluation.manifest import write_manifest
 
 
 def test_two_runs_by_hand():
@@ -215,24 +214,6 @@ def test_the_dictionary_is_plain_json():
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["pass_to_fail"] == [0]
     assert document["table"]["only_a"] == 1
-
-
-INPUTS = {
-    "dataset": {"path": "a.jsonl", "digest": "00", "selection": None, "limit": None},
-    "server": {"url": "http://127.0.0.1:8000"},
-    "chat": {"url": "http://127.0.0.1:9/v1", "model": "small"},
-    "run": {"n": 1, "pass_threshold": 1.0},
-}
-
-
-def run_folder(folder, records, **changes):
-    folder.mkdir()
-    inputs = {section: {**values, **changes.get(section, {})} for section, values in INPUTS.items()}
-    write_manifest(folder, inputs, run_id=folder.name, created_at=NOON)
-    head = encode_line({"schema": "rollout-events/1", "run_id": folder.name})
-    lines = b"".join(record_line(record) for record in records)
-    (folder / EVENTS).write_bytes(head + lines)
-    return folder
 
 
 def test_run_folders(tmp_path):
