@@ -82,7 +82,7 @@ def _read(decoder: Any, text: str, at: int, place: Place, column: str | None) ->
 
 
 def _syntax(problem: str, at: int, text: str, place: Place, column: str | None) -> Exception:
-    reason = f"is not JSON: {problem} at character {at + 1}"
+    reason = f"is not JSON: {problem.removesuffix(' at')} at character {at + 1}"
     if text.startswith("\ufeff", at):
         reason += " (a byte-order mark within the file; was it put together from several?)"
     elif "\r" in text.rstrip("\r"):

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Collection, Iterator
+from decimal import Decimal
 from importlib import import_module
 from typing import IO, Any
 
@@ -80,6 +81,8 @@ class ParquetRecord:
         value = self._get(column)
         if value is None or isinstance(value, str):
             return value
+        if isinstance(value, Decimal):
+            return f"{value:f}"
         self._check(value, column)
         if isinstance(value, float):
             code = _SHORT_FLOATS.get(str(self._columns[column].type))
@@ -161,8 +164,8 @@ def read_parquet(
         raise place.file_error(f"is no Parquet file that can be read: {error}") from None
     with reader:
         names: list[str] = reader.schema_arrow.names
-        repeated = {name for name in names if names.count(name) > 1}
-        for name in sorted(repeated):
+        if len(set(names)) != len(names):
+            name = next(name for at, name in enumerate(names) if name in names[:at])
             raise place.error(f"the file has the column {shown(name)} twice", column=name)
         check_header(names)
         wanted = [name for name in names if name in used]

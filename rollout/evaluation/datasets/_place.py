@@ -12,7 +12,11 @@ MAX_SHOWN = 80
 
 def shown(name: str) -> str:
     """Quote a name, cut to a length that fits a message."""
-    return repr(name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…")
+    return repr(_cut(name))
+
+
+def _cut(name: str | None) -> str | None:
+    return name if name is None or len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
 
 
 class Place:
@@ -35,10 +39,8 @@ class Place:
 
     def error(self, reason: str, *, column: str | None = None) -> DatasetError:
         """Make the error for something at this place."""
-        if column is not None and len(column) > MAX_SHOWN:
-            column = f"{column[:MAX_SHOWN]}…"
-        return DatasetError(self.path, reason, line=self.line, row=self.row, column=column)
+        return DatasetError(self.path, reason, line=self.line, row=self.row, column=_cut(column))
 
-    def file_error(self, reason: str) -> DatasetError:
+    def file_error(self, reason: str, *, column: str | None = None) -> DatasetError:
         """Make the error for something about the file as a whole."""
-        return DatasetError(self.path, reason)
+        return DatasetError(self.path, reason, column=_cut(column))

@@ -105,9 +105,7 @@ def decoded(chunks: Iterable[bytes], encoding: str, place: Place) -> Iterator[st
             if good := good.removeprefix(_MARK) if fresh else good:
                 yield good
             yield ""
-            raise place.error(
-                f"is not {encoding} (at byte {read - held + error.start} of the file)"
-            ) from None
+            raise place.error(f"is not {encoding} (at byte {read - held + error.start})") from None
         if fresh and text:
             text = text.removeprefix(_MARK)
             fresh = False

@@ -115,6 +115,7 @@ class Dataset:
                     break
             if whole:
                 self._check_selection(place)
+                builder.check_mapped()
             self._check_end(source, place, whole=whole)
 
     def _place(self) -> Place:
@@ -145,7 +146,7 @@ class Dataset:
                 check_header=builder.check_header,
             )
         else:
-            label = names["ground_truth"]
+            label = names["ground_truth"] or None
             yield from read_jsonl(texts, place, picker, label=label, used=used - {label})
 
     def _check_selection(self, place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,6 +46,7 @@ class Record(Protocol):
     """
 
     @property
+    @abstractmethod
     def names(self) -> Collection[str]:
         """The columns that this row has."""
 
@@ -110,18 +112,20 @@ class RowBuilder:
         """
         self._check_names(names)
         self._unseen.difference_update(names)
-        self.check_mapped(names)
+        if self._unseen:
+            raise self._place.file_error(
+                f"there is no such column, only {_listed(names)}", column=min(self._unseen)
+            )
 
-    def check_mapped(self, names: Collection[str] = ()) -> None:
-        """Check that each column that was named in the mapping was seen.
+    def check_mapped(self) -> None:
+        """Check that each column that was named in the mapping was in some row.
 
         Raises:
             DatasetError: One was not.
         """
-        for name in sorted(self._unseen):
-            has = f"; it has {_listed(names)}" if names else ""
-            raise self._place.error(
-                f"there is no column {shown(name)}, which the mapping names{has}", column=name
+        if self._unseen:
+            raise self._place.file_error(
+                "none of the selected rows has it", column=min(self._unseen)
             )
 
     def _check_names(self, names: Collection[str]) -> None:
@@ -137,8 +141,8 @@ class RowBuilder:
             near = by_fold.get(_folded(name))
             if near is not None and near not in self._used.values():
                 raise self._place.error(
-                    f"there is no such column, but there is {shown(near)}; rename it, or map it "
-                    f"with columns.{role} = {shown(near)}",
+                    f"there is no such column, but there is {shown(near)}; map the one that is "
+                    f'meant with columns.{role}, or none with ""',
                     column=name,
                 )
         if not has_prompt and not has_messages:

@@ -122,7 +122,7 @@ def parse_rows(text: str) -> RowSelection:
     while True:
         match = _PART.match(text, at)
         if match is None:
-            raise _refusal("a row or a range is expected", at + _blanks(text, at))
+            raise _refusal("a row or a range is expected", at + _blanks(text[at:]))
         if max(len(match["first"]), len(match["last"] or "")) > _MAX_DIGITS:
             raise _refusal("this number is too large", match.start("first"))
         first = int(match["first"])
@@ -138,8 +138,8 @@ def parse_rows(text: str) -> RowSelection:
         at += 1
 
 
-def _blanks(text: str, at: int) -> int:
-    return len(text[at:]) - len(text[at:].lstrip())
+def _blanks(text: str) -> int:
+    return len(text) - len(text.lstrip(" \t\n\r\f\v"))
 
 
 def _refusal(problem: str, at: int) -> InvalidFieldError:

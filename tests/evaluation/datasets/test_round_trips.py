@@ -1,0 +1,139 @@
+"""What is written to a file in any format comes back equal, whatever is in it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import json_objects, json_values
+
+from rollout.evaluation import DatasetConfig
+from rollout.evaluation.datasets import open_dataset
+
+NASTY = "\n\r\x85\u2028\u2029\x0b\x0c\x1c\x00\t \"'\\,;{}[]:\ufeffé\U0001f600NaN"
+
+texts = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(NASTY), max_size=20)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "tool"])}, optional={"content": texts, "x": json_values}
+    ),
+    min_size=1,
+    max_size=3,
+)
+prompts = st.fixed_dictionaries(
+    {"user_prompt": texts}, optional={"system_prompt": st.none() | texts}
+)
+rows = st.tuples(
+    prompts | st.fixed_dictionaries({"messages": messages}),
+    st.fixed_dictionaries({"metadata": st.none() | json_objects, "other": json_values}),
+).map(lambda parts: {**parts[0], **parts[1]})
+
+
+def read(name, data, **settings):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        source = open_dataset(DatasetConfig(path=path, **settings))
+        scan = source.scan()
+        found = list(source.rows())
+        assert [row.index for row in found] == list(range(scan.rows))
+        assert scan.selected == scan.rows
+        return found
+
+
+def initial(row):
+    if row.get("messages") is not None:
+        return row["messages"]
+    system = row.get("system_prompt")
+    head = [] if system is None else [{"role": "system", "content": system}]
+    return [*head, {"role": "user", "content": row["user_prompt"]}]
+
+
+def as_text(value):
+    """The label of a value that Python's json wrote with its standard settings."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+@given(
+    st.lists(st.tuples(rows, json_values), min_size=1, max_size=4),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
+    st.sampled_from(["\n", "\r\n", "\n\n", "\r\n \t\r\n"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_jsonl(drawn, encoding, end, last, packed):
+    content = [{**row, "ground_truth": label} for row, label in drawn]
+    text = end.join(json.dumps(row) for row in content) + (end if last else "")
+    data = text.encode(encoding)
+    found = read("a.jsonl", gzip.compress(data, 1) if packed else data)
+    assert [row.initial_messages for row in found] == [initial(row) for row in content]
+    assert [row.metadata for row in found] == [row["metadata"] for row in content]
+    assert [row.label for row in found] == [as_text(label) for _, label in drawn]
+
+
+@given(st.lists(st.fixed_dictionaries({"user_prompt": texts, "ground_truth": texts}), min_size=1))
+def test_jsonl_beyond_ascii(content):
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in content)
+    found = read("a.jsonl", text.encode())
+    assert [row.initial_messages for row in found] == [initial(row) for row in content]
+    assert [row.label for row in found] == [row["ground_truth"] for row in content]
+
+
+COLUMNS = ["other", "user_prompt", "ground_truth", "system_prompt", "metadata", "messages"]
+
+
+@given(
+    st.lists(st.tuples(rows, texts), min_size=1, max_size=4),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.sampled_from([",", ";", "\t", "|"]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+)
+def test_csv(drawn, encoding, end, delimiter, quoting):
+    content = [{**row, "ground_truth": label} for row, label in drawn]
+    for row in content:
+        if row.get("user_prompt") == "":
+            # An empty cell is null, so an empty prompt has no form in CSV.
+            row["user_prompt"] = " "
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, delimiter=delimiter, lineterminator=end, quoting=quoting)
+    writer.writerow(COLUMNS)
+    for row in content:
+        cells = {name: row.get(name) for name in COLUMNS}
+        for name in ("metadata", "messages", "other"):
+            cells[name] = None if cells[name] is None else json.dumps(cells[name])
+        writer.writerow([cells[name] for name in COLUMNS])
+    found = read("a.csv", buffer.getvalue().encode(encoding), delimiter=delimiter)
+    assert [row.initial_messages for row in found] == [
+        initial({**row, "system_prompt": row.get("system_prompt") or None}) for row in content
+    ]
+    assert [row.metadata for row in found] == [row["metadata"] for row in content]
+    assert [row.label for row in found] == [label or None for _, label in drawn]
+
+
+@given(st.lists(st.tuples(rows, st.none() | texts), min_size=1, max_size=4), st.integers(1, 3))
+def test_parquet(drawn, group):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    content = [{**row, "ground_truth": label} for row, label in drawn]
+
+    def column(name):
+        values = [row.get(name) for row in content]
+        if name in {"metadata", "messages"}:
+            values = [None if value is None else json.dumps(value) for value in values]
+        return pa.array(values, pa.string())
+
+    table = pa.table({name: column(name) for name in COLUMNS[1:]})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, row_group_size=group)
+    found = read("a.parquet", buffer.getvalue())
+    assert [row.initial_messages for row in found] == [initial(row) for row in content]
+    assert [row.metadata for row in found] == [row["metadata"] for row in content]
+    assert [row.label for row in found] == [label for _, label in drawn]
