@@ -226,11 +226,13 @@ class Call(Generic[T]):
         """Raise what the call failed with, if it did and nobody has taken that.
 
         Args:
-            cancellation: A cancellation counts as a failure.
+            cancellation: That it was cancelled by trio or by the bridge counts as a failure.
         """
         result = self._outcome
         if isinstance(result, outcome.Error) and (
-            cancellation or without_cancellation(result.error) is not None
+            cancellation
+            or not self._cancel_delivered
+            or without_cancellation(result.error) is not None
         ):
             self.take()
 

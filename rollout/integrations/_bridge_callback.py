@@ -101,6 +101,7 @@ class Callback(Generic[T]):
             result = outcome.Error(error)
         self._on_finished(self)
         self._answer(result)
+        del result  # an error's traceback leads to this frame
 
     def _answer(self, result: outcome.Outcome[T]) -> None:
         try:

@@ -4,35 +4,113 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["abandon_tasks", "close_executor", "log_loop_error", "run_loop", "sweep"]
+__all__ = ["LoopThread", "close_executor", "sweep"]
+
+TURNS_BEFORE_STOP = 10
+"""How many turns a loop makes between the end of its tasks and its own."""
 
 REPORTED = ("task", "future", "handle", "protocol", "transport", "asyncgen")
 
 logger = logging.getLogger("rollout.integrations.asyncio_bridge")
 
 
-def run_loop(loop: asyncio.AbstractEventLoop, stop_expected: Callable[[], bool]) -> None:
-    """Run the loop until it is stopped, whatever the code in it raises.
+class LoopThread:
+    """The thread that runs the loop until it is told to stop.
 
-    `SystemExit` and `KeyboardInterrupt` out of a task that the user's code has spawned end
-    asyncio's ``run_forever``. Other calls share this loop, so it goes on; whoever awaits that
-    task gets the exception.
+    Args:
+        name: The thread's name.
+        debug: asyncio's debug mode; ``None`` leaves it to the environment.
+        on_stopped: Called, in the thread, when code in the loop has stopped it. It goes on, so
+            that tasks can still clean up.
+        on_ended: Called, in the thread, when the loop is closed, with the reason.
     """
-    while True:
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        debug: bool | None,
+        on_stopped: Callable[[str], None],
+        on_ended: Callable[[str], None],
+    ) -> None:
+        self._on_stopped = on_stopped
+        self._on_ended = on_ended
+        self._stopping = False  # of the thread
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self.executor = ThreadPoolExecutor(thread_name_prefix=name)
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(self.executor)
+        self.loop.set_exception_handler(log_loop_error)
+        if debug is not None:
+            self.loop.set_debug(debug)
+
+    def start(self) -> None:
+        """Start it; if there is no thread to be had, the loop is closed."""
         try:
-            loop.run_forever()
-        except (SystemExit, KeyboardInterrupt) as error:
-            logger.error(  # noqa: TRY400 - a traceback of the loop tells nothing
-                "%r was raised outside of any call; the loop goes on", error
-            )
-            if not stop_expected():
-                continue
-        break
+            self._thread.start()
+        except BaseException:
+            self.loop.close()
+            raise
+
+    def stop(self) -> None:
+        """Tell it to stop. From any thread."""
+        with suppress(RuntimeError):  # it is closed already
+            self.loop.call_soon_threadsafe(self._stop, TURNS_BEFORE_STOP)
+
+    def join(self) -> None:
+        """Wait for the thread, which must have called ``on_ended``."""
+        self._thread.join()
+
+    def where(self) -> str:
+        """Return the stack of the thread, for a log."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001
+        return "".join(traceback.format_stack(frame)) if frame else "nowhere"
+
+    def _stop(self, turns: int) -> None:
+        # What was cancelled, and transports that were closed, need a few turns to end.
+        if turns:
+            self.loop.call_soon(self._stop, turns - 1)
+            return
+        abandon_tasks(self.loop)
+        self._stopping = True
+        self.loop.stop()
+
+    def _main(self) -> None:
+        why = "the bridge is closed"
+        try:
+            self._run()
+        except BaseException as error:  # there is nobody above who could log it
+            why = f"the bridge's event loop failed: {error!r}"
+            logger.exception("%s ends: its event loop failed", self._thread.name)
+        try:
+            self.loop.close()
+        except Exception:
+            logger.exception("the event loop of %s cannot be closed", self._thread.name)
+        self._on_ended(why)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Out of a task that user code has spawned. Whoever awaits it gets it too; the
+                # other calls share this loop, so it goes on.
+                logger.error(  # noqa: TRY400 - the traceback is asyncio's own
+                    "%s: %r was raised outside of any call", self._thread.name, error
+                )
+            else:
+                if not self._stopping:
+                    why = "the bridge's event loop was stopped by code that ran in it"
+                    logger.error("%s ends: %s", self._thread.name, why)
+                    self._on_stopped(why)
 
 
 def log_loop_error(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import trio
 
+from rollout.errors import BridgeError
 from rollout.integrations._bridge_call import Call, name_of
 
 __all__ = ["AsyncioStream"]
@@ -52,6 +53,12 @@ class AsyncioStream(Generic[T]):
 
     async def pump(self) -> None:
         """Iterate, and close what was iterated over."""
+        try:
+            await self._pump()
+        except StopAsyncIteration as error:  # it would look like the end of the items
+            raise BridgeError(f"{name_of(self._fn)} raised StopAsyncIteration") from error
+
+    async def _pump(self) -> None:
         items = self._fn(*self._args)
         if inspect.isawaitable(items):
             items = await items

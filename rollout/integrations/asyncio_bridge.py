@@ -11,8 +11,8 @@ errors and context variables cross intact, and nothing outlives the block that o
 The framework's tools call back with `run_in_trio`. Inside a server, open the bridge in the
 lifespan and let workflows find it with `get_bridge`.
 
-Theory of operation: see `rollout.integrations._bridge_call` for a call and
-``_bridge_callback`` for the way back. This module owns the thread. Its end has one path, taken
+Theory of operation: ``_bridge_call`` has a call, ``_bridge_callback`` the way back,
+``_bridge_loop`` the thread. This module owns them. The end of a bridge has one path, taken
 when the block is left and when the loop ends too early: cancel the calls, then whatever tasks
 are left, close generators and executor, stop the loop, join the thread. A task on the trio side
 walks it, inside a shield and within a budget.
@@ -23,13 +23,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sys
-import threading
-import traceback
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import trio
@@ -37,13 +34,7 @@ import trio
 from rollout.errors import BridgeCancelledError, BridgeError, InvalidFieldError
 from rollout.integrations._bridge_call import Call, name_of, refuse_coroutine
 from rollout.integrations._bridge_callback import Callback
-from rollout.integrations._bridge_loop import (
-    abandon_tasks,
-    close_executor,
-    log_loop_error,
-    run_loop,
-    sweep,
-)
+from rollout.integrations._bridge_loop import LoopThread, close_executor, sweep
 from rollout.integrations._bridge_stream import AsyncioStream
 
 __all__ = [
@@ -97,14 +88,13 @@ class AsyncioBridge:
         self._why_closed: str | None = None
         self._close_wanted = trio.Event()
         self._thread_ended = trio.Event()
-        self._stop_expected = False  # of the loop's thread
-        self._executor = ThreadPoolExecutor(thread_name_prefix=name)
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(self._executor)
-        self._loop.set_exception_handler(log_loop_error)
-        if debug is not None:
-            self._loop.set_debug(debug)
-        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
+        self._thread = LoopThread(
+            name,
+            debug=debug,
+            on_stopped=partial(self._report, self._break),
+            on_ended=partial(self._report, self._on_thread_end),
+        )
+        self._loop = self._thread.loop
 
     def __repr__(self) -> str:
         state = self._why_closed or "open"
@@ -246,48 +236,6 @@ class AsyncioBridge:
             self._running_callbacks.add(callback)
             callback.start(self._callbacks)
 
-    # --- the thread -----------------------------------------------------------------------
-
-    def _run_thread(self) -> None:
-        why = "its event loop was stopped by code that ran in it"
-        try:
-            while True:
-                run_loop(self._loop, lambda: self._stop_expected)
-                if self._stop_expected:
-                    break
-                # The loop still has tasks that want to clean up: the trio side ends the bridge
-                # in the ordinary way, and for that the loop has to run.
-                logger.error("the bridge %s ends: %s", self.name, why)
-                self._token.run_sync_soon(self._break, why)
-        except BaseException as error:
-            why = f"its event loop failed: {error!r}"
-            logger.exception("the bridge %s ends: its event loop failed", self.name)
-        finally:
-            _bridges.pop(self._loop, None)
-            try:
-                self._loop.close()
-            finally:
-                self._token.run_sync_soon(self._on_thread_end, why)
-
-    def _stop_loop(self) -> None:
-        abandon_tasks(self._loop)
-        self._stop_expected = True
-        self._loop.stop()
-
-    def _break(self, why: str) -> None:
-        if self._why_closed is None:
-            self._why_closed = f"the bridge is closed: {why}"
-        self._close_wanted.set()
-
-    def _on_thread_end(self, why: str) -> None:
-        self._thread_ended.set()
-        self._break(why)
-        self._lose_calls()
-
-    def _lose_calls(self) -> None:
-        for call in tuple(self._calls):
-            call.lose(BridgeError(f"{self._why_closed}; {call.name} was running"))
-
     # --- from the beginning to the end ----------------------------------------------------
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
@@ -295,13 +243,8 @@ class AsyncioBridge:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 self._callbacks = nursery
+                self._thread.start()
                 _bridges[self._loop] = self
-                try:
-                    self._thread.start()
-                except BaseException:
-                    _bridges.pop(self._loop)
-                    self._loop.close()
-                    raise
                 task_status.started()
                 await self._close_wanted.wait()
                 await self._close()
@@ -319,7 +262,7 @@ class AsyncioBridge:
             step = "asynchronous generators"
             await self._ask_loop(self.grace_sec, self._loop.shutdown_asyncgens)
             step = "worker threads"
-            await self._ask_loop(math.inf, close_executor, self._executor)
+            await self._ask_loop(math.inf, close_executor, self._thread.executor)
         if budget.cancelled_caught:
             logger.error(
                 "the bridge %s has not ended %s s after its %s were told to, and abandons them",
@@ -360,21 +303,38 @@ class AsyncioBridge:
 
     async def _end_thread(self) -> None:
         if not self._thread_ended.is_set():
-            with suppress(RuntimeError):  # closed in the meantime
-                self._loop.call_soon_threadsafe(self._stop_loop)
+            self._thread.stop()
             with trio.move_on_after(min(self.grace_sec, self.close_timeout_sec)):
                 await self._thread_ended.wait()
         if self._thread_ended.is_set():
             self._thread.join()  # it has nothing left to do
         else:
-            frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001
-            where = "".join(traceback.format_stack(frame)) if frame else "nowhere"
             logger.error(
                 "the thread of the bridge %s is blocked and left behind. It is here:\n%s",
                 self.name,
-                where,
+                self._thread.where(),
             )
+        _bridges.pop(self._loop, None)
         self._lose_calls()
+
+    def _report(self, what: Callable[[str], None], why: str) -> None:
+        """Tell the trio side, if it is still there. In the loop's thread."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(what, why)
+
+    def _break(self, why: str) -> None:
+        if self._why_closed is None:
+            self._why_closed = why
+        self._close_wanted.set()
+
+    def _on_thread_end(self, why: str) -> None:
+        self._thread_ended.set()
+        self._break(why)
+        self._lose_calls()
+
+    def _lose_calls(self) -> None:
+        for call in tuple(self._calls):
+            call.lose(BridgeError(f"{self._why_closed}; {call.name} was running"))
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 import pytest
 import sniffio
 import trio
+import trio.testing
 
 from rollout import RolloutContext, get_rollout_context
 from rollout.integrations.asyncio_bridge import (
