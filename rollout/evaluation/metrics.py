@@ -205,8 +205,11 @@ class EvaluationMetrics:
             metrics = structure(document, cls)
         except InvalidBodyError as error:
             raise EvaluationDamagedError(f"the metrics are damaged: {error}") from None
-        if extra := _extra(document, metrics.to_dict()):
+        plain = metrics.to_dict()
+        if extra := _extra(document, plain):
             raise EvaluationDamagedError(f"the metrics are damaged: {extra} is unknown")
+        if plain != document:
+            raise EvaluationDamagedError("the metrics are damaged: a list is none")
         return metrics
 
 

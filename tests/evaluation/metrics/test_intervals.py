@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rollout.evaluation._exact import ClusterSums, PairedSums, sqrt_float, to_float
 from rollout.evaluation.intervals import (
+    _expansion,
     cluster_mean,
     cluster_rate,
     paired_difference,
@@ -84,6 +85,16 @@ def test_series_and_expansion_meet(probability):
     step = normal * (normal**2 + 1) / 4 * (1 / 1000 - 1 / 1001)
     assert below - above == pytest.approx(step, rel=0.02)
     assert t_cdf(above, 1001) == pytest.approx(probability, abs=1e-12)
+
+
+@pytest.mark.parametrize("probability", [0.9, 0.975, 0.995])
+def test_the_expansion_is_off_by_the_fifth_power_of_the_degrees(probability):
+    # Five right terms leave an error that shrinks 32 times when the degrees double.
+    normal = statistics.NormalDist().inv_cdf(probability)
+    errors = [t_quantile(probability, d) - _expansion(normal, d) for d in (20, 40, 80)]
+    assert 32 < errors[0] / errors[1] < 33.5
+    assert 32 < errors[1] / errors[2] < 33
+    assert abs(errors[2]) < 1e-8
 
 
 @pytest.mark.parametrize("probability", [0, 1, -0.5, 2, math.nan])
