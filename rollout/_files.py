@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-__all__ = ["sync_folder", "write_atomic"]
+__all__ = ["is_leftover", "sync_folder", "write_atomic", "writing_atomic"]
+
+_SUFFIX = ".tmp"
+_TOKEN_BYTES = 8
+_NAME_CHARACTERS = 40
+"""So few that the name stays below 255 bytes in every script."""
 
 
-def write_atomic(path: Path, data: bytes, *, sync: bool = True, dir_fd: int | None = None) -> None:
+def write_atomic(
+    path: Path,
+    data: bytes,
+    *,
+    sync: bool = True,
+    sync_name: bool = True,
+    dir_fd: int | None = None,
+) -> None:
     """Replace the file at *path* with *data*, as a whole or not at all.
 
     A link or a special file at *path* is replaced itself, never followed.
@@ -18,17 +33,35 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = True, dir_fd: int | No
         path: The file; its folder exists. With *dir_fd* its name within that folder.
         data: What it is to hold.
         sync: Whether the data has to be on the disk before the file gets its name.
+        sync_name: Whether the name has to be on the disk, too, which costs a sync of the
+            folder. Without it a crash of the machine may leave what was there before.
         dir_fd: A descriptor of the folder, so that no link can lead elsewhere.
 
     Raises:
         OSError: It cannot be written; what was there before still is.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    with writing_atomic(path, sync=sync, sync_name=sync_name, dir_fd=dir_fd) as file:
+        file.write(data)
+
+
+@contextmanager
+def writing_atomic(
+    path: Path, *, sync: bool = True, sync_name: bool = True, dir_fd: int | None = None
+) -> Generator[IO[bytes], None, None]:
+    """Write a file piece by piece that appears at the end of the block, or not at all.
+
+    Takes the arguments of `write_atomic`. An exception in the block leaves what was there.
+
+    Raises:
+        OSError: It cannot be written; what was there before still is.
+    """
+    token = secrets.token_hex(_TOKEN_BYTES)
+    temporary = path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{token}{_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o666, dir_fd=dir_fd)
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor has no path
-            file.write(data)
+            yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
@@ -36,8 +69,13 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = True, dir_fd: int | No
     except BaseException:
         os.unlink(temporary, dir_fd=dir_fd)
         raise
-    if sync and dir_fd is None:
+    if sync and sync_name and dir_fd is None:
         sync_folder(path.parent)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a file of that name was being written by `write_atomic` when its process died."""
+    return name.startswith(".") and name.endswith(_SUFFIX)
 
 
 def sync_folder(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from rollout.client import RolloutClient, RolloutHandle
 from rollout.codec import dump_json
 from rollout.errors import (
     EvaluationError,
+    InvalidFieldError,
     RolloutAdmissionTimeoutError,
+    RolloutClientClosedError,
     RolloutError,
+    RolloutHandleCancelled,
     RolloutProtocolError,
 )
 from rollout.evaluation.config import EvaluationConfig
@@ -29,15 +33,22 @@ from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.trajectory import build_trajectory, token_totals
 from rollout.types import RolloutResultResponse, RolloutStatus
 
-__all__ = ["Attempt", "Credentials", "Ending", "keep_attempt", "run_rollout"]
+__all__ = ["Attempt", "Credentials", "Ending", "check_usable", "keep_attempt", "run_rollout"]
 
+UNREACHABLE = "unreachable"
 _ID_BYTES = 6
 _OUTCOMES = {
     RolloutStatus.SUCCESS: AttemptOutcome.SUCCESS,
     RolloutStatus.FAILURE: AttemptOutcome.FAILURE,
     RolloutStatus.CANCELLED: AttemptOutcome.CANCELLED,
 }
-_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, InvalidFieldError)
+_REFUSALS = frozenset({*range(400, 500), 503})
+"""What a server answers that has not admitted anything; behind other errors it may have."""
+_NOBODY_BEHIND = frozenset({502, 503, 504})
+"""What is answered in place of a server that is not there, or is going."""
+_REFUSED_KEY = frozenset({401, 403})
+_NO_ROLLOUT_SERVER = frozenset({404, 405})
 
 
 @frozen(kw_only=True)
@@ -100,11 +111,32 @@ class Ending:
     submitted_at: datetime
     duration_sec: float
 
+    @property
+    def unreachable(self) -> bool:
+        """Whether the server was out of reach."""
+        return self.failure.get("err_category") == UNREACHABLE
+
 
 async def run_rollout(
-    client: RolloutClient, config: EvaluationConfig, credentials: Credentials, attempt: Attempt
+    client: RolloutClient,
+    config: EvaluationConfig,
+    credentials: Credentials,
+    attempt: Attempt,
+    *,
+    on_admitted: Callable[[], None],
 ) -> Ending:
-    """Run the rollout of an attempt to its end; trouble is an end too.
+    """Run the rollout of an attempt to its end; trouble of its own is an end too.
+
+    Args:
+        client: The server.
+        config: What to ask of it.
+        credentials: The keys.
+        attempt: The attempt.
+        on_admitted: Called once the server has admitted it.
+
+    Raises:
+        EvaluationError: The server refuses the key, or is no rollout server, so that no
+            attempt can do any better.
 
     Cancelling this leaves the rollout on the server; the caller cancels it there.
     """
@@ -123,8 +155,13 @@ async def run_rollout(
             agent_timeout_sec=config.run.agent_timeout_sec,
             grader_timeout_sec=config.run.grader_timeout_sec,
         )
+        on_admitted()
         result = await handle
+    except (RolloutHandleCancelled, RolloutClientClosedError):
+        raise  # it says nothing about the rollout
     except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
+        if handle is None:
+            check_usable(error, client.url)
         failure = _failure(error, credentials, admitted=handle is not None)
     finally:
         if handle is not None:
@@ -135,6 +172,25 @@ async def run_rollout(
         submitted_at=submitted_at,
         duration_sec=trio.current_time() - started,
     )
+
+
+def check_usable(error: Exception, url: str) -> None:
+    """Tell trouble of one request from a server that refuses all of them.
+
+    Raises:
+        EvaluationError: It refuses all of them.
+    """
+    if not isinstance(error, RolloutProtocolError):
+        return
+    if error.status_code in _REFUSED_KEY:
+        raise EvaluationError(
+            f"the rollout server at {url} refuses the key (HTTP {error.status_code}); name the "
+            "variable that holds it as server.api_key_env"
+        ) from error
+    if error.status_code in _NO_ROLLOUT_SERVER:
+        raise EvaluationError(
+            f"what listens at {url} is no rollout server (HTTP {error.status_code})"
+        ) from error
 
 
 def keep_attempt(
@@ -153,7 +209,8 @@ def keep_attempt(
     name = f"{attempt.row.index}-{attempt.number}-{attempt.retry}.json"
     path = folder / TRAJECTORIES / name
     try:
-        write_atomic(path, dump_json(document) + b"\n")
+        # The journal's next sync has the name on the disk, see `Journal`.
+        write_atomic(path, dump_json(document) + b"\n", sync_name=False)
     except OSError as error:
         raise EvaluationError(
             f"{path}: {error.strerror or error}; the run stops, since what it does could not "
@@ -178,16 +235,18 @@ def keep_attempt(
 
 def _failure(error: Exception, credentials: Credentials, *, admitted: bool) -> dict[str, Any]:
     """Describe an attempt that got no terminal result."""
-    unreachable = isinstance(error, (httpx.TransportError, RolloutAdmissionTimeoutError))
-    refused = isinstance(error, _NEVER_SENT) or (
-        isinstance(error, RolloutProtocolError) and error.status_code != httpx.codes.ACCEPTED
+    status = error.status_code if isinstance(error, RolloutProtocolError) else None
+    unreachable = (
+        isinstance(error, (httpx.TransportError, RolloutAdmissionTimeoutError))
+        or status in _NOBODY_BEHIND
     )
+    refused = isinstance(error, _NEVER_SENT) or status in _REFUSALS
     text = describe_exception(error, [credentials.chat, credentials.server])
     if isinstance(error, httpx.TransportError):
         text = f"the server is out of reach ({type(error).__name__}: {text})"
     return {
         "outcome": AttemptOutcome.ERROR,
-        "err_category": "unreachable" if unreachable else "protocol",
+        "err_category": UNREACHABLE if unreachable else "protocol",
         "err_message": text,
         "may_have_run": admitted or not refused,
     }

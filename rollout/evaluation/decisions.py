@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
+from rollout.evaluation._sparse import SparseArray
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 
 __all__ = ["CircuitBreaker", "Ledger", "setup_retry_delay_sec", "wants_setup_retry"]
@@ -34,7 +35,7 @@ def wants_setup_retry(record: AttemptRecord, used: int, allowed: int) -> bool:
 
 def setup_retry_delay_sec(used: int) -> float:
     """Return how long to wait before the next try, in seconds: 1, 2, 4, up to 30."""
-    return min(_FIRST_DELAY_SEC * 2 ** min(used, _MOST_DOUBLINGS), _LONGEST_DELAY_SEC)
+    return min(_FIRST_DELAY_SEC * 2.0 ** min(used, _MOST_DOUBLINGS), _LONGEST_DELAY_SEC)
 
 
 @define
@@ -64,7 +65,7 @@ class CircuitBreaker:
 
 @define
 class Ledger:
-    """What is settled and how, in one byte for each attempt, and how often it was tried.
+    """What is settled and how, and how often it was tried, in a few bytes for each attempt.
 
     Attributes:
         n: Attempts for each row.
@@ -73,38 +74,37 @@ class Ledger:
 
     n: int
     retry_failed: bool = False
-    _settled: bytearray = field(factory=bytearray)
-    _records: dict[tuple[int, int], int] = field(factory=dict)
-    _setup_retries: dict[tuple[int, int], int] = field(factory=dict)
+    _settled: SparseArray = field(factory=lambda: SparseArray("B"), init=False)
+    _records: SparseArray = field(factory=lambda: SparseArray("L"), init=False)
+    _setup_retries: SparseArray = field(factory=lambda: SparseArray("L"), init=False)
 
     def add(self, record: AttemptRecord) -> None:
-        """Take a record, in the order in which they were written."""
-        place = record.row * self.n + record.attempt
-        if place >= len(self._settled):
-            self._settled.extend(bytes(place + 1 - len(self._settled)))
-        settled = record.counts and not (self.retry_failed and record.failed)
-        self._settled[place] = _CODES[record.outcome] if settled else 0
-        if settled:
-            # What is settled does not run again, so nobody asks for its counts.
-            self._records.pop(record.key, None)
-            self._setup_retries.pop(record.key, None)
-            return
-        self._records[record.key] = record.retry + 1
+        """Take a record, in the order in which they were written.
+
+        One that does not count changes nothing about what was settled before it: a failure
+        stands until the rollout that was to replace it has ended.
+        """
+        place = self._place(*record.key)
+        self._records[place] = record.retry + 1
         if record.superseded:
-            self._setup_retries[record.key] = self._setup_retries.get(record.key, 0) + 1
-        else:
-            self._setup_retries.pop(record.key, None)
+            self._setup_retries[place] += 1
+        elif record.counts:
+            again = self.retry_failed and record.failed
+            self._settled[place] = 0 if again else _CODES[record.outcome]
+            self._setup_retries[place] = 0
 
     def settled(self, row: int, attempt: int) -> AttemptOutcome | None:
         """Return how the attempt ended, ``None`` if it has no result that stands."""
-        place = row * self.n + attempt
-        code = self._settled[place] if place < len(self._settled) else 0
+        code = self._settled[self._place(row, attempt)]
         return _OUTCOMES[code - 1] if code else None
 
     def records(self, row: int, attempt: int) -> int:
-        """How many records an attempt that is not settled has."""
-        return self._records.get((row, attempt), 0)
+        """How many records an attempt has."""
+        return self._records[self._place(row, attempt)]
 
     def setup_retries(self, row: int, attempt: int) -> int:
         """How often an attempt that is not settled was tried again for its setup."""
-        return self._setup_retries.get((row, attempt), 0)
+        return self._setup_retries[self._place(row, attempt)]
+
+    def _place(self, row: int, attempt: int) -> int:
+        return row * self.n + attempt

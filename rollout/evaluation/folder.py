@@ -9,7 +9,7 @@ from pathlib import Path
 
 import filelock
 
-from rollout._files import sync_folder
+from rollout._files import is_leftover, sync_folder, write_atomic
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
 from rollout.evaluation.journal import EVENTS
 from rollout.evaluation.manifest import MANIFEST
@@ -22,7 +22,9 @@ __all__ = [
     "TRAJECTORIES",
     "archive",
     "check_orphans",
+    "finish_archiving",
     "locked",
+    "tidy",
 ]
 
 INDEX = "index.jsonl"
@@ -32,8 +34,8 @@ SERVER_LOG = "server.log"
 TRAJECTORIES = "trajectories"
 
 _ARCHIVE = "archive"
+_UNFINISHED = ".unfinished"
 _LOCK = ".lock"
-# The manifest goes last, so that an archiving that was cut short can be told and finished.
 _PARTS = (EVENTS, INDEX, METRICS, REPORT, SERVER_LOG, TRAJECTORIES, MANIFEST)
 
 
@@ -67,28 +69,78 @@ def locked(folder: Path) -> Generator[None, None, None]:
 def archive(folder: Path, name: str) -> Path | None:
     """Move what a run left in *folder* below ``archive/``; nothing is deleted.
 
+    Where that is cut short, `finish_archiving` goes on with it.
+
     Returns:
         Where it went, ``None`` if there was nothing.
 
     Raises:
         EvaluationError: It cannot be moved.
     """
-    parts = [folder / part for part in _PARTS if os.path.lexists(folder / part)]
-    if not parts:
+    finish_archiving(folder)
+    if not _parts(folder):
         return None
+    number = 1
     try:
         target = folder / _ARCHIVE / name
-        number = 1
-        while target.exists():
+        while os.path.lexists(target):
             number += 1
             target = folder / _ARCHIVE / f"{name}-{number}"
         target.mkdir(parents=True)
-        for part in parts:
-            part.rename(target / part.name)
+        write_atomic(target / _UNFINISHED, b"")
+        sync_folder(folder / _ARCHIVE)
         sync_folder(folder)
     except OSError as error:
-        raise EvaluationError(f"{folder} cannot be archived: {error}") from None
+        raise _not_archived(folder, error) from None
+    _move(folder, target)
     return target
+
+
+def finish_archiving(folder: Path) -> None:
+    """Go on with an archiving that was cut short, so that no run continues half of another.
+
+    Raises:
+        EvaluationError: It cannot be moved.
+    """
+    for marker in sorted((folder / _ARCHIVE).glob(f"*/{_UNFINISHED}")):
+        _move(folder, marker.parent)
+
+
+def _parts(folder: Path) -> list[Path]:
+    return [folder / part for part in _PARTS if os.path.lexists(folder / part)]
+
+
+def _move(folder: Path, target: Path) -> None:
+    try:
+        for part in _parts(folder):
+            part.rename(target / part.name)
+        sync_folder(target)
+        sync_folder(folder)
+        (target / _UNFINISHED).unlink()
+    except OSError as error:
+        raise _not_archived(folder, error) from None
+
+
+def _not_archived(folder: Path, error: OSError) -> EvaluationError:
+    return EvaluationError(f"{folder} cannot be archived: {error}")
+
+
+def tidy(folder: Path) -> None:
+    """Make the folder of trajectories; remove what was being written when a process died.
+
+    Raises:
+        EvaluationError: The folder cannot be written to.
+    """
+    trajectories = folder / TRAJECTORIES
+    try:
+        trajectories.mkdir(exist_ok=True)
+        for place in (folder, trajectories):
+            with os.scandir(place) as entries:
+                leftovers = [entry.path for entry in entries if is_leftover(entry.name)]
+            for path in leftovers:
+                Path(path).unlink()
+    except OSError as error:
+        raise EvaluationError(f"{trajectories}: {error.strerror or error}") from None
 
 
 def check_orphans(folder: Path) -> None:

@@ -13,16 +13,18 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 import trio
 
+from rollout._files import sync_folder
 from rollout.codec import converter, dump_json
 from rollout.errors import EvaluationDamagedError, EvaluationError
+from rollout.evaluation._sparse import SparseArray
 from rollout.evaluation.records import FIELDS, AttemptRecord
 
 __all__ = [
@@ -35,7 +37,6 @@ __all__ = [
 
 EVENTS = "events.jsonl"
 _SCHEMA = "rollout-events/1"
-_NOWHERE = 2**64 - 1
 
 
 # --- lines ------------------------------------------------------------------------------------
@@ -55,6 +56,11 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
         return None
     value = json.loads(body + b"}")
     return value if isinstance(value, dict) else None
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a line that is not whole may be the beginning of one that was being written."""
+    return not line.endswith(b"\n") and decode_line(line[:-1]) is None
 
 
 def record_line(record: AttemptRecord) -> bytes:
@@ -107,7 +113,7 @@ class _Lines:
             self.offset, self.number = self.whole, self.number + 1
             value = decode_line(line)
             if value is None:
-                if not line.endswith(b"\n"):
+                if _is_torn(line):
                     return
                 raise self.damaged("does not fit its checksum")
             if self.number == 1:
@@ -144,14 +150,27 @@ def read_records(folder: Path) -> Iterator[AttemptRecord]:
         EvaluationDamagedError: A line is damaged.
     """
     path = folder / EVENTS
+    with _reading(path) as file:
+        if file is not None:
+            yield from _Lines(path, file, None).records()
+
+
+@contextmanager
+def _reading(path: Path) -> Generator[IO[bytes] | None, None, None]:
+    """Open a journal; ``None`` if there is none."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
+        yield None
         return
     except OSError as error:
-        raise EvaluationError(f"{path}: {error.strerror or error}") from None
+        raise _unusable(path, error) from None
     with file:
-        yield from _Lines(path, file, None).records()
+        yield file
+
+
+def _unusable(path: Path, error: OSError) -> EvaluationError:
+    return EvaluationError(f"{path}: {error.strerror or error}")
 
 
 def final_records(folder: Path) -> Iterator[AttemptRecord]:
@@ -164,28 +183,23 @@ def final_records(folder: Path) -> Iterator[AttemptRecord]:
         EvaluationDamagedError: A line is damaged.
     """
     path = folder / EVENTS
-    places: list[array[int]] = []
-    settled: list[bytearray] = []
-    if not path.exists():
-        return
-    with path.open("rb") as file:
+    # For each attempt of a row: where its record begins, and whether that one counts.
+    columns: list[tuple[SparseArray, SparseArray]] = []
+    with _reading(path) as file:
+        if file is None:
+            return
         lines = _Lines(path, file, None)
         for record in lines.records():
-            while len(places) <= record.attempt:
-                places.append(array("Q"))
-                settled.append(bytearray())
-            column, done = places[record.attempt], settled[record.attempt]
-            missing = record.row + 1 - len(column)
-            if missing > 0:
-                column.extend([_NOWHERE] * missing)
-                done.extend(bytes(missing))
-            if record.counts or not done[record.row]:
-                column[record.row] = lines.offset
-                done[record.row] = record.counts
-        for row in range(max(map(len, places), default=0)):
-            for column in places:
-                if row < len(column) and column[row] != _NOWHERE:
-                    yield _record_at(path, file, column[row])
+            while len(columns) <= record.attempt:
+                columns.append((SparseArray("Q"), SparseArray("B")))
+            places, settled = columns[record.attempt]
+            if record.counts or not settled[record.row]:
+                places[record.row] = lines.offset
+                settled[record.row] = record.counts
+        for row in SparseArray.places(*(places for places, _ in columns)):
+            for places, _ in columns:
+                if places[row]:  # no record is at 0, where the head is
+                    yield _record_at(path, file, places[row])
 
 
 def _record_at(path: Path, file: IO[bytes], offset: int) -> AttemptRecord:
@@ -204,22 +218,32 @@ def recover(folder: Path, run_id: str) -> Iterator[AttemptRecord]:
 
     Raises:
         EvaluationDamagedError: A line is damaged, or the journal is that of another run.
+        EvaluationError: It cannot be read or written.
     """
     path = folder / EVENTS
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-    with open(os.open(path, flags, 0o666), "r+b") as file:  # noqa: PTH123 - opened with flags
-        lines = _Lines(path, file, run_id)
-        yield from lines.records()
-        file.seek(max(lines.whole - 1, 0))
-        last = file.read(1)
-        file.truncate(lines.whole)
-        file.seek(lines.whole)
-        if lines.whole and last != b"\n":
-            file.write(b"\n")
-        if not lines.whole:
-            file.write(_head(run_id))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(os.open(path, flags, 0o666), "r+b") as file:  # noqa: PTH123 - opened with flags
+            lines = _Lines(path, file, run_id)
+            yield from lines.records()
+            _mend(file, lines.whole, _head(run_id))
+        sync_folder(folder)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _mend(file: IO[bytes], whole: int, head: bytes) -> None:
+    """Have the file end with a whole line, the one that ends at *whole*."""
+    file.seek(max(whole - 1, 0))
+    last = file.read(1)
+    file.truncate(whole)
+    file.seek(whole)
+    if not whole:
+        file.write(head)
+    elif last != b"\n":
+        file.write(b"\n")
+    file.flush()
+    os.fsync(file.fileno())
 
 
 # --- writing ----------------------------------------------------------------------------------
@@ -230,13 +254,17 @@ class Journal:
 
     Args:
         folder: The folder of the run, whose journal was read by `recover` before.
+        beside: A folder whose names have to be on the disk before a record is, since records
+            speak of its files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, beside: Path | None = None) -> None:
         self._path = folder / EVENTS
+        self._beside = beside
         self._waiting: list[bytes] = []
         self._done = trio.Event()
         self._wake = trio.Event()
+        self._closed = False
         self._error: OSError | None = None
 
     async def append(self, record: AttemptRecord) -> None:
@@ -260,14 +288,20 @@ class Journal:
             ) from self._error
 
     async def write(self) -> None:
-        """Write what is appended until cancelled; what came before that is still written."""
-        try:
-            while self._error is None:
+        """Write what is appended until `close` is called, or writing fails.
+
+        It cannot be cancelled: what has ended is kept even while everything is cancelled.
+        """
+        with trio.CancelScope(shield=True):
+            while self._error is None and not (self._closed and not self._waiting):
                 await self._wake.wait()
                 await self._flush()
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._flush()
+            await self._flush()
+
+    def close(self) -> None:
+        """Have `write` end once it has written what waits; nothing is appended later."""
+        self._closed = True
+        self._wake.set()
 
     async def _flush(self) -> None:
         """Write what waits. Lines that come meanwhile go with the next sync."""
@@ -276,12 +310,18 @@ class Journal:
         self._wake = trio.Event()
         if batch and self._error is None:
             try:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(_append, self._path, b"".join(batch))
+                await trio.to_thread.run_sync(self._append, b"".join(batch))
             except OSError as error:
                 self._error = error
+        if self._closed:
+            self._wake.set()
         done.set()
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await trio.lowlevel.checkpoint()
+
+    def _append(self, data: bytes) -> None:
+        if self._beside is not None:
+            sync_folder(self._beside)
+        _append(self._path, data)
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -26,23 +26,32 @@ __all__ = ["MANIFEST", "check_unchanged", "describe_inputs", "read_manifest", "w
 MANIFEST = "manifest.json"
 _SCHEMA = "rollout-evaluation/1"
 _SECTIONS = ("dataset", "server", "chat", "run")
-_FREE = frozenset({"dataset.path", "dataset.format"})
+_FREE = frozenset({"dataset.path"})
 """What may differ when a run is resumed: the same bytes in another place are the same dataset."""
 
 
 def public_url(url: str) -> str:
-    """Return a URL without what may be secret in it: user, password, query and fragment."""
-    parts = urlsplit(url)
+    """Return a URL without what may be secret in it: user, password, query and fragment.
+
+    Raises:
+        EvaluationError: It is no URL.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # What urllib says has parts of the URL in it, and those may be secret.
+        raise EvaluationError("an url of the config is malformed") from None
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def describe_inputs(
-    config: EvaluationConfig, *, digest: str, rows: int, selected: int
+    config: EvaluationConfig, *, format: str, digest: str, rows: int, selected: int
 ) -> dict[str, dict[str, Any]]:
     """Say what decides about the outcome of a run, section by section. Blocking.
 
     Args:
         config: The run's configuration.
+        format: What the dataset's format turned out to be.
         digest: SHA-256 of the dataset's bytes.
         rows: How many rows the dataset has.
         selected: How many of them the run takes.
@@ -54,7 +63,7 @@ def describe_inputs(
     return {
         "dataset": {
             "path": str(dataset.path),
-            "format": dataset.format,
+            "format": format,
             "digest": digest,
             "rows": rows,
             "selected": selected,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from rollout._files import write_atomic
+from rollout._files import write_atomic, writing_atomic
 from rollout.codec import dump_json
+from rollout.errors import EvaluationError
 from rollout.evaluation.folder import INDEX, METRICS
 from rollout.evaluation.journal import final_records
 from rollout.evaluation.manifest import read_manifest
@@ -40,16 +42,22 @@ def summarize(folder: Path) -> EvaluationMetrics:
         EvaluationDamagedError: Its journal or manifest is damaged.
     """
     manifest = read_manifest(folder)
-    index = bytearray()
-
-    def indexed() -> Iterator[AttemptRecord]:
-        for record in final_records(folder):
-            index.extend(dump_json({name: getattr(record, name) for name in _INDEXED}) + b"\n")
-            yield record
-
-    metrics = compute_metrics(
-        indexed(), rows=manifest["dataset"]["selected"], n=manifest["run"]["n"]
-    )
-    write_atomic(folder / INDEX, bytes(index))
-    write_atomic(folder / METRICS, json.dumps(metrics.to_dict(), indent=2).encode() + b"\n")
+    try:
+        with writing_atomic(folder / INDEX) as file:
+            metrics = compute_metrics(
+                _indexed(folder, file),
+                rows=manifest["dataset"]["selected"],
+                n=manifest["run"]["n"],
+            )
+        write_atomic(folder / METRICS, json.dumps(metrics.to_dict(), indent=2).encode() + b"\n")
+    except OSError as error:
+        raise EvaluationError(
+            f"{folder}: index and metrics cannot be written: {error.strerror or error}"
+        ) from error
     return metrics
+
+
+def _indexed(folder: Path, file: IO[bytes]) -> Iterator[AttemptRecord]:
+    for record in final_records(folder):
+        file.write(dump_json({name: getattr(record, name) for name in _INDEXED}) + b"\n")
+        yield record

@@ -7,22 +7,31 @@ SIGKILL too, the pipe closes, and the server shuts down.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import trio
 
-from rollout._groups import sole_error
 from rollout.errors import EvaluationError, EvaluationStoppedError
+from rollout.evaluation.beside import beside
 
 __all__ = ["server_process"]
 
+logger = logging.getLogger(__name__)
+
 _ANNOUNCEMENT = b"listening on "
+_OPTIONS = (
+    *("--bind", "127.0.0.1:0", "--until-stdin-closes"),
+    *("--drain-sec", "0", "--cleanup-sec", "5", "--forced-sec", "3"),
+    *("--delivery-sec", "0", "--backend-sec", "5"),
+)
 _STOP_SEC = 15.0
 _TAIL_BYTES = 4096
 
@@ -44,41 +53,48 @@ async def server_process(
 
     Leaving the block, by cancellation too, stops it within 15 seconds and waits for it.
     """
-    with log.open("ab") as output:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "rollout.cli", "serve", app, "--bind", "127.0.0.1:0",
-             "--until-stdin-closes", "--drain-sec", "0", "--cleanup-sec", "5",
-             "--forced-sec", "3", "--delivery-sec", "0", "--backend-sec", "5"],
+    with _opened(log) as output:
+        process = await _start(app, output, os.environ | environment)
+        try:
+            url = await _announced(process, output, log)
+            async with beside(partial(_copy, process, output), partial(_watch, process, log)):
+                yield url
+        finally:
+            with trio.CancelScope(shield=True):
+                await _stop(process, output)
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise EvaluationError(f"{log}: {error.strerror or error}") from None
+
+
+async def _start(app: str, output: IO[bytes], environment: dict[str, str]) -> trio.Process:
+    # In a session of its own, so that Ctrl-C reaches the run alone, which then stops it.
+    try:
+        return await trio.lowlevel.open_process(
+            [sys.executable, "-m", "rollout.cli", "serve", app, *_OPTIONS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
-            env=os.environ | environment,
-        )  # fmt: skip
-        try:
-            yield_url = await _announced(process, log)
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_copy, process, output)
-                    nursery.start_soon(_watch, process, log)
-                    yield yield_url
-                    nursery.cancel_scope.cancel()
-            except BaseExceptionGroup as group:
-                plain = sole_error(group)
-                if plain is group:
-                    raise
-                raise plain from None
-        finally:
-            with trio.CancelScope(shield=True):
-                await _stop(process)
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EvaluationError(f"the rollout server cannot be started: {error}") from None
 
 
-async def _announced(process: trio.Process, log: Path) -> str:
+async def _announced(process: trio.Process, output: IO[bytes], log: Path) -> str:
     """Read the line with which a server says where it listens."""
     assert process.stdout is not None  # noqa: S101 - it was asked for
     received = b""
     async for data in process.stdout:
+        _write(output, data)
         received += data
-        for line in received.split(b"\n")[:-1]:
+        *lines, received = received.split(b"\n")
+        for line in lines:
             if line.startswith(_ANNOUNCEMENT):
                 return line.removeprefix(_ANNOUNCEMENT).split()[0].decode()
     await process.wait()
@@ -92,8 +108,15 @@ async def _copy(process: trio.Process, output: IO[bytes]) -> None:
     """Put what an application prints into the log; a full pipe would stop it."""
     assert process.stdout is not None  # noqa: S101 - it was asked for
     async for data in process.stdout:
+        _write(output, data)
+
+
+def _write(output: IO[bytes], data: bytes | bytearray) -> None:
+    try:
         output.write(data)
         output.flush()
+    except OSError as error:
+        logger.warning("what the rollout server prints cannot be kept: %s", error)
 
 
 async def _watch(process: trio.Process, log: Path) -> None:
@@ -104,16 +127,20 @@ async def _watch(process: trio.Process, log: Path) -> None:
     )
 
 
-async def _stop(process: trio.Process) -> None:
-    if process.stdin is not None:
-        await process.stdin.aclose()
-    with trio.move_on_after(_STOP_SEC):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
-    if process.stdout is not None:
-        await process.stdout.aclose()
+async def _stop(process: trio.Process, output: IO[bytes]) -> None:
+    """Have it shut down in its own time, or end it; what it prints until then is kept."""
+    assert process.stdin is not None  # noqa: S101 - it was asked for
+    assert process.stdout is not None  # noqa: S101
+    await process.stdin.aclose()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_copy, process, output)
+        with trio.move_on_after(_STOP_SEC):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        nursery.cancel_scope.cancel()
+    await process.stdout.aclose()
 
 
 def _last_line(log: Path) -> str:

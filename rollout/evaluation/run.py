@@ -1,0 +1,242 @@
+"""A run that is going on: its tasks, and what they share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import closing
+from typing import Any, cast
+
+import httpx
+import trio
+from attrs import evolve
+
+from rollout.client import RolloutClient
+from rollout.errors import EvaluationError, EvaluationStoppedError, RolloutError
+from rollout.evaluation.attempts import Attempt, Credentials, keep_attempt, run_rollout
+from rollout.evaluation.config import EvaluationConfig
+from rollout.evaluation.datasets import DatasetRow
+from rollout.evaluation.decisions import (
+    CircuitBreaker,
+    setup_retry_delay_sec,
+    wants_setup_retry,
+)
+from rollout.evaluation.folder import TRAJECTORIES
+from rollout.evaluation.journal import Journal
+from rollout.evaluation.metrics import EvaluationMetrics
+from rollout.evaluation.opening import OpenedRun
+from rollout.evaluation.records import AttemptRecord
+
+__all__ = ["EvaluationRun"]
+
+logger = logging.getLogger(__name__)
+
+_ROWS_AT_A_TIME = 64
+_CANCEL_SEC = 10.0
+_UNDER_WAY_SEC = 0.25
+_SERVER_ENDS_SEC = 2.0
+
+
+class EvaluationRun:
+    """A run that is going on; `evaluate` makes it.
+
+    Iterate over it for the records of this process in their order of completion, those of
+    rollouts that are tried again included (`AttemptRecord.superseded`). Nothing is started
+    before its place is free, and a consumer that is slow slows the run down.
+
+    Attributes:
+        folder: Where everything is kept.
+        manifest: What the run was started with.
+        progress: How far it is.
+        metrics: What came of it; ``None`` until the block of `evaluate` has been left.
+    """
+
+    def __init__(
+        self, config: EvaluationConfig, credentials: Credentials, opened: OpenedRun
+    ) -> None:
+        self.folder = config.run.output
+        self.manifest: dict[str, Any] = opened.manifest
+        self.progress = opened.progress
+        self.metrics: EvaluationMetrics | None = None
+        self.journal = Journal(self.folder, beside=self.folder / TRAJECTORIES)
+        self._config = config
+        self._credentials = credentials
+        self._dataset = opened.dataset
+        self._ledger = opened.ledger
+        self._breaker = CircuitBreaker(config.run.breaker_failures)
+        self._places = trio.CapacityLimiter(config.run.max_in_flight)
+        # Rollouts that the server may have, and whether it has said so.
+        self._started: dict[str, bool] = {}
+        self._working = trio.CancelScope()
+        self._failure: EvaluationError | None = None
+        self._send, self._receive = trio.open_memory_channel[AttemptRecord](
+            config.run.max_in_flight
+        )
+
+    def __repr__(self) -> str:
+        progress = self.progress
+        return f"<EvaluationRun {self.folder} {progress.settled}/{progress.total}>"
+
+    def __aiter__(self) -> AsyncIterator[AttemptRecord]:
+        return self._receive.__aiter__()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every attempt has ended and none was cancelled."""
+        return self.progress.settled >= self.progress.total
+
+    # --- for evaluate -------------------------------------------------------------------------
+
+    async def work(self, client: RolloutClient) -> None:
+        """Run what is not settled yet; returns once nothing is left, or the breaker tripped.
+
+        Raises:
+            EvaluationError: What made going on impossible: the dataset, the disk, the server.
+        """
+        rows_in, rows_out = trio.open_memory_channel[DatasetRow](_ROWS_AT_A_TIME)
+        with self._working:
+            async with self._send, trio.open_nursery() as nursery, rows_out:
+                nursery.start_soon(self._read_rows, rows_in)
+                async for row in rows_out:
+                    for number in range(self._ledger.n):
+                        if self._ledger.settled(row.index, number) is None:
+                            place = object()
+                            await self._places.acquire_on_behalf_of(place)
+                            nursery.start_soon(
+                                self._attempt, client, row, number, place, self._send.clone()
+                            )
+                self._send.close()
+        if self._failure is not None:
+            raise self._failure
+
+    async def cancel_in_flight(self, client: RolloutClient) -> None:
+        """Cancel on the server what was in flight; bounded, whatever happens."""
+        if not self._started:
+            return
+        prefix = f"{self.manifest['run_id']}-"
+        with trio.move_on_after(_CANCEL_SEC) as scope:
+            try:
+                await client.cancel_rollouts(prefix=prefix)
+                if not all(self._started.values()):
+                    # A request for an admission may still be on its way.
+                    await trio.sleep(_UNDER_WAY_SEC)
+                    await client.cancel_rollouts(prefix=prefix)
+            except (RolloutError, httpx.HTTPError) as error:
+                logger.warning(
+                    "%d rollout(s) could not be cancelled on the server (%s); they end with "
+                    "their leases",
+                    len(self._started),
+                    type(error).__name__,
+                )
+        if scope.cancelled_caught:
+            logger.warning("cancelling %d rollout(s) took too long", len(self._started))
+
+    def close(self) -> None:
+        """Let nobody wait for records that do not come."""
+        self._send.close()
+        self._receive.close()
+
+    def hand_over_nothing(self) -> None:
+        """End the iteration, since nothing is going to run."""
+        self._send.close()
+
+    def check_stopped(self) -> None:
+        """Say it if the circuit breaker stopped the run.
+
+        Raises:
+            EvaluationStoppedError: It did.
+        """
+        record = self._breaker.tripped
+        if record is not None:
+            raise EvaluationStoppedError(
+                f"{self._breaker.limit} attempts in a row failed for a reason outside of agent "
+                f"and grader, so the run was stopped; the last one: {record.err_category}: "
+                f"{record.err_message}. When that is mended, resume with retry_failed "
+                "(--retry-failed)"
+            )
+
+    # --- tasks --------------------------------------------------------------------------------
+
+    def _fail(self, error: EvaluationError) -> None:
+        """Stop everything. The first reason counts, since others only follow from it."""
+        if self._failure is None:
+            self._failure = error
+            self._working.cancel()
+
+    async def _read_rows(self, rows: trio.MemorySendChannel[DatasetRow]) -> None:
+        async with rows:
+            source = cast("Generator[DatasetRow, None, None]", self._dataset.rows())
+            with closing(source):
+                try:
+                    while batch := await trio.to_thread.run_sync(_take, source):
+                        for row in batch:
+                            await rows.send(row)
+                except EvaluationError as error:
+                    self._fail(error)
+
+    async def _attempt(
+        self,
+        client: RolloutClient,
+        row: DatasetRow,
+        number: int,
+        place: object,
+        send: trio.MemorySendChannel[AttemptRecord],
+    ) -> None:
+        async with send:
+            self.progress.in_flight += 1
+            try:
+                while True:
+                    record = await self._try(client, row, number)
+                    await send.send(record)
+                    if not record.superseded:
+                        return
+                    used = self._ledger.setup_retries(*record.key)
+                    await trio.sleep(setup_retry_delay_sec(used - 1))
+            except EvaluationError as error:
+                self._fail(error)
+            finally:
+                self.progress.in_flight -= 1
+                self._places.release_on_behalf_of(place)
+
+    async def _try(self, client: RolloutClient, row: DatasetRow, number: int) -> AttemptRecord:
+        """Run one rollout of an attempt; return its record once that is on the disk."""
+        retry = self._ledger.records(row.index, number)
+        attempt = Attempt.fresh(self.manifest["run_id"], row, number, retry)
+
+        def admitted() -> None:
+            self._started[attempt.rollout_id] = True
+
+        self._started[attempt.rollout_id] = False
+        ending = await run_rollout(
+            client, self._config, self._credentials, attempt, on_admitted=admitted
+        )
+        del self._started[attempt.rollout_id]
+        if ending.unreachable and self._config.server.app is not None:
+            # The run's own server is about to be found dead, and its end is no attempt's fault.
+            await trio.sleep(_SERVER_ENDS_SEC)
+        # What has ended is kept, whoever cancels what in the meantime.
+        with trio.CancelScope(shield=True):
+            record = await trio.to_thread.run_sync(
+                keep_attempt, self._config, self._credentials, attempt, ending, self.folder
+            )
+            used = self._ledger.setup_retries(*record.key)
+            if wants_setup_retry(record, used, self._config.run.retry_setup_failures):
+                record = evolve(record, superseded=True)
+            await self.journal.append(record)
+        self._ledger.add(record)
+        if record.superseded:
+            self.progress.retries += 1
+        else:
+            self.progress.add(record)
+        if self._breaker.add(record):
+            self._working.cancel()
+        return record
+
+
+def _take(source: Iterator[DatasetRow]) -> list[DatasetRow]:
+    batch = []
+    for row in source:
+        batch.append(row)
+        if len(batch) == _ROWS_AT_A_TIME:
+            break
+    return batch
