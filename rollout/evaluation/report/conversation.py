@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ MAX_VIEW = 1_500_000
 """Characters of one conversation that go into the page."""
 
 MAX_STEPS = 5_000
+MAX_PARTS = 200
+"""Tool calls, observations, arguments and figures of one step, each."""
+
 MAX_FILE = 128 * 1024 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -179,7 +183,8 @@ def _calls(
     """Return the tool calls, each with what was observed of it, and what is left over."""
     calls: list[dict[str, Any]] = []
     by_id: dict[str, dict[str, Any]] = {}
-    for call in _list(step.get("tool_calls")):
+    requested = _list(step.get("tool_calls"))
+    for call in requested[:MAX_PARTS]:
         fields = call if isinstance(call, dict) else {"arguments": call}
         found: dict[str, Any] = {
             "name": budget.text(fields.get("function_name") or "(no name)"),
@@ -190,10 +195,13 @@ def _calls(
             found["id"] = budget.text(fields["tool_call_id"])
             by_id.setdefault(str(fields["tool_call_id"]), found)
         calls.append(found)
+    if more := _more(requested):
+        calls.append({"name": more, "args": [], "o": []})
     loose: list[dict[str, Any]] = []
     observation = step.get("observation")
     results = observation.get("results") if isinstance(observation, dict) else observation
-    for result in results if isinstance(results, list) else [results] if results else []:
+    results = results if isinstance(results, list) else [results] if results else []
+    for result in results[:MAX_PARTS]:
         fields = result if isinstance(result, dict) else {"content": result}
         call_id = fields.get("source_call_id")
         text = _message(fields.get("content"))
@@ -206,7 +214,14 @@ def _calls(
             target["o"].append(seen)
         else:
             loose.append(seen)
+    if more := _more(results):
+        loose.append({"t": more})
     return calls, loose
+
+
+def _more(parts: Sized) -> str:
+    """Return a word on what is beyond `MAX_PARTS`, empty if there is nothing."""
+    return f"… {len(parts) - MAX_PARTS:,} more" if len(parts) > MAX_PARTS else ""
 
 
 def _arguments(arguments: Any, budget: _Budget) -> list[list[str]]:
@@ -215,14 +230,18 @@ def _arguments(arguments: Any, budget: _Budget) -> list[list[str]]:
         return []
     if not isinstance(arguments, dict):
         return [["", budget.text(arguments)]]
-    return [[budget.text(name), budget.text(value)] for name, value in arguments.items()]
+    shown = [
+        [budget.text(name), budget.text(value)]
+        for name, value in islice(arguments.items(), MAX_PARTS)
+    ]
+    return [*shown, *([["", more]] if (more := _more(arguments)) else [])]
 
 
 def _figures(metrics: Any) -> Iterator[list[Any]]:
     """Yield name and value of what was measured of a step; token ids and logprobs as counts."""
     if not isinstance(metrics, dict):
         return
-    for name, value in metrics.items():
+    for name, value in islice(metrics.items(), MAX_PARTS):
         label = clip(str(name), 80)
         if isinstance(value, list):
             yield [label, len(value), "count"]

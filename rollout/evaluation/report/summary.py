@@ -70,6 +70,7 @@ class Summary:
     """All that the template needs.
 
     Attributes:
+        kind: What the title is the name of.
         title: What the page is called.
         facts: What was evaluated, in a line.
         notices: What is missing or damaged.
@@ -80,6 +81,7 @@ class Summary:
         charts: What the script draws beside the attempts themselves.
     """
 
+    kind: str
     title: str
     facts: list[Entry]
     notices: list[str]
@@ -96,13 +98,13 @@ def summarize(run: Run) -> Summary:
     name = str(path).replace("\\", "/").rstrip("/").rpartition("/")[2] if path else ""
     model = run.part("chat", "model")
     facts = [
-        _fact("Model", model),
         _fact("Dataset", name, path),
         _fact("Attempts", _plan(run)),
         _fact("Started", _day(run.part("created_at"))),
         _fact("Run", run.part("run_id")),
     ]
     return Summary(
+        kind="Model evaluation" if model else "Evaluation",
         title=shown(model or name or "Evaluation", 80),
         facts=[fact for fact in facts if fact is not None],
         notices=[shown(notice) for notice in run.notices],
@@ -279,7 +281,9 @@ def _inputs(run: Run) -> list[Entry]:
 
 
 def _count(value: float | None) -> str:
-    return _NONE if value is None else f"{value:,.0f}"
+    if value is None:
+        return _NONE
+    return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.3g}"  # noqa: PLR2004
 
 
 def _points(share: float) -> str:

@@ -16,7 +16,6 @@ __all__ = ["clip", "embed", "line", "number", "parse", "pretty", "shown"]
 
 _MARKUP = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 _LONGEST_INT = 300
-_LARGEST = 1e300
 _ODD = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -60,10 +59,9 @@ def number(value: Any) -> float | int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        fits = math.isfinite(value) and abs(value) < _LARGEST
+        return value if math.isfinite(value) else None
     except OverflowError:
         return None
-    return value if fits else None
 
 
 def parse(data: bytes) -> Any:

@@ -83,10 +83,20 @@ const R = {};
     return whole.format(Math.floor(total / 3600)) + " h " + String(Math.floor(total / 60) % 60).padStart(2, "0") + " min";
   };
 
+  // On an axis a round time is said as short as it can be.
+  R.timeTick = (value) => {
+    if (value === 0) return "0";
+    if (value < 1) return R.tick(value * 1000) + " ms";
+    if (value < 180) return R.tick(value) + " s";
+    if (value < 10800) return R.tick(value / 60) + " min";
+    return R.tick(value / 3600) + " h";
+  };
+
   R.when = (milliseconds) => {
     const date = new Date(milliseconds);
     return Number.isNaN(date.getTime()) ? "–" : date.toISOString().slice(0, 19).replace("T", " ");
   };
+  R.clock = (milliseconds) => R.when(milliseconds).slice(-8);
 })();
 
 R.NAMES = {

@@ -35,8 +35,15 @@
     const found = [];
     const first = Math.ceil(low / step - 1e-9);
     const last = Math.floor(high / step + 1e-9);
-    for (let i = first; i <= last && found.length < 50; i++) found.push(i * step);
+    for (let i = first; i <= last && found.length < 50; i++) found.push(i * step + 0);
     return found;
+  };
+
+  const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+  R.timeTicks = (end, wanted) => {
+    const step = TIMES.find((one) => one >= end / wanted);
+    if (end <= wanted / 2 || !step) return R.ticks(0, end, wanted);
+    return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, index) => index * step);
   };
 
   // A figure with a title, a note, a picture and the same as a table.
@@ -100,7 +107,7 @@
     const most = Math.max(1, ...bins.map((bin) => bin.total));
     const ticks = R.ticks(0, most, 4).filter(Number.isInteger);
     const top = Math.max(most, ticks[ticks.length - 1] || 1);
-    const inner = R.frame(picture, width, height, { top, ticks, tickText: R.tick, name });
+    const inner = R.frame(picture, width, height, { top, ticks, tickText: R.count, name });
     const step = inner.width / bins.length;
     const gap = bins.length > 30 ? 1 : bins.length > 14 ? 2 : Math.min(12, step * 0.22);
     const thick = Math.max(1, Math.min(step - gap, 72));
@@ -120,7 +127,16 @@
       if (bin.pick) group.addEventListener("click", bin.pick);
       picture.append(group);
     });
-    for (const [place, text, anchor] of labels) R.xTick(picture, inner, inner.left + place * inner.width, text, anchor);
+    // Where it is narrow, labels that would touch the one before are left out.
+    let free = -Infinity;
+    for (const [place, text, anchor = "middle"] of labels) {
+      const x = inner.left + place * inner.width;
+      const wide = text.length * 7;
+      const left = anchor === "end" ? x - wide : anchor === "start" ? x : x - wide / 2;
+      if (left < free) continue;
+      free = left + wide + 8;
+      R.xTick(picture, inner, x, text, anchor);
+    }
     marks.forEach(({ place, text }, index) => {
       const x = inner.left + place * inner.width;
       const late = place > 0.7;

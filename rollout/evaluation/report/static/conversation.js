@@ -38,7 +38,7 @@
 
   function figures(list) {
     return el("p", { class: "figures" }, list.slice(0, 40).map(([name, one, kind]) =>
-      el("span", {}, el("span", { class: "quiet" }, name.replaceAll("_", " ")), " ",
+      el("span", {}, R.plain(name.replaceAll("_", " "), el("bdi", { class: "quiet" })), " ",
         R.plain(typeof one === "number" && Number.isInteger(one) ? R.count(one) : value(one), el("bdi")),
         kind === "count" && el("span", { class: "quiet" }, " values"))));
   }
@@ -64,29 +64,37 @@
       el("div", { class: "call-body" },
         el("h5", {}, "Arguments"),
         call.args.length
-          ? el("dl", { class: "args" }, call.args.slice(0, 100).map(([name, one]) =>
+          ? el("dl", { class: "args" }, call.args.map(([name, one]) =>
             el("div", {}, name && R.plain(name, el("dt")), el("dd", {}, longText(one, "mono")))))
           : el("p", { class: "quiet" }, "none"),
         el("h5", {}, call.o.length > 1 ? "Observations" : "Observation"),
-        call.o.length ? call.o.slice(0, 100).map(observation) : el("p", { class: "quiet" }, "none"),
+        call.o.length ? call.o.map(observation) : el("p", { class: "quiet" }, "none"),
         call.id && el("p", { class: "quiet tiny" }, "id ", R.plain(call.id.slice(0, 200), el("bdi")))));
   }
 
-  function step(one, place) {
+  // When a step was, by the clock of the conversation: the first step is its zero.
+  function moment(text, zero) {
+    const time = Date.parse(text);
+    if (Number.isNaN(time) || Number.isNaN(zero)) return R.plain(text.slice(0, 40), el("bdi", { class: "quiet tiny" }));
+    const since = (time - zero) / 1000;
+    return el("time", { class: "quiet tiny", title: new Date(time).toISOString() },
+      (since < 0 ? "−" : "+") + R.seconds(Math.abs(since)));
+  }
+
+  function step(one, place, zero) {
     const calls = one.c || [];
     const loose = one.o || [];
     return el("li", { class: "step from-" + one.s },
       el("div", { class: "who" },
         el("h4", {}, one.from ? R.plain(one.from.slice(0, 40), el("bdi")) : WHO[one.s]),
         el("span", { class: "quiet" }, "step " + (place + 1)),
-        one.at && R.plain(one.at.slice(0, 40).replace("T", " ").replace(/(\.\d{3})\d+/, "$1"), el("span", { class: "quiet tiny" }))),
+        one.at && moment(one.at, zero)),
       el("div", { class: "said" },
         one.r && fold("Reasoning", R.count(one.r.length) + " characters", false, longText(one.r, "prose reasoning")),
         one.t && longText(one.t, "prose"),
         !one.t && !calls.length && !loose.length && !one.r && el("p", { class: "quiet" }, "(no text)"),
-        calls.slice(0, 200).map(toolCall),
-        calls.length > 200 && el("p", { class: "quiet" }, "and " + R.count(calls.length - 200) + " more tool calls"),
-        loose.length > 0 && fold("Observation", R.count(loose.length) + (loose.length > 1 ? " results" : " result"), loose.length === 1 && !one.t, loose.slice(0, 200).map(observation)),
+        calls.map(toolCall),
+        loose.length > 0 && fold("Observation", R.count(loose.length) + (loose.length > 1 ? " results" : " result"), loose.length === 1 && !one.t, loose.map(observation)),
         one.m && figures(one.m),
         one.x && fold("More of this step", null, false, longText(one.x, "mono"))));
   }
@@ -94,10 +102,11 @@
   function steps(list, left) {
     const holder = el("ol", { class: "steps" });
     const more = el("button", { type: "button", class: "more-steps" });
+    const zero = Date.parse((list.find((one) => one.at) || {}).at);
     let shown = 0;
     const grow = () => {
       const next = list.slice(shown, shown + STEPS);
-      holder.append(...next.map((one, index) => step(one, shown + index)));
+      holder.append(...next.map((one, index) => step(one, shown + index, zero)));
       shown += next.length;
       more.hidden = shown >= list.length;
       more.textContent = "Show " + R.count(Math.min(STEPS, list.length - shown)) + " more of " + R.count(list.length) + " steps";

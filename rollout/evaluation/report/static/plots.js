@@ -62,8 +62,8 @@
         put(bins[Math.min(many - 1, Math.max(0, Math.floor((R.all.reward[index] - start) / step + 1e-9)))], index);
       }
       bins.forEach((found, i) => {
-        const from = start + i * step;
-        Object.assign(found, { from, to: from + step, label: R.tick(from) + " to " + R.tick(from + step), open: i < many - 1 });
+        const [from, to] = [i, i + 1].map((edge) => Number((start + edge * step).toPrecision(12)));
+        Object.assign(found, { from, to, label: R.tick(from) + " to " + R.tick(to), open: i < many - 1 });
       });
       labels = R.ticks(start, start + step * many, 6).map((value) => [place(value), R.tick(value)]);
       const threshold = R.charts.threshold;
@@ -166,7 +166,7 @@
     });
     const labels = log
       ? [0, 0.25, 0.5, 0.75, 1].map((share) => [share, R.seconds(from(start + share * (end - start))), share === 1 ? "end" : share ? "middle" : "start"])
-      : R.ticks(0, end, 5).map((value) => [place(value), R.seconds(value), place(value) > 0.96 ? "end" : "middle"]);
+      : R.timeTicks(end, 6).map((value) => [place(value), R.timeTick(value), place(value) > 0.96 ? "end" : "middle"]);
     const note = "median " + R.seconds(middle) + " · 95% within " + R.seconds(late) + " · longest " + R.seconds(high);
     return R.figure({
       title: "Durations", note,
@@ -219,7 +219,7 @@
       head: head("Time"), rows: bins.map((found) => line(found.label, found)),
       draw: (picture, width, height) => R.bars(picture, width, height, {
         bins, name: "time at work",
-        labels: R.ticks(0, total, 5).map((value) => [value / total, R.seconds(value), value / total > 0.96 ? "end" : "middle"]),
+        labels: R.timeTicks(total, 6).map((value) => [value / total, R.timeTick(value), value / total > 0.96 ? "end" : "middle"]),
         marks: busy.slice(1, 30).map((one) => ({ place: one[2] / total })),
       }),
     });
@@ -258,6 +258,9 @@
   R.plots = () => {
     const found = [rewards(), passes(), durations(), timeline(), categories()].filter(Boolean);
     const holder = document.getElementById("charts");
+    // Two side by side; one that would stand alone takes the whole line.
+    const halves = found.filter((figure) => !figure.classList.contains("wide"));
+    if (halves.length % 2) halves[halves.length - 1].classList.add("wide");
     if (found.length) holder.append(...found);
     else holder.append(el("p", { class: "quiet" }, "There is nothing to draw yet."));
   };

@@ -14,7 +14,7 @@
     { key: "tokens_in", name: "Tokens in", figure: true, sort: (i) => all.tokens_in[i] },
     { key: "tokens_out", name: "Tokens out", figure: true, sort: (i) => all.tokens_out[i] },
     { key: "tries", name: "Tries", figure: true, sort: (i) => all.tries[i] },
-    { key: "submitted", name: "Submitted (UTC)", sort: (i) => all.submitted[i] },
+    { key: "submitted", name: "Submitted", sort: (i) => all.submitted[i] },
     { key: "text", name: "Prompt or error", sort: (i) => low(text(i)) || null },
   ];
   const GROUPED = [
@@ -140,7 +140,7 @@
       tokens_in: R.count(all.tokens_in[index]),
       tokens_out: R.count(all.tokens_out[index]),
       tries: all.tries[index] > 1 ? String(all.tries[index]) : el("span", { class: "quiet" }, "1"),
-      submitted: R.when(all.submitted[index]),
+      submitted: el("time", { title: R.when(all.submitted[index]) + " UTC" }, R.clock(all.submitted[index])),
       text: R.plain(text(index), el("bdi", { class: message ? "cut message" : "cut" })),
     };
   }
@@ -168,13 +168,14 @@
     const first = view.page * view.size;
     const shown = lines.slice(first, first + view.size);
 
+    const arrow = () => el("span", { class: "arrow", "aria-hidden": "true" }, view.down ? "↓" : "↑");
     parts.head.replaceChildren(...columns.map((column) => {
       const active = column.key === view.sort;
       return el("th", {
         scope: "col", class: "k-" + column.key + (column.figure ? " figure" : ""),
         "aria-sort": active ? (view.down ? "descending" : "ascending") : "none",
-      }, el("button", { type: "button", onclick: () => sortBy(column.key) }, column.name,
-        el("span", { class: "arrow", "aria-hidden": "true" }, active ? (view.down ? "↓" : "↑") : "")));
+      }, el("button", { type: "button", onclick: () => sortBy(column.key) },
+        column.figure && active && arrow(), column.name, !column.figure && active && arrow()));
     }));
     parts.body.replaceChildren(...shown.map((item) => {
       const content = view.grouped ? groupCells(item) : cells(item);
