@@ -27,6 +27,22 @@ _SOURCES = {
 _RESULT_ROLES = frozenset({"tool", "function"})
 _RESULT_ID_KEYS = ("tool_call_id", "tool_use_id", "call_id")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_OFTEN_NULL = frozenset(
+    {
+        "annotations",
+        "audio",
+        "function_call",
+        "logprobs",
+        "name",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "tool_calls",
+        "usage",
+    }
+)
+"""What servers send along with every message; where it is null it says nothing."""
+
 _OBVIOUS_ROLES = frozenset({"system", "user", "assistant"})
 _ORDER = (
     "step_id",
@@ -260,7 +276,7 @@ class Steps:
         self, step: dict[str, Any], content: Content, rest: dict[str, Any], extra: dict[str, Any]
     ) -> None:
         for name, value in (*extra.items(), *rest.items()):
-            if value is not None:
+            if value is not None or name not in _OFTEN_NULL:
                 put(step["extra"], name, value)
         if content.kept:
             put(step["extra"], "content_parts", content.kept)

@@ -1,0 +1,66 @@
+"""Harbor's own validator takes what we make, and judges other documents as our checker does."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from trajectory.drawn import FULL, REPLACEMENTS, damaged, histories, places
+
+from rollout.trajectory import build_trajectory, trajectory_problems
+from rollout.types import RolloutSample
+
+
+def harbors_problems(document):
+    from harbor.utils.trajectory_validator import TrajectoryValidator
+
+    validator = TrajectoryValidator()
+    valid = validator.validate(document)
+    assert valid == (not validator.errors)
+    return validator.errors
+
+
+def check_alike(document):
+    ours, harbors = trajectory_problems(document), harbors_problems(document)
+    assert bool(ours) == bool(harbors), (ours, harbors)
+
+
+@settings(max_examples=600)
+@given(history=histories)
+def test_what_we_make_is_valid(history):
+    sample = RolloutSample(messages=history, reward=0.5, extra_fields={"x": [1]})
+    document = build_trajectory(history, rollout_id="r", sample=sample, metadata={"m": None})
+    assert harbors_problems(document) == []
+    assert trajectory_problems(document) == []
+
+
+def test_what_we_make_is_valid_as_a_file(tmp_path):
+    history = [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+        for url in ("https://host.invalid/a.png", "data:image/png;base64,AAAA", "a.png", "x" * 5000)
+    ]
+    path = tmp_path / "trajectory.json"
+    path.write_text(json.dumps(build_trajectory(history, rollout_id="r")))
+    assert harbors_problems(path) == []
+
+
+@settings(max_examples=1500)
+@given(document=damaged())
+@example(document={})
+@example(document=FULL)
+def test_both_judge_a_damaged_document_alike(document):
+    check_alike(document)
+
+
+@pytest.mark.parametrize("place", places(FULL)[1:], ids=str)
+def test_both_judge_each_value_alike_in_each_place(place):
+    *way, last = place
+    for replacement in REPLACEMENTS:
+        document = copy.deepcopy(FULL)
+        owner = document
+        for key in way:
+            owner = owner[key]
+        owner[last] = copy.deepcopy(replacement)
+        check_alike(document)
