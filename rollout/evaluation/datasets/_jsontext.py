@@ -144,6 +144,8 @@ def parse_members(
 
 def _key(text: str, at: int, members: Collection[str], place: Place) -> tuple[str, int]:
     """Read a key and its colon; give where its value begins."""
+    if at == len(text):
+        raise place.error("ends within the object, all of which has to stand on one line")
     if not text.startswith('"', at):
         raise _syntax("Expecting a key in double quotes", at, text, place, None)
     key, at = _read(VALUE, text, at, place, None)

@@ -157,33 +157,41 @@ def read_parquet(
         DatasetError: It is no sound Parquet file.
     """
     arrow = import_pyarrow(place)
+    # Names that are no UTF-8 are found late.
+    faults = (arrow.ArrowException, OSError, UnicodeDecodeError)
     try:
         # Without a read-ahead, a row group larger than memory is no obstacle.
         reader = arrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-    except (arrow.ArrowException, OSError) as error:
+        names: list[str] = reader.schema_arrow.names
+        sizes = [reader.metadata.row_group(at).num_rows for at in range(reader.num_row_groups)]
+        total: int = reader.metadata.num_rows
+    except faults as error:
         raise place.file_error(f"is no Parquet file that can be read: {error}") from None
     with reader:
-        names: list[str] = reader.schema_arrow.names
         if len(set(names)) != len(names):
             name = next(name for at, name in enumerate(names) if name in names[:at])
             raise place.error(f"the file has the column {shown(name)} twice", column=name)
+        if sum(sizes) != total or any(size < 0 for size in sizes):
+            raise place.file_error("is damaged: its row groups do not make up its rows")
         check_header(names)
         wanted = [name for name in names if name in used]
         # A dot in a name is a step into a struct to pyarrow, so such names are not asked for.
         chosen = None if any("." in name for name in names) else wanted
         first = 0
-        for group in range(reader.num_row_groups):
-            rows = reader.metadata.row_group(group).num_rows
-            if picker.takes_any(first, first + rows - 1):
+        for group, size in enumerate(sizes):
+            if picker.takes_any(first, first + size - 1):
                 place.row = first
                 try:
                     batches = reader.iter_batches(
                         _BATCH_ROWS, row_groups=[group], columns=chosen, use_threads=False
                     )
                     yield from _rows(batches, wanted, place, picker)
-                except (arrow.ArrowException, OSError) as error:
+                except faults as error:
                     raise place.error(f"is damaged here or in the rows after: {error}") from None
-            first += rows
+                # Of a damaged group, Arrow may give some of the rows and call it done.
+                if place.row != first + size:
+                    raise place.error(f"is damaged here: the row group has {size} rows")
+            first += size
             place.row = place.count = first
 
 

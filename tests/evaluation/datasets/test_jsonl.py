@@ -157,7 +157,7 @@ def test_numbers_of_unused_columns_may_be_anything(dataset):
         ('{"user_prompt": "u"} {}', None, "Extra data at character 22"),
         ('{"user_prompt": 01}', "user_prompt", "Expecting ',' or '}' at character 18"),
         ('{"user_prompt": "\\x"}', "user_prompt", "Invalid \\escape"),
-        ("{", None, "Expecting a key"),
+        ("{", None, "ends within the object, all of which has to stand on one line"),
         ("[1]", None, "one object a line, no array"),
         ('"u"', None, "is no JSON object"),
         ("null", None, "is no JSON object"),

@@ -225,6 +225,21 @@ def test_row_groups_without_selected_rows_are_not_read(dataset):
     assert "is damaged here" in error.reason
 
 
+def test_a_group_of_which_arrow_gives_no_rows_at_all(dataset):
+    data = file_of({"user_prompt": ["one", "two"], "other": [1, 2]}, compression=None)
+    at = data.index(b"\x03\0\0\0two") + len(b"\x03\0\0\0two")
+    assert data[at : at + 2] == b"\x15\0"
+    error = failure(dataset("a.parquet", data[: at + 1] + b"\1" + data[at + 2 :]))
+    assert error.row == 0
+    assert "is damaged here" in error.reason
+
+
+def test_a_name_that_is_no_utf_8(dataset):
+    data = file_of({"user_prompt": ["u"], "other": [1]}, store_schema=False)
+    error = failure(dataset("a.parquet", data.replace(b"other", b"oth\xffr")))
+    assert "is no Parquet file that can be read" in error.reason
+
+
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1PAR1", b"user_prompt\nu\n", b"\x1f\x8b" * 99])
 def test_what_is_no_parquet_file(dataset, data):
     error = failure(dataset("a.parquet", data))
