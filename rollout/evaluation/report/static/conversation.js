@@ -239,10 +239,13 @@
   R.close = () => { if (dialog.open) dialog.close(); };
 
   dialog.addEventListener("close", () => {
+    // The event comes a little later than the end, and another one may be open by now.
+    if (dialog.open) return;
+    const closed = "#attempt=" + R.name(current);
     current = -1;
     delete dialog.dataset.ready;
     dialog.replaceChildren();
-    if (location.hash.startsWith("#attempt=")) history.replaceState(null, "", location.href.split("#")[0]);
+    if (location.hash === closed) history.replaceState(null, "", location.href.split("#")[0]);
     if (opener && opener.isConnected) opener.focus({ preventScroll: true });
   });
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

@@ -1,0 +1,497 @@
+"""The report in a browser: headless Chromium opens it from a file, as people do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation.report.runs import HOSTILE, RunFolder, hostile, plausible, record
+
+from rollout.evaluation.records import AttemptOutcome
+from rollout.evaluation.report import write_report
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="the report is not opened in a browser: playwright is missing"
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip(
+        "the report is not opened in a browser: chromium is missing", allow_module_level=True
+    )
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        # Each launch has a new, empty profile.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of 4,000 attempts."""
+    return write_report(plausible(tmp_path_factory.mktemp("large") / "run", rows=1000, n=4))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four attempts: 1, 0.25 and none as reward, and a failure; one has a long text."""
+    run = RunFolder(tmp_path_factory.mktemp("small") / "run", rows=2, n=2)
+    words = "\n".join(f"line {number} of many" for number in range(500))
+    steps = [{"source": "user", "message": f"hello {number}"} for number in range(150)]
+    run.add(record(0, 0, reward=1.0, passed=True, duration_sec=3.0), {"steps": steps})
+    run.add(record(0, 1, reward=0.25), {"steps": [{"source": "user", "message": words}]})
+    run.add(record(1, 0, removed=True))
+    failed = {"outcome": AttemptOutcome.FAILURE, "err_category": "timeout"}
+    run.add(record(1, 1, err_message="too slow", trajectory=None, **failed))
+    return write_report(run.write())
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Open]:
+    """Opens a report, and at the end checks that nothing was said, asked for or harmed."""
+    contexts: list[Any] = []
+    problems: list[str] = []
+
+    def open_report(path: Path, anchor: str = "", **options: Any) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        address = path.as_uri()
+        page.on("console", lambda message: problems.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.split("#")[0] == address or request.url.startswith("blob:")
+                else problems.append(f"request: {request.url}")
+            ),
+        )
+        page.goto(address + anchor)
+        page.wait_for_selector("html[data-ready]", state="attached")
+        return page
+
+    yield open_report
+    for context in contexts:
+        for page in context.pages:
+            assert page.evaluate("window.harmed") is None
+        context.close()
+    assert problems == []
+
+
+def nodes(page: Any) -> int:
+    return int(page.evaluate("document.querySelectorAll('*').length"))
+
+
+def count(page: Any) -> str:
+    return str(page.inner_text(".count"))
+
+
+def column(page: Any, name: str) -> list[str]:
+    return list(page.locator(f".attempts tbody td.k-{name}").all_inner_texts())
+
+
+def wait_open(page: Any, name: str) -> Any:
+    page.wait_for_selector(f"dialog[data-ready='{name}']")
+    return page.locator("dialog")
+
+
+class TestTable:
+    def test_it_sorts_by_every_column_with_what_is_missing_last(
+        self, opened: Open, large: Path
+    ) -> None:
+        page = opened(large)
+        heads = page.locator(".attempts thead th button")
+        assert heads.count() == 10
+        for number in range(10):
+            head = page.locator(".attempts thead th").nth(number)
+            for _ in range(2):
+                head.locator("button").click()
+                assert head.get_attribute("aria-sort") in {"ascending", "descending"}
+        page.click("th.k-reward button")
+        rewards = column(page, "reward")
+        assert rewards == ["1.000"] * 100
+        page.click("th.k-reward button")
+        assert set(column(page, "reward")) == {"0.000"}
+        page.click(".pager [aria-label='Last page']")
+        assert set(column(page, "reward")) == {"–"}
+
+    def test_sorting_keeps_the_focus(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.focus("th.k-duration button")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.textContent") == "↓Duration"
+        assert column(page, "id") == ["0-0", "0-1", "1-0", "1-1"]
+        page.keyboard.press("Enter")
+        assert column(page, "id") == ["0-1", "1-0", "1-1", "0-0"]
+
+    def test_it_filters(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        assert count(page) == "1–4 of 4 attempts"
+        page.click(".chip[data-state=failure]")
+        assert column(page, "id") == ["1-1"]
+        page.click(".chip[data-state=removed]")
+        assert column(page, "id") == ["1-0", "1-1"]
+        page.click("text=Clear filters")
+        page.select_option("select[aria-label='Error category']", "=timeout")
+        assert column(page, "id") == ["1-1"]
+        page.click("text=Clear filters")
+        page.fill("[aria-label='Least reward']", "0.2")
+        page.fill("[aria-label='Greatest reward']", "0.5")
+        page.keyboard.press("Enter")
+        assert column(page, "id") == ["0-1"]
+        page.click("text=Clear filters")
+        page.fill("#search", "SLOW")
+        sync_api.expect(page.locator(".attempts tbody tr")).to_have_count(1)
+        assert column(page, "id") == ["1-1"]
+        page.fill("#search", "no such words")
+        page.wait_for_selector("text=No attempt fits these filters.")
+        page.click("text=Clear filters")
+        assert count(page) == "1–4 of 4 attempts"
+
+    def test_a_bar_of_the_histogram_filters(self, opened: Open, large: Path) -> None:
+        page = opened(large)
+        bar = page.locator("#f-rewards .bar").last
+        bar.hover()
+        hint = page.inner_text(".tip")
+        bar.click()
+        found = re.search(r"Passed: ([\d,]+)", hint)
+        assert found
+        assert count(page) == f"1–100 of {found[1]} attempts"
+
+    def test_a_category_filters(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.click(".rank")
+        assert column(page, "id") == ["1-1"]
+
+    def test_rows_are_grouped(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.check("#grouped")
+        assert column(page, "id") == ["0", "1"]
+        assert column(page, "passed") == ["1 of 2", "0 of 2"]
+        page.click("th.k-passed button")
+        page.click("th.k-passed button")
+        assert column(page, "id") == ["1", "0"]
+        page.click("a[href='#attempt=1-1']")
+        wait_open(page, "1-1")
+
+    def test_slash_goes_to_the_search(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.keyboard.press("/")
+        page.keyboard.type("a/b")
+        assert page.input_value("#search") == "a/b"
+
+
+class TestConversation:
+    def test_a_row_opens_it_and_escape_closes_it(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.focus(".attempts a[href='#attempt=0-0']")
+        page.keyboard.press("Enter")
+        dialog = wait_open(page, "0-0")
+        assert "hello 0" in dialog.inner_text()
+        assert page.url.endswith("#attempt=0-0")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="hidden")
+        assert "#" not in page.url
+        assert page.evaluate("document.activeElement.textContent") == "0-0"
+        page.locator(".attempts td.k-duration").nth(3).click()
+        assert "too slow" in wait_open(page, "1-1").inner_text()
+
+    def test_back_closes_it(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.click(".attempts a[href='#attempt=0-0']")
+        wait_open(page, "0-0")
+        page.go_back()
+        page.wait_for_selector("dialog", state="hidden")
+
+    def test_a_deep_link_opens_it_and_keys_go_on(self, opened: Open, large: Path) -> None:
+        page = opened(large, "#attempt=12-3")
+        dialog = wait_open(page, "12-3")
+        assert "52 of 4,000" in dialog.inner_text()
+        before = page.evaluate("history.length")
+        page.keyboard.press("ArrowRight")
+        wait_open(page, "13-0")
+        page.keyboard.press("k")
+        page.keyboard.press("ArrowLeft")
+        wait_open(page, "12-2")
+        assert page.evaluate("history.length") == before
+
+    def test_going_on_keeps_to_filter_and_order(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.click(".chip[data-state=failure]")
+        page.click(".chip[data-state=passed]")
+        page.click(".attempts a[href='#attempt=0-0']")
+        dialog = wait_open(page, "0-0")
+        assert dialog.locator("[aria-label^='Previous']").is_disabled()
+        page.keyboard.press("j")
+        dialog = wait_open(page, "1-1")
+        assert "2 of 2" in dialog.inner_text()
+        assert dialog.locator("[aria-label^='Next']").is_disabled()
+
+    @pytest.mark.parametrize("anchor", ["#attempt=9-9", "#attempt=__proto__", "#attempt=-1--1"])
+    def test_a_link_to_nothing_opens_nothing(self, opened: Open, small: Path, anchor: str) -> None:
+        page = opened(small, anchor)
+        assert not page.locator("dialog").is_visible()
+
+    def test_tool_calls_are_folded(self, opened: Open, large: Path) -> None:
+        page = opened(large, "#attempt=12-3")
+        dialog = wait_open(page, "12-3")
+        calls = dialog.locator("details.call")
+        assert calls.count() >= 1
+        assert not calls.first.locator(".observation").first.is_visible()
+        page.click("text=Unfold tool calls")
+        assert calls.first.locator(".observation").first.is_visible()
+        page.click("text=Fold tool calls")
+        assert not calls.first.locator(".observation").first.is_visible()
+
+    def test_long_text_shows_all_when_asked(self, opened: Open, small: Path) -> None:
+        page = opened(small, "#attempt=0-1")
+        dialog = wait_open(page, "0-1")
+        assert "line 10 of many" in dialog.inner_text()
+        assert "line 400 of many" not in dialog.inner_text()
+        page.click("text=/^Show all/")
+        assert "line 499 of many" in dialog.inner_text()
+
+    def test_many_steps_come_a_few_at_a_time(self, opened: Open, small: Path) -> None:
+        page = opened(small, "#attempt=0-0")
+        dialog = wait_open(page, "0-0")
+        assert dialog.locator(".step").count() == 60
+        page.click("text=Show 60 more of 150 steps")
+        page.click("text=Show 30 more of 150 steps")
+        assert dialog.locator(".step").count() == 150
+        assert not dialog.locator(".more-steps").is_visible()
+
+
+class TestSealed:
+    def test_hostile_text_is_shown_and_never_runs(self, opened: Open, tmp_path: Path) -> None:
+        page = opened(write_report(hostile(tmp_path / "run")))
+        for name in ("0-0", "0-1", "1-1", "2-1"):
+            page.evaluate(f"location.hash = '#attempt={name}'")
+            dialog = wait_open(page, name)
+            page.evaluate(
+                "for (const fold of document.querySelectorAll('details')) fold.open = true"
+            )
+            assert dialog.locator("script, img, iframe, object, embed, link, style").count() == 0
+            page.keyboard.press("Escape")
+        page.evaluate("location.hash = '#attempt=0-0'")
+        text = wait_open(page, "0-0").inner_text()
+        assert HOSTILE.split("\u2028")[0] in text
+        assert "U+202E" in text
+        assert "{{ 7*7 }}" in text
+        assert not page.locator("a[href^='javascript']").count()
+        page.keyboard.press("Escape")
+        page.check("#grouped")
+        for button in page.locator("th button").all():
+            button.click()
+
+    def test_the_policy_stops_what_would_run_or_connect(self, browser: Any, small: Path) -> None:
+        context = browser.new_context()
+        page = context.new_page()
+        requests: list[str] = []
+        page.goto(small.as_uri())
+        page.on("request", lambda request: requests.append(request.url))
+        stopped = page.evaluate(
+            """async () => {
+              const found = [];
+              document.addEventListener("securitypolicyviolation",
+                (event) => found.push(event.effectiveDirective));
+              const attempt = (action) => {
+                try { action(); } catch (error) { found.push(error.name); }
+              };
+              const script = document.createElement("script");
+              attempt(() => { script.textContent = "window.harmed = 1"; });
+              script.append("window.harmed = 1");
+              document.body.append(script);
+              const image = "<img src=x onerror='window.harmed = 1'>";
+              attempt(() => { document.body.innerHTML = image; });
+              attempt(() => { new Image().src = "http://127.0.0.1:9/"; });
+              await fetch("http://127.0.0.1:9/").catch(() => found.push("fetch"));
+              const sheet = document.createElement("style");
+              sheet.append("body { background: url(http://127.0.0.1:9/) }");
+              document.head.append(sheet);
+              const all = ["connect-src", "img-src", "style-src-elem", "script-src-elem"];
+              for (let turn = 0; turn < 500 && !all.every((one) => found.includes(one)); turn++) {
+                await new Promise((resolve) => setTimeout(resolve, 10));
+              }
+              return found;
+            }"""
+        )
+        assert page.evaluate("window.harmed") is None
+        assert stopped.count("TypeError") == 2
+        assert "fetch" in stopped
+        assert {"connect-src", "img-src", "style-src-elem", "script-src-elem"} <= set(stopped)
+        # What is refused may be counted as asked for; nothing of it leaves the page.
+        assert all(url.startswith("http://127.0.0.1:9/") for url in requests)
+        context.close()
+
+
+class TestLooks:
+    def colours(self, page: Any) -> tuple[str, str]:
+        return tuple(
+            page.evaluate(f"getComputedStyle(document.body).{name}")
+            for name in ("backgroundColor", "color")
+        )
+
+    def test_dark_follows_the_system_and_the_choice(self, opened: Open, small: Path) -> None:
+        page = opened(small, color_scheme="dark")
+        dark = self.colours(page)
+        page.emulate_media(color_scheme="light")
+        light = self.colours(page)
+        assert dark != light
+        page.check(".theme input[value=dark]", force=True)
+        assert self.colours(page) == dark
+        page.reload()
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert self.colours(page) == dark
+        page.check(".theme input[value=auto]", force=True)
+        assert self.colours(page) == light
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_text_can_be_read(self, opened: Open, large: Path, scheme: str) -> None:
+        page = opened(large, "#attempt=12-3", color_scheme=scheme)
+        wait_open(page, "12-3")
+        low = page.evaluate(CONTRASTS)
+        assert low == []
+
+    @pytest.mark.parametrize("width", [320, 390, 768, 1024])
+    def test_nothing_sticks_out(self, opened: Open, large: Path, width: int) -> None:
+        page = opened(large, viewport={"width": width, "height": 800})
+        for grouped in (False, True):
+            page.locator("#grouped").set_checked(grouped)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.evaluate("location.hash = '#attempt=3-0'")
+        wait_open(page, "3-0")
+        assert page.evaluate("document.querySelector('.talk-body').scrollWidth") <= width
+
+    def test_hostile_text_does_not_stick_out(self, opened: Open, tmp_path: Path) -> None:
+        path = write_report(hostile(tmp_path / "run"))
+        page = opened(path, "#attempt=0-0", viewport={"width": 390, "height": 800})
+        wait_open(page, "0-0")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("document.querySelector('.talk-body').scrollWidth") <= 390
+
+    def test_print_leaves_the_tools_out(self, opened: Open, small: Path) -> None:
+        page = opened(small, color_scheme="dark")
+        page.emulate_media(media="print")
+        assert not page.locator(".tools").is_visible()
+        assert page.locator(".cards").is_visible()
+        assert self.colours(page)[0] == "rgb(255, 255, 255)"
+
+    def test_everything_has_a_name(self, opened: Open, large: Path) -> None:
+        page = opened(large, "#attempt=12-3")
+        wait_open(page, "12-3")
+        unnamed = page.evaluate(
+            """() => [...document.querySelectorAll("button, a, input, select, svg[role=img]")]
+              .filter((node) => !(node.getAttribute("aria-label") || node.textContent.trim()
+                || node.closest("label")?.textContent.trim()))
+              .map((node) => node.outerHTML)"""
+        )
+        assert unnamed == []
+        # Each chart has its figures as text too.
+        assert page.locator("svg[role=img]").count() == 4
+        assert page.locator(".as-table table").count() == 4
+
+
+class TestSize:
+    def test_thousands_of_attempts_are_a_page_of_rows(self, opened: Open, large: Path) -> None:
+        page = opened(large)
+        assert count(page) == "1–100 of 4,000 attempts"
+        assert nodes(page) < 8_000
+        page.check("#grouped")
+        assert count(page) == "1–100 of 1,000 rows"
+        page.click("th.k-reward button")
+        page.click(".pager [aria-label='Last page']")
+        page.uncheck("#grouped")
+        page.fill("#search", "weekdays")
+        sync_api.expect(page.locator(".count")).to_have_text("1–100 of 800 attempts")
+        assert nodes(page) < 8_000
+
+    def test_an_attempt_that_is_asked_for_while_another_one_closes_opens(
+        self, opened: Open, small: Path
+    ) -> None:
+        page = opened(small, "#attempt=0-0")
+        wait_open(page, "0-0")
+        page.evaluate("document.querySelector('dialog').close(); location.hash = '#attempt=0-1'")
+        wait_open(page, "0-1")
+        assert page.url.endswith("#attempt=0-1")
+
+    def test_what_was_opened_is_gone_once_it_is_closed(self, opened: Open, large: Path) -> None:
+        page = opened(large)
+        before = nodes(page)
+        page.evaluate("location.hash = '#attempt=0-0'")
+        wait_open(page, "0-0")
+        page.keyboard.press("ArrowRight")
+        wait_open(page, "0-1")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="hidden")
+        assert nodes(page) == before
+
+    def test_a_run_without_attempts_says_so(self, opened: Open, tmp_path: Path) -> None:
+        page = opened(write_report(RunFolder(tmp_path / "run", rows=2, n=2).write()))
+        assert "This run has no attempts yet." in page.inner_text("#table")
+        assert "There is nothing to draw yet." in page.inner_text("#charts")
+
+    @pytest.mark.parametrize("text", ["x" * 100_000, "\u202e" * 100_000, "\u202ex" * 50_000])
+    def test_a_huge_text_is_few_elements(self, opened: Open, tmp_path: Path, text: str) -> None:
+        run = RunFolder(tmp_path / "run", rows=1, n=1)
+        run.add(record(), {"steps": [{"source": "user", "message": text}]})
+        page = opened(write_report(run.write()), "#attempt=0-0")
+        wait_open(page, "0-0")
+        page.click("text=/^Show all/")
+        assert nodes(page) < 2_500
+
+
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (channels) => {
+    const [r, g, b] = channels.map((value) => value / 255)
+      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const low = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+    if (!own || node.closest("script, style, svg, .none, :disabled, .tip")) continue;
+    if (!node.getClientRects().length) continue;
+    const text = rgba(getComputedStyle(node).color);
+    const [a, b] = [light(text.slice(0, 3)), light(behind(node).slice(0, 3))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.push(`${node.className || node.tagName}: ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(low)];
+}"""
