@@ -1,0 +1,369 @@
+"""What LocalBackend keeps of its rollouts, however they end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+import pytest
+import trio
+from backend.helpers import SECRET, backend, echo, execute, full_marks
+from support import in_process, local_backend, make_app, prompt
+
+from rollout import (
+    AgentWorkflow,
+    ExecutionRequest,
+    LocalBackend,
+    RolloutSample,
+    get_rollout_context,
+)
+from rollout.artifacts import ArtifactStore
+from rollout.context import SampleSource
+from rollout.simulation import simulate
+from rollout.trajectory import trajectory_problems
+
+CHAT = "http://127.0.0.1:9/v1"
+
+
+class Nothing(AgentWorkflow):
+    async def run(self, ctx):
+        return []
+
+
+def keeping(root, run=echo, grade=None, **options):
+    local = backend(run, grade, **options)
+    local.artifacts = ArtifactStore(root)
+    return local
+
+
+def saved(root, rollout_id="r"):
+    """The two documents of a rollout."""
+    trajectory, diagnostics = (
+        json.loads((root / rollout_id / f"{name}.json").read_bytes())
+        for name in ("trajectory", "diagnostics")
+    )
+    assert trajectory_problems(trajectory) == []
+    return trajectory, diagnostics
+
+
+def test_the_root_is_an_argument(tmp_path):
+    local = LocalBackend(workflow=Nothing, artifact_root=tmp_path)
+    assert local.artifacts.root == tmp_path
+    assert LocalBackend(workflow=Nothing, artifact_root=False).artifacts.root is None
+
+
+async def test_a_success(tmp_path):
+    async def run(ctx):
+        (ctx.artifacts_dir / "note.txt").write_text("from the workflow")
+        return [*ctx.prompt, {"role": "assistant", "content": "42"}]
+
+    async def grade(ctx):
+        assert (ctx.artifacts_dir / "note.txt").read_text() == "from the workflow"
+        ctx.sample.metrics["tries"] = 2
+        ctx.set_reward(0.5)
+
+    local = keeping(tmp_path, run, grade)
+    outcome = await execute(local, grade=True, label="42", metadata={"row": 7})
+    assert outcome.result.status == "success"
+    trajectory, diagnostics = saved(tmp_path)
+    assert [(step["source"], step["message"]) for step in trajectory["steps"]] == [
+        ("user", "What is 6 * 7?"),
+        ("agent", "42"),
+    ]
+    assert trajectory["extra"] == {
+        "reward": 0.5,
+        "label": "42",
+        "metrics": {"tries": 2},
+        "metadata": {"row": 7},
+        "status": "success",
+    }
+    assert diagnostics["rollout_id"] == "r"
+    assert (diagnostics["status"], diagnostics["phase"]) == ("success", "grading")
+    assert diagnostics["error"] is None
+    assert diagnostics["agent_started_at"].endswith("Z")
+    times = diagnostics["timings"]
+    assert times.keys() == {"queue_sec", "agent_sec", "grader_sec", "total_sec"}
+    assert all(seconds >= 0 for seconds in times.values())
+    assert diagnostics["sizes"]["messages"] == 2
+    assert diagnostics["sizes"]["trajectory_bytes"] == len(
+        (tmp_path / "r" / "trajectory.json").read_bytes()
+    )
+    assert (tmp_path / "r" / "artifacts" / "note.txt").exists()
+
+
+async def test_plain_functions_have_the_folder_too(tmp_path):
+    def run(ctx):
+        (ctx.artifacts_dir / "note.txt").write_text("x")
+        return ctx.prompt
+
+    await execute(keeping(tmp_path, run))
+    assert (tmp_path / "r" / "artifacts" / "note.txt").read_text() == "x"
+
+
+async def test_nothing_is_kept_without_a_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = []
+
+    async def run(ctx):
+        folders.append(ctx.artifacts_dir)
+        return ctx.prompt
+
+    async def grade(ctx):
+        folders.append(ctx.artifacts_dir)
+        ctx.set_reward(1.0)
+
+    outcome = await execute(keeping(False, run, grade), grade=True, label="x")
+    assert outcome.result.status == "success"
+    assert folders == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_unusable_storage_fails_no_rollout(tmp_path, caplog):
+    (tmp_path / "root").write_text("a file")
+    local = keeping(tmp_path / "root", echo, full_marks)
+    with caplog.at_level(logging.WARNING, logger="rollout"):
+        for number in range(3):
+            outcome = await execute(local, f"r{number}", grade=True, label="x")
+            assert outcome.result.sample.reward == 1.0
+    assert len(caplog.records) == 2
+
+
+# --- other ends -------------------------------------------------------------------------------
+
+
+async def test_a_failure(tmp_path):
+    async def run(ctx):
+        raise ValueError("no such tool")
+
+    await execute(keeping(tmp_path, run))
+    trajectory, diagnostics = saved(tmp_path)
+    error = {"category": "validation_error", "message": "no such tool"}
+    assert [step["message"] for step in trajectory["steps"]] == ["What is 6 * 7?"]
+    assert trajectory["extra"]["error"] == diagnostics["error"] == error
+    assert (diagnostics["status"], diagnostics["phase"]) == ("failure", "running")
+    assert diagnostics["timings"]["grader_sec"] is None
+
+
+async def test_a_failed_grading_keeps_the_conversation_and_no_reward(tmp_path):
+    async def grade(ctx):
+        ctx.set_reward(1.0)
+        raise RuntimeError("after all")
+
+    await execute(keeping(tmp_path, echo, grade), grade=True, label="x")
+    trajectory, diagnostics = saved(tmp_path)
+    assert trajectory["extra"]["reward"] is None
+    assert trajectory["extra"]["error"]["message"] == "after all"
+    assert diagnostics["phase"] == "grading"
+
+
+async def test_a_rollout_that_never_began(tmp_path):
+    await execute(keeping(tmp_path), grade=True, label="x")
+    trajectory, diagnostics = saved(tmp_path)
+    assert diagnostics["phase"] == "queued"
+    assert diagnostics["agent_started_at"] is None
+    assert diagnostics["error"]["category"] == "validation_error"
+    assert trajectory["extra"]["label"] == "x"
+    assert not (tmp_path / "r" / "artifacts").exists()
+
+
+async def test_a_timeout(tmp_path):
+    await execute(keeping(tmp_path), agent_timeout_sec=0)
+    _, diagnostics = saved(tmp_path)
+    assert (diagnostics["status"], diagnostics["error"]["category"]) == ("failure", "timeout")
+
+
+async def test_a_cancelled_rollout(tmp_path):
+    running = trio.Event()
+
+    async def run(ctx):
+        running.set()
+        await trio.sleep_forever()
+
+    local = keeping(tmp_path, run)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(execute, local)
+        await running.wait()
+        local.cancel_rollouts(["r"])
+    trajectory, diagnostics = saved(tmp_path)
+    assert trajectory["extra"]["status"] == diagnostics["status"] == "cancelled"
+    assert diagnostics["error"]["message"] == "cancelled while its workflow ran"
+
+
+async def test_a_rollout_that_is_ended_by_force(tmp_path):
+    running = trio.Event()
+
+    async def run(ctx):
+        running.set()
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(execute, keeping(tmp_path, run))
+        await running.wait()
+        nursery.cancel_scope.cancel()
+    _, diagnostics = saved(tmp_path)
+    assert (diagnostics["status"], diagnostics["phase"]) == ("cancelled", "running")
+
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+class Source(SampleSource):
+    def __init__(self, sample):
+        self.sample = sample
+
+    async def get_sample(self):
+        return self.sample
+
+
+def from_source(**fields):
+    async def run(ctx):
+        get_rollout_context().set_sample_source(Source(RolloutSample(**fields)))
+
+    return run
+
+
+async def test_trajectory_messages_come_first(tmp_path):
+    run = from_source(
+        messages=[{"role": "user", "content": "short"}],
+        trajectory_messages=[{"role": "user", "content": "long"}],
+    )
+    outcome = await execute(keeping(tmp_path, run))
+    assert saved(tmp_path)[0]["steps"][0]["message"] == "long"
+    assert outcome.result.sample.messages[0]["content"] == "short"
+
+
+async def test_no_trajectory_messages_means_no_trajectory(tmp_path):
+    await execute(keeping(tmp_path))
+    assert (tmp_path / "r" / "trajectory.json").exists()
+    run = from_source(messages=[{"role": "user", "content": "x"}], trajectory_messages=None)
+    await execute(keeping(tmp_path, run))
+    assert not (tmp_path / "r" / "trajectory.json").exists()
+    assert json.loads((tmp_path / "r" / "diagnostics.json").read_bytes())["status"] == "success"
+
+
+async def test_the_key_never_gets_in(tmp_path):
+    async def run(ctx):
+        key = get_rollout_context().api_key
+        return [
+            {"role": "user", "content": key, key: {key: [key]}},
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": key, "function": {"name": key, "arguments": json.dumps({key: key})}}
+                ],
+            },
+        ]
+
+    async def grade(ctx):
+        ctx.sample.extra_fields[SECRET] = SECRET
+        raise ValueError(f"refused: {SECRET}")
+
+    await execute(
+        keeping(tmp_path, run, grade), grade=True, label=SECRET, metadata={SECRET: SECRET}
+    )
+    saved(tmp_path)
+    for name in ("trajectory.json", "diagnostics.json"):
+        text = (tmp_path / "r" / name).read_text()
+        assert SECRET not in text
+        assert "hunter2" not in text
+        assert "[redacted]" in text
+
+
+async def test_saving_leaves_the_result_as_it_is(tmp_path):
+    odd = object()
+    run = from_source(
+        messages=[{"role": "user", "content": odd}],
+        trajectory_messages=[{"role": "user", "content": odd}],
+        extra_fields={"odd": odd},
+    )
+    outcome = await execute(keeping(tmp_path, run))
+    assert outcome.result.sample.messages[0]["content"] is odd
+    assert outcome.result.sample.extra_fields == {"odd": odd}
+    assert saved(tmp_path)[0]["extra"]["dropped"]
+
+
+# --- when -------------------------------------------------------------------------------------
+
+
+async def test_a_rollout_is_active_until_it_is_saved(tmp_path, monkeypatch):
+    entered, release = threading.Event(), threading.Event()
+    original = ArtifactStore._save
+
+    def stopped(*args):
+        entered.set()
+        assert release.wait(60)
+        return original(*args)
+
+    monkeypatch.setattr(ArtifactStore, "_save", stopped)
+    local = local_backend()
+    local.artifacts = ArtifactStore(tmp_path)
+    try:
+        async with in_process(make_app(local)) as client:
+            handle = await client.run_rollout_async(prompt(), CHAT, "r", label="42")
+            await trio.to_thread.run_sync(entered.wait, 60)
+            assert (await client.health())["lifecycle"]["active_rollouts"] == 1
+            assert not handle.done()
+            release.set()
+            assert (await handle).sample.reward == 1.0
+            assert (await client.health())["lifecycle"]["active_rollouts"] == 0
+    finally:
+        release.set()
+    assert saved(tmp_path)[1]["status"] == "success"
+
+
+async def test_a_disk_that_hangs_does_not_hang_a_cancel(tmp_path, monkeypatch):
+    entered, release = threading.Event(), threading.Event()
+
+    def stopped(*_):
+        entered.set()
+        assert release.wait(60)
+
+    monkeypatch.setattr(ArtifactStore, "_make", stopped)
+    local = keeping(tmp_path)
+    outcomes = []
+
+    async def run():
+        outcomes.append(await execute(local))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.to_thread.run_sync(entered.wait, 60)
+            assert local.cancel_rollouts(["r"]) == {"r": "cancelled_running"}
+        assert not release.is_set()
+    finally:
+        release.set()
+    assert outcomes[0].result.status == "cancelled"
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_no_files_in_a_simulation(tmp_path, monkeypatch, explicit):
+    monkeypatch.setenv("ROLLOUT_ARTIFACT_ROOT", str(tmp_path))
+    folders = []
+
+    class Run(Nothing):
+        async def run(self, ctx):
+            folders.append(ctx.artifacts_dir)
+            return ctx.prompt
+
+    async def scenario(world):
+        async with world.client() as client:
+            return await client.run_rollout([], CHAT, "r", grade=False)
+
+    run = simulate(
+        scenario,
+        seed=1,
+        faults="none",
+        backend=lambda _: LocalBackend(workflow=Run, artifact_root=tmp_path if explicit else None),
+    )
+    assert run.value.status == "success"
+    assert folders == [None]
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_backend_without_a_server(tmp_path):
+    local = LocalBackend(workflow=Nothing, artifact_root=tmp_path)
+    outcome = await local.execute(ExecutionRequest(id="r", prompt=[], grade=False))
+    assert outcome.result.status == "success"
+    assert saved(tmp_path)[0]["steps"] == [{"step_id": 1, "source": "system", "message": ""}]

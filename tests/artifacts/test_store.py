@@ -1,0 +1,316 @@
+"""The store: folders below one root, and nothing that it meets fails a rollout."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from rollout import _folders, artifacts
+from rollout.artifacts import ArtifactStore
+from rollout.errors import BackendConfigurationError
+
+
+@pytest.fixture(params=["descriptors", "paths"])
+def root(request, tmp_path, monkeypatch):
+    if request.param == "paths":
+        monkeypatch.setattr(_folders, "_DESCRIPTORS", False)
+    elif not _folders._DESCRIPTORS:
+        pytest.skip("this platform has no descriptors of folders")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def warnings(caplog):
+    caplog.set_level(logging.WARNING, logger="rollout")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+# --- where it is ------------------------------------------------------------------------------
+
+
+def test_roots(tmp_path, monkeypatch):
+    assert ArtifactStore().root is None  # the test run sets the variable to nothing
+    monkeypatch.setenv("ROLLOUT_ARTIFACT_ROOT", str(tmp_path))
+    assert ArtifactStore().root == tmp_path
+    assert ArtifactStore(False).root is None
+    assert ArtifactStore(tmp_path / "x").root == tmp_path / "x"
+    monkeypatch.delenv("ROLLOUT_ARTIFACT_ROOT")
+    default = ArtifactStore().root
+    assert default.is_absolute()
+    assert default.parts[-2:] == ("trio-rollout", "rollouts")
+
+
+def test_a_relative_root_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = ArtifactStore("kept")
+    monkeypatch.chdir("/")
+    assert store.root == tmp_path / "kept"
+    assert ArtifactStore("~/kept").root == Path.home() / "kept"
+
+
+@pytest.mark.parametrize("root", [True, 7, "", "  ", b"x", object()])
+def test_roots_that_cannot_be(root):
+    with pytest.raises(BackendConfigurationError, match="artifact_root"):
+        ArtifactStore(root)
+
+
+# --- folders ----------------------------------------------------------------------------------
+
+
+async def test_makes_the_folder_and_leaves_nothing_in_it(root):
+    store = ArtifactStore(root)
+    folder = await store.artifacts_dir("r1")
+    assert folder == root / "r1" / "artifacts"
+    assert list(folder.iterdir()) == []
+    (folder / "kept").write_text("x")
+    assert await store.artifacts_dir("r1") == folder
+    assert (folder / "kept").read_text() == "x"
+    assert sorted(path.name for path in root.iterdir()) == ["r1"]
+
+
+async def test_every_id_stays_below_the_root(root):
+    store = ArtifactStore(root)
+    for rollout_id in ("...", ".hidden", "x" * 5000, "con", "a\nb", "é", "-", "~"):
+        folder = await store.artifacts_dir(rollout_id)
+        assert folder.parent.parent == root
+        assert folder.resolve().parent.parent == root.resolve()
+    assert len(list(root.iterdir())) == 8
+
+
+async def test_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = ArtifactStore(False)
+    assert not store.keeps
+    assert await store.artifacts_dir("r1") is None
+    await store.save("r1", lambda: pytest.fail("nobody asks for it"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def put_link(path, elsewhere):
+    path.symlink_to(elsewhere, target_is_directory=True)
+
+
+def put_dangling_link(path, elsewhere):
+    path.symlink_to(elsewhere / "nowhere")
+
+
+def put_file(path, elsewhere):
+    path.write_text("file")
+
+
+def put_fifo(path, elsewhere):
+    os.mkfifo(path)
+
+
+strange = pytest.mark.parametrize("put", [put_link, put_dangling_link, put_file, put_fifo])
+
+
+@strange
+async def test_a_link_or_a_special_file_is_no_rollouts_folder(root, tmp_path, put, warnings):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    root.mkdir()
+    store = ArtifactStore(root)
+    for rollout_id in ("r1", "r2"):
+        put(root / rollout_id, elsewhere)
+        assert await store.artifacts_dir(rollout_id) is None
+        await store.save(rollout_id, lambda: {"trajectory.json": b"{}"})
+    assert list(elsewhere.iterdir()) == []
+    assert len(warnings()) == 2  # one for folders, one for saving, none for the second rollout
+    assert all("a link or a file" in line for line in warnings())
+    assert await store.artifacts_dir("r3") == root / "r3" / "artifacts"
+
+
+@strange
+async def test_a_link_or_a_special_file_is_no_artifacts_folder(root, tmp_path, put, warnings):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (root / "r1").mkdir(parents=True)
+    put(root / "r1" / "artifacts", elsewhere)
+    assert await ArtifactStore(root).artifacts_dir("r1") is None
+    assert list(elsewhere.iterdir()) == []
+    assert len(warnings()) == 1
+
+
+async def test_the_root_itself_may_be_a_link(root, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    root.symlink_to(disk)
+    assert await ArtifactStore(root).artifacts_dir("r1") == root / "r1" / "artifacts"
+    assert (disk / "r1" / "artifacts").is_dir()
+
+
+@pytest.mark.parametrize("below", [".", "deeper/still"])
+async def test_a_root_that_cannot_be_made(root, below, warnings):
+    root.write_text("a file")
+    store = ArtifactStore(root / below)
+    for rollout_id in ("r1", "r2", "r3"):
+        assert await store.artifacts_dir(rollout_id) is None
+    assert len(warnings()) == 1
+    assert str(root) in warnings()[0]
+
+
+async def test_a_root_with_a_name_that_no_file_has(warnings):
+    assert await ArtifactStore("/tmp/\0").artifacts_dir("r1") is None
+    assert len(warnings()) == 1
+
+
+async def test_storage_that_takes_no_file(root, monkeypatch, warnings):
+    store = ArtifactStore(root)
+    assert await store.artifacts_dir("r0") is not None
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(*_):
+        raise full
+
+    monkeypatch.setattr(_folders.os, "write", refuse)
+    assert await store.artifacts_dir("r1") is None
+    assert await store.artifacts_dir("r2") is None
+    full = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    assert await store.artifacts_dir("r3") is None
+    assert [line.rpartition(": ")[2] for line in warnings()] == [
+        "No space left on device",
+        "Read-only file system",
+    ]
+
+
+async def test_the_users_own_folder_is_private(root, monkeypatch):
+    monkeypatch.delenv("ROLLOUT_ARTIFACT_ROOT")
+    monkeypatch.setattr(artifacts.platformdirs, "user_data_path", lambda *_, **__: root)
+    store = ArtifactStore()
+    assert await store.artifacts_dir("r1") == root / "rollouts" / "r1" / "artifacts"
+    if os.name == "posix":
+        assert (root / "rollouts").stat().st_mode & 0o077 == 0
+
+
+# --- saving -----------------------------------------------------------------------------------
+
+
+async def test_saves_files_as_a_whole(root):
+    store = ArtifactStore(root)
+    await store.save("r1", lambda: {"a.json": b"1", "b.json": b"2"})
+    await store.save("r1", lambda: {"a.json": b"3", "b.json": None, "c.json": None})
+    assert {path.name: path.read_bytes() for path in (root / "r1").iterdir()} == {"a.json": b"3"}
+
+
+async def test_a_link_in_the_place_of_a_file_is_replaced(root, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (root / "r1").mkdir(parents=True)
+    (root / "r1" / "a.json").symlink_to(victim)
+    await ArtifactStore(root).save("r1", lambda: {"a.json": b"1"})
+    assert victim.read_text() == "mine"
+    assert (root / "r1" / "a.json").read_bytes() == b"1"
+    assert not (root / "r1" / "a.json").is_symlink()
+
+
+async def test_one_file_that_cannot_be_written_does_not_keep_others_away(root, warnings):
+    (root / "r1" / "a.json").mkdir(parents=True)
+    store = ArtifactStore(root)
+    await store.save("r1", lambda: {"a.json": b"1", "b.json": b"2"})
+    assert (root / "r1" / "b.json").read_bytes() == b"2"
+    assert sorted(path.name for path in (root / "r1").iterdir()) == ["a.json", "b.json"]
+    assert len(warnings()) == 1
+
+
+async def test_contents_that_cannot_be_made(root, warnings):
+    store = ArtifactStore(root)
+    await store.save("r1", lambda: {"a": 1 / 0})
+    assert len(warnings()) == 1
+    assert "ZeroDivisionError" in warnings()[0]
+
+
+async def test_saving_goes_on_when_it_is_cancelled(root):
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await ArtifactStore(root).save("r1", lambda: {"a.json": b"1"})
+    assert (root / "r1" / "a.json").read_bytes() == b"1"
+
+
+# --- storage that hangs -----------------------------------------------------------------------
+
+
+class Hanging:
+    """Stops every thread that would open the root, until it is released."""
+
+    def __init__(self, monkeypatch):
+        self.entered = threading.Event()
+        self.release = threading.Event()
+        self.count = 0
+        original = artifacts.open_root
+
+        def open_root(*args, **options):
+            self.count += 1
+            self.entered.set()
+            assert self.release.wait(60)
+            return original(*args, **options)
+
+        monkeypatch.setattr(artifacts, "open_root", open_root)
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    stopper = Hanging(monkeypatch)
+    yield stopper
+    stopper.release.set()
+
+
+async def until_free(store):
+    while store._limiter.borrowed_tokens:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_cancelled_rollout_does_not_wait_for_the_disk(tmp_path, hanging, warnings):
+    store = ArtifactStore(tmp_path)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.artifacts_dir, "r1")
+            await trio.to_thread.run_sync(hanging.entered.wait, 60)
+            scope.cancel()
+    assert scope.cancelled_caught
+    hanging.release.set()
+    await until_free(store)
+    assert await store.artifacts_dir("r2") == tmp_path / "r2" / "artifacts"
+    assert warnings() == []
+
+
+async def test_storage_that_hangs_is_left_alone_until_it_answers(
+    tmp_path, hanging, monkeypatch, warnings
+):
+    monkeypatch.setattr(artifacts, "LONGEST_WAIT_SEC", 0.05)
+    store = ArtifactStore(tmp_path)
+    assert await store.artifacts_dir("r1") is None
+    for rollout_id in ("r2", "r3"):
+        assert await store.artifacts_dir(rollout_id) is None
+    await store.save("r1", lambda: {"a": b""})
+    assert hanging.count == 1
+    assert len(warnings()) == 2
+    monkeypatch.setattr(artifacts, "LONGEST_WAIT_SEC", 60)
+    hanging.release.set()
+    await until_free(store)
+    assert await store.artifacts_dir("r4") == tmp_path / "r4" / "artifacts"
+
+
+# --- time -------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_kept_while_time_jumps(tmp_path, autojump_clock, monkeypatch):
+    def no_threads(*_, **__):
+        pytest.fail("a thread was started")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", no_threads)
+    store = ArtifactStore(tmp_path)
+    assert not store.keeps
+    assert await store.artifacts_dir("r1") is None
+    await store.save("r1", lambda: {"a": b""})
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_mock_clock_that_stands_still_does_no_harm(tmp_path, mock_clock):
+    assert await ArtifactStore(tmp_path).artifacts_dir("r1") == tmp_path / "r1" / "artifacts"
