@@ -148,7 +148,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
         share: Which percentile, from 0 to 1.
     """
     position = (len(ordered) - 1) * share
-    below = min(int(position), len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
     low, high = ordered[below], ordered[above]
     return low + (position - below) * (high - low)

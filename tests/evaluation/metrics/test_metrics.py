@@ -337,7 +337,7 @@ def test_memory_is_a_few_bytes_for_each_attempt():
                 object.__setattr__(record, "row", row)
                 yield record
 
-    rows = 15_000
+    rows = 5000
     tracemalloc.start()
     try:
         metrics = compute_metrics(records(rows), rows=rows, n=4)
