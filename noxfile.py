@@ -16,6 +16,7 @@ nox.options.default_venv_backend = "venv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 OFFICIAL = "osmosis-ai[server]==0.3.8"
+HARBOR = "harbor>=0.23"
 INTEROP_FROM = (3, 12)
 INTEROP_NAMES = ["python3.12", "python3.13", "python3.14", "python3"]
 
@@ -29,7 +30,12 @@ def _install(session: nox.Session, *groups: str) -> None:
 def tests(session: nox.Session) -> None:
     """Run the test suite; arguments go to pytest."""
     _install(session, "test")
-    session.run("pytest", "--ignore=tests/interop", *session.posargs)
+    session.run(
+        "pytest",
+        "--ignore=tests/interop",
+        "--ignore=tests/trajectory/harbor",
+        *session.posargs,
+    )
 
 
 @nox.session
@@ -49,7 +55,7 @@ def types(session: nox.Session) -> None:
 
 
 def _interop_python() -> str | None:
-    """Find a Python that the official package runs on: this one, or one on the PATH.
+    """Find a Python that the official package and Harbor run on: this one, or one on the PATH.
 
     A name on the PATH may be a stub of a version manager for a Python that is not active, so
     each candidate has to say its version.
@@ -73,7 +79,7 @@ def _interop_python() -> str | None:
 def _need_interop_python(session: nox.Session) -> None:
     if session.python is None and sys.version_info < INTEROP_FROM:
         session.error(
-            f"the official package needs Python 3.12 or newer, and there is none: nox runs on "
+            f"this session needs Python 3.12 or newer, and there is none: nox runs on "
             f"{sys.version.split()[0]}, and none of {', '.join(INTEROP_NAMES)} on the PATH works"
         )
 
@@ -85,6 +91,15 @@ def interop(session: nox.Session) -> None:
     _install(session, "test")
     session.install(OFFICIAL)
     session.run("pytest", "tests/interop", *session.posargs)
+
+
+@nox.session(python=_interop_python())
+def atif(session: nox.Session) -> None:
+    """Check saved trajectories with Harbor's own validator (Python 3.12 or newer)."""
+    _need_interop_python(session)
+    _install(session, "test")
+    session.install(HARBOR)
+    session.run("pytest", "tests/trajectory/harbor", *session.posargs)
 
 
 @nox.session(python=_interop_python())

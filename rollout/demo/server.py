@@ -80,7 +80,9 @@ def create_demo_server(*, max_concurrent: int, api_key: str) -> RolloutServer:
     config = AgentWorkflowConfig(
         name="ask-model", concurrency=ConcurrencyConfig(max_concurrent=max_concurrent)
     )
-    backend = LocalBackend(workflow=AskModel, workflow_config=config, grader=AnswerGrader)
+    backend = LocalBackend(
+        workflow=AskModel, workflow_config=config, grader=AnswerGrader, artifact_root=False
+    )
     return create_rollout_server(
         backend=backend,
         lifespan=_shared_http_client,
