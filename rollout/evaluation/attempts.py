@@ -14,6 +14,7 @@ import trio
 from attrs import frozen
 
 from rollout._files import write_atomic
+from rollout._redaction import redact
 from rollout.backend.failures import describe_exception
 from rollout.client import RolloutClient, RolloutHandle
 from rollout.codec import dump_json
@@ -218,7 +219,7 @@ def keep_attempt(
         ) from error
     prompt_tokens, completion_tokens = token_totals(document)
     result = ending.result
-    facts = ending.failure if result is None else _facts(result, config.run.pass_threshold)
+    facts = ending.failure if result is None else _facts(result, config, credentials)
     return AttemptRecord(
         row=attempt.row.index,
         attempt=attempt.number,
@@ -252,19 +253,25 @@ def _failure(error: Exception, credentials: Credentials, *, admitted: bool) -> d
     }
 
 
-def _facts(result: RolloutResultResponse, threshold: float) -> dict[str, Any]:
+def _facts(
+    result: RolloutResultResponse, config: EvaluationConfig, credentials: Credentials
+) -> dict[str, Any]:
     """Describe an attempt by its terminal result."""
     sample = result.sample
     outcome = _OUTCOMES[result.status]
     success = outcome is AttemptOutcome.SUCCESS
-    reward = sample.reward if sample is not None and success else None
+    removed = success and sample is not None and sample.remove_sample
+    reward = sample.reward if sample is not None and success and not removed else None
+    message = result.err_message
+    if message is not None:
+        message = redact(message, (credentials.chat, credentials.server))
     return {
         "outcome": outcome,
         "reward": reward,
-        "passed": reward is not None and reward >= threshold,
-        "removed": success and sample is not None and sample.remove_sample,
+        "passed": reward is not None and reward >= config.run.pass_threshold,
+        "removed": removed,
         "err_category": None if result.err_category is None else result.err_category.value,
-        "err_message": result.err_message,
+        "err_message": message,
         "agent_started_at": result.agent_started_at,
         "may_have_run": result.agent_started_at is not None,
         "metrics": {} if sample is None else _numbers(sample.metrics),

@@ -68,6 +68,15 @@ async def run_all(config: EvaluationConfig, **options: Any) -> tuple[Any, list[A
     return run, records
 
 
+def keys(records: Iterable[AttemptRecord]) -> list[tuple[int, int]]:
+    """Which attempts these are, in order."""
+    return sorted(record.key for record in records)
+
+
+def all_keys(rows: int, n: int = 1) -> list[tuple[int, int]]:
+    return [(row, attempt) for row in range(rows) for attempt in range(n)]
+
+
 def python(code: str, *args: str, **options: Any) -> subprocess.Popen[str]:
     """A Python process with the tests on its path."""
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
@@ -80,6 +89,8 @@ def python(code: str, *args: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def raising(error: Exception) -> Callable[..., Any]:
+    """A function that raises, whatever it is given."""
+
     def call(*_: Any, **__: Any) -> Any:
         raise error
 
