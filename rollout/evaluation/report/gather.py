@@ -17,12 +17,17 @@ from rollout.evaluation.journal import read_records
 from rollout.evaluation.manifest import MANIFEST, read_manifest
 from rollout.evaluation.metrics import compute_metrics
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
-from rollout.evaluation.report.text import number, parse
+from rollout.evaluation.report.text import parse
 
 __all__ = ["Attempt", "Run", "gather", "state_of"]
 
 STATES = ("passed", "below", "removed", "failure", "error", "cancelled")
 """How an attempt is shown: a success by whether it passed, everything else by its outcome."""
+
+
+_MOST_ROWS = 10**12
+_MOST_N = 10_000
+"""Curves have a point for each k up to n, so a damaged n must not make millions of them."""
 
 
 def state_of(record: AttemptRecord) -> str:
@@ -75,9 +80,17 @@ class Run:
     @property
     def expected(self) -> int:
         """How many attempts the run has once it is complete; never less than it has now."""
-        rows, n = number(self.part("dataset", "selected")), number(self.part("run", "n"))
-        wanted = int(rows * n) if rows and n and rows > 0 and n > 0 else 0
-        return max(wanted, len(self.attempts))
+        return max((self.rows or 0) * (self.n or 0), len(self.attempts))
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows were selected, ``None`` if the manifest has no believable number."""
+        return _believable(self.part("dataset", "selected"), 0, _MOST_ROWS)
+
+    @property
+    def n(self) -> int | None:
+        """How many attempts each row has, likewise."""
+        return _believable(self.part("run", "n"), 1, _MOST_N)
 
 
 def gather(folder: Path) -> Run:
@@ -141,14 +154,18 @@ def _metrics(folder: Path, run: Run) -> dict[str, Any]:
         return dict(found)
     # They are missing, damaged, or older than the journal.
     records = [attempt.record for attempt in run.attempts]
-    planned = number(run.part("run", "n"))
-    n = max([int(planned or 1), *(record.attempt + 1 for record in records)])
+    n = max([run.n or 1, *(record.attempt + 1 for record in records)])
     rows = max(run.expected // n, len({record.row for record in records}))
     try:
         return compute_metrics(records, rows=rows, n=n).to_dict()
     except (EvaluationError, ArithmeticError, ValueError) as error:
         run.notices.append(f"There are no figures of this run: {error}")
         return {}
+
+
+def _believable(value: Any, least: int, most: int) -> int | None:
+    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return value if fits else None
 
 
 def _entry(value: Any, *way: str) -> Any:

@@ -129,7 +129,7 @@ def _fact(name: str, value: Any, full: Any = None) -> Entry | None:
 
 
 def _plan(run: Run) -> str | None:
-    rows, n = number(run.part("dataset", "selected")), number(run.part("run", "n"))
+    rows, n = run.rows, run.n
     if rows is None or n is None:
         return None
     return f"{_count(rows)} {'row' if rows == 1 else 'rows'} \N{MULTIPLICATION SIGN} {_count(n)}"

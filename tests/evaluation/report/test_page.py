@@ -263,7 +263,7 @@ class TestIncomplete:
         assert "manifest.json is damaged" in page.text
         assert page.attempts["reward"] == [0.5]
 
-    @pytest.mark.parametrize("n", [0, -1, 10**400, 2.5, True, None, "2"])
+    @pytest.mark.parametrize("n", [0, -1, 10**400, 10**15, 1e300, 2.5, True, None, "2"])
     def test_a_manifest_with_odd_numbers(self, run: RunFolder, n: Any) -> None:
         run.manifest["run"] |= {"n": n, "pass_threshold": n}
         run.manifest["dataset"] |= {"selected": n}

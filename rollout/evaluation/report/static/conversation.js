@@ -34,12 +34,13 @@
   const fold = (name, note, open, ...content) => el("details", { class: "fold", open },
     el("summary", {}, el("span", {}, name), note && el("span", { class: "quiet" }, note)), ...content);
 
-  const value = (one) => (typeof one === "number" ? R.number(one) : String(one));
+  const value = (one) => (typeof one !== "number" ? String(one)
+    : Number.isInteger(one) && Math.abs(one) < 1e15 ? R.count(one) : String(Number(one.toPrecision(6))));
 
   function figures(list) {
     return el("p", { class: "figures" }, list.slice(0, 40).map(([name, one, kind]) =>
       el("span", {}, R.plain(name.replaceAll("_", " "), el("bdi", { class: "quiet" })), " ",
-        R.plain(typeof one === "number" && Number.isInteger(one) ? R.count(one) : value(one), el("bdi")),
+        R.plain(value(one), el("bdi")),
         kind === "count" && el("span", { class: "quiet" }, " values"))));
   }
 

@@ -331,7 +331,9 @@ class TestSealed:
               const sheet = document.createElement("style");
               sheet.append("body { background: url(http://127.0.0.1:9/) }");
               document.head.append(sheet);
-              const all = ["connect-src", "img-src", "style-src-elem", "script-src-elem"];
+              const all = [
+                "connect-src", "img-src", "style-src-elem", "require-trusted-types-for",
+              ];
               for (let turn = 0; turn < 500 && !all.every((one) => found.includes(one)); turn++) {
                 await new Promise((resolve) => setTimeout(resolve, 10));
               }
@@ -341,7 +343,8 @@ class TestSealed:
         assert page.evaluate("window.harmed") is None
         assert stopped.count("TypeError") == 2
         assert "fetch" in stopped
-        assert {"connect-src", "img-src", "style-src-elem", "script-src-elem"} <= set(stopped)
+        assert {"connect-src", "img-src", "style-src-elem"} <= set(stopped)
+        assert "require-trusted-types-for" in stopped
         # What is refused may be counted as asked for; nothing of it leaves the page.
         assert all(url.startswith("http://127.0.0.1:9/") for url in requests)
         context.close()
