@@ -8,11 +8,13 @@ from types import TracebackType
 from typing import Self
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from rollout.cli.demo_chat import DEFAULT_BIND, serve_chat
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import json_option, seconds
@@ -27,6 +29,8 @@ __all__ = ["command"]
 
 _NOTE = "The model is a script that does sums and errs on purpose; everything else is real."
 _BAR_WIDTH = 18
+_OF_ROLLOUTS = ("rollouts", "max_in_flight", "as_json")
+_OF_CHAT = ("bind", "api_key_env")
 _OUTCOMES = {
     RolloutStatus.SUCCESS: "green",
     RolloutStatus.FAILURE: "red",
@@ -70,13 +74,36 @@ _OUTCOMES = {
     show_default=True,
     help="Decides the questions, and which answers are wrong.",
 )
+@click.option(
+    "--serve-chat",
+    "chat_alone",
+    is_flag=True,
+    help="Serve the chat endpoint alone, until SIGTERM or SIGINT.",
+)
+@click.option(
+    "--bind",
+    default=DEFAULT_BIND,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="With --serve-chat: where to listen; port 0 takes a free one.",
+)
+@click.option(
+    "--api-key-env",
+    metavar="NAME",
+    help="With --serve-chat: environment variable that holds the key to ask for.",
+)
 @json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     rollouts: int,
     max_in_flight: int,
     error_rate: float,
     think_sec: float,
     seed: int,
+    chat_alone: bool,
+    bind: str,
+    api_key_env: str | None,
     as_json: bool,
 ) -> None:
     """Run rollouts on this machine and add up their rewards.
@@ -90,11 +117,18 @@ def command(
 
     Exits with 0 if all rollouts ran to their end, whatever their rewards, and with 1 if one
     failed. Leaves nothing behind.
+
+    With --serve-chat it serves the chat endpoint alone, for evaluations and servers of your
+    own. One line on stdout says where. Without --api-key-env it asks for no key.
     """
     model = ScriptedModel(seed=seed, error_rate=error_rate, think_sec=think_sec)
+    _check_mode(ctx, _OF_ROLLOUTS if chat_alone else _OF_CHAT, chat_alone=chat_alone)
+    quiet_http()
+    if chat_alone:
+        serve_chat(model, bind, api_key_env)
+        return
     plan = DemoPlan(rollouts=rollouts, max_in_flight=max_in_flight, model=model)
     report = DemoReport(rollouts=rollouts)
-    quiet_http()
     run_async(_run, plan, report, _LiveProgress(rollouts, silent=as_json))
     if as_json:
         facts = {
@@ -114,6 +148,19 @@ def command(
             f"{bad} of {rollouts} rollouts failed, most often with: {problem}",
             exit_code=EXIT_FAILED,
         )
+
+
+def _check_mode(ctx: click.Context, others: tuple[str, ...], *, chat_alone: bool) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        click.UsageError: One of *others* was given.
+    """
+    for name in others:
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+            with_or_without = "with" if chat_alone else "without"
+            raise click.UsageError(f"{option} does nothing {with_or_without} --serve-chat", ctx)
 
 
 async def _run(plan: DemoPlan, report: DemoReport, progress: _LiveProgress) -> None:

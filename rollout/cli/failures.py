@@ -7,12 +7,13 @@ Anything else is a fault of the program, and does.
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import trio
@@ -21,6 +22,7 @@ from attrs import frozen
 from rollout._groups import sole_error
 from rollout.cli.text import one_line
 from rollout.errors import (
+    EvaluationStoppedError,
     RolloutAdmissionTimeoutError,
     RolloutError,
     RolloutIdleTimeoutError,
@@ -34,6 +36,7 @@ __all__ = [
     "CommandError",
     "Failure",
     "explain",
+    "force_exit",
     "interrupted",
     "last_place",
     "lost_output",
@@ -41,8 +44,8 @@ __all__ = [
 ]
 
 EXIT_FAILED = 1
-"""The rollout ended otherwise than with success, the server did not become idle, or what came
-of it could not be written."""
+"""The rollout ended otherwise than with success, the evaluation was stopped, the server did not
+become idle, or what came of it could not be written."""
 
 EXIT_USAGE = 2
 """Wrong use, or no usable answer from the server."""
@@ -101,6 +104,15 @@ def interrupted(number: int, note: str = "") -> CommandError:
     )
 
 
+def force_exit(number: int, note: str) -> NoReturn:
+    """End the process at once, after a signal that came while it was tidying up."""
+    name = signal.Signals(number).name
+    click.echo(f"rollout: {one_line(f'interrupted again by {name}; {note}')}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_SIGNAL_BASE + number)
+
+
 def explain(error: BaseException) -> Failure | None:
     """Say how *error* ends a command, ``None`` if it is not one that is expected."""
     plain = sole_error(error)
@@ -134,6 +146,8 @@ def _of_click(error: BaseException) -> Failure | None:
 
 
 def _of_rollout(error: BaseException) -> Failure | None:
+    if isinstance(error, EvaluationStoppedError):
+        return Failure(str(error), EXIT_FAILED)
     if isinstance(error, RolloutIdleTimeoutError):
         return Failure(f"{error}; wait longer with --timeout-sec", EXIT_FAILED)
     if isinstance(error, RolloutAdmissionTimeoutError):

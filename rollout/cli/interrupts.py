@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -21,11 +21,13 @@ class Interrupts:
         number: The first signal that came, ``None`` so far.
         work: Cancelled by the first signal; the command's work belongs into it.
         tidying: Cancelled by the second one; what follows the first belongs into it.
+        again: Called with the second one, by a command whose tidying up is shielded.
     """
 
     number: int | None = None
     work: trio.CancelScope = field(factory=trio.CancelScope)
     tidying: trio.CancelScope = field(factory=trio.CancelScope)
+    again: Callable[[int], None] | None = None
 
     async def watch(self, received: AsyncIterator[int]) -> None:
         """Take signals for as long as the command lasts."""
@@ -35,15 +37,19 @@ class Interrupts:
                 self.work.cancel()
             else:
                 self.tidying.cancel()
+                if self.again is not None:
+                    self.again(number)
 
 
 @asynccontextmanager
-async def interrupts() -> AsyncGenerator[Interrupts, None]:
+async def interrupts(
+    *, again: Callable[[int], None] | None = None
+) -> AsyncGenerator[Interrupts, None]:
     """Take SIGINT and SIGTERM for the length of the block.
 
     Outside of the main thread, where Python lets nobody handle signals, none ever comes.
     """
-    state = Interrupts()
+    state = Interrupts(again=again)
     if threading.current_thread() is not threading.main_thread():
         yield state
         return

@@ -2,8 +2,9 @@
 
 No learning and no language is involved. The model finds the first expression such as
 ``6 * 7`` in the last user message and computes it. Whether it gets it wrong, by how much and
-how long it takes all follow from the seed and the question alone, so that a run can be
-repeated whatever the order in which its requests arrive.
+how long it takes all follow from the seed and the question alone, and from the seed of the
+request if it has one, so that a run can be repeated whatever the order in which its requests
+arrive.
 """
 
 from __future__ import annotations
@@ -89,14 +90,19 @@ class ScriptedModel:
     error_rate: float = field(default=0.25, validator=[_finite_from_zero, _at_most_one])
     think_sec: float = field(default=0.2, validator=_finite_from_zero)
 
-    def answer(self, question: str) -> str:
-        """Return the reply to a user message."""
+    def answer(self, question: str, seed: int | None = None) -> str:
+        """Return the reply to a user message.
+
+        Args:
+            question: The message.
+            seed: The caller's own seed; another one may be another answer.
+        """
         match = _EXPRESSION.search(question)
         if match is None:
             return "I am a script that does sums. Ask me something like: What is 6 * 7?"
         left, symbol, right = match.groups()
         value = _OPERATIONS[symbol](int(left), int(right))
-        draw = self._draw("answer", question)
+        draw = self._draw("answer" if seed is None else f"answer {seed}", question)
         if draw.random() < self.error_rate:
             value += draw.choice((-1, 1)) * draw.randint(1, _LARGEST_SLIP)
         return f"{left} {symbol} {right} = {value}"

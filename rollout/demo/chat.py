@@ -1,7 +1,8 @@
 """An OpenAI-compatible chat endpoint around the scripted model.
 
-``POST /v1/chat/completions`` and ``GET /v1/models``, both for the one bearer key. Refusals
-have the form of the OpenAI API: ``{"error": {"message", "type", "param", "code"}}``.
+``POST /v1/chat/completions`` and ``GET /v1/models``, both for the one bearer key, if there is
+one. Refusals have the form of the OpenAI API:
+``{"error": {"message", "type", "param", "code"}}``.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ class _Refusal(Exception):  # noqa: N818 - it is an answer
         self.code = code
 
 
-def create_chat_app(model: ScriptedModel, api_key: str) -> QuartTrio:
+def create_chat_app(model: ScriptedModel, api_key: str | None) -> QuartTrio:
     """Build the endpoint.
 
     Args:
         model: What answers.
-        api_key: The bearer key that every request must present.
+        api_key: The bearer key that every request must present; ``None`` asks for none.
     """
     app = QuartTrio("rollout.demo.chat", static_folder=None)
     numbers = itertools.count(1)
-    expected = f"Bearer {api_key}".encode()
+    expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     @app.before_request
     async def authenticate() -> None:
         await trio.lowlevel.checkpoint()
         given = request.headers.get("Authorization", "").encode("latin-1", errors="replace")
-        if not hmac.compare_digest(given, expected):
+        if expected is not None and not hmac.compare_digest(given, expected):
             raise _Refusal("missing or wrong API key", status=401, code="invalid_api_key")
 
     @app.get("/v1/models")
@@ -68,7 +69,8 @@ def create_chat_app(model: ScriptedModel, api_key: str) -> QuartTrio:
         body = _read(data if isinstance(data, bytes) else data.encode())
         question = _question(body)
         await trio.sleep(model.thinking_sec(question))
-        return _json(_completion(next(numbers), body["messages"], model.answer(question)))
+        reply = model.answer(question, body.get("seed"))
+        return _json(_completion(next(numbers), body["messages"], reply))
 
     @app.errorhandler(_Refusal)
     async def refuse(error: _Refusal) -> Response:
@@ -116,6 +118,9 @@ def _read(data: bytes) -> dict[str, Any]:
     for name, only in _UNSUPPORTED.items():
         if body.get(name) not in (None, only, []):
             raise _Refusal(f"{name} is not supported by this scripted model", param=name)
+    seed = body.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise _Refusal("seed must be a whole number", param="seed")
     _check_messages(body.get("messages"))
     return body
 

@@ -1,0 +1,131 @@
+"""The options of ``rollout eval run`` that stand for values of the config."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+from attrs import frozen
+
+from rollout.cli.options import seconds
+
+__all__ = ["config_options", "overrides_of", "resume_command"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FRESH = "--fresh"
+_CREDENTIALS = re.compile(r"(://)[^/?#\s]*@")
+_COUNT = click.IntRange(min=1)
+_FROM_ZERO = click.IntRange(min=0)
+
+
+@frozen
+class _Override:
+    """An option that replaces one value of the config.
+
+    Attributes:
+        option: The option.
+        section: The section of the value.
+        name: Its name there.
+        kind: The option's type for click.
+        metavar: How help calls its value.
+        text: What help says.
+    """
+
+    option: str
+    section: str
+    name: str
+    kind: Any
+    metavar: str | None
+    text: str
+
+    @property
+    def parameter(self) -> str:
+        """What click calls the option's value."""
+        return self.option.removeprefix("--").replace("-", "_")
+
+
+_OVERRIDES = (
+    _Override("--url", "server", "url", str, "URL", "A rollout server that runs."),
+    _Override(
+        "--app", "server", "app", str, "MODULE:APP|FILE.py:APP", "One to start for the run."
+    ),
+    _Override(
+        "--api-key-env", "server", "api_key_env", str, "NAME",
+        "Environment variable that holds the rollout server's API key.",
+    ),
+    _Override("--chat-url", "chat", "url", str, "URL", "Chat endpoint of the model, as in .../v1."),
+    _Override("--model", "chat", "model", str, "NAME", "The model's name."),
+    _Override(
+        "--llm-api-key-env", "chat", "api_key_env", str, "NAME",
+        "Environment variable that holds the chat endpoint's API key.",
+    ),
+    _Override("--dataset", "dataset", "path", str, "FILE", "The dataset."),
+    _Override("--limit", "dataset", "limit", _COUNT, None, "Take this many rows at most."),
+    _Override("--rows", "dataset", "rows", str, "ROWS", "Take these rows, as in 0-99,150,200-."),
+    _Override("--output", "run", "output", str, "DIR", "Folder of the run."),
+    _Override("--n", "run", "n", _COUNT, None, "Attempts for each row."),
+    _Override("--max-in-flight", "run", "max_in_flight", _COUNT, None, "How many at a time."),
+    _Override(
+        "--agent-timeout-sec", "run", "agent_timeout_sec", seconds, None,
+        "Time for the agent, the queue included.",
+    ),
+    _Override(
+        "--grader-timeout-sec", "run", "grader_timeout_sec", seconds, None, "Time for the grader."
+    ),
+    _Override(
+        "--admission-timeout-sec", "run", "admission_timeout_sec", seconds, None,
+        "Time to get an attempt admitted.",
+    ),
+    _Override(
+        "--pass-threshold", "run", "pass_threshold", float, None,
+        "The reward from which an attempt passes.",
+    ),
+    _Override(
+        "--retry-setup-failures", "run", "retry_setup_failures", _FROM_ZERO, None,
+        "How often to try an attempt again whose agent never started.",
+    ),
+    _Override(
+        "--breaker-failures", "run", "breaker_failures", _FROM_ZERO, None,
+        "Stop after this many infrastructure failures in a row; 0 never stops.",
+    ),
+)  # fmt: skip
+
+
+def config_options(function: F) -> F:
+    """Add an option for each value of the config."""
+    for override in reversed(_OVERRIDES):
+        function = click.option(
+            override.option,
+            override.parameter,
+            type=override.kind,
+            metavar=override.metavar,
+            help=override.text,
+        )(function)
+    return function
+
+
+def overrides_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sort the options that were given by section and name."""
+    overrides: dict[str, dict[str, Any]] = {}
+    for override in _OVERRIDES:
+        value = values[override.parameter]
+        if value is not None:
+            overrides.setdefault(override.section, {})[override.name] = value
+    return overrides
+
+
+def resume_command(path: str, arguments: Sequence[str]) -> str:
+    """Write the command that goes on with a run, fit for a shell.
+
+    Args:
+        path: The command, as in ``rollout eval run``.
+        arguments: What it was called with. ``--fresh`` is left out, since it would start
+            anew; so is what may be a password in a URL.
+    """
+    kept = [each for each in arguments if each != _FRESH]
+    hidden = [_CREDENTIALS.sub(r"\1***@", each) for each in kept]
+    return f"{path} {shlex.join(hidden)}"

@@ -1,0 +1,192 @@
+"""How ``rollout eval run`` shows a run while it goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+import click
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from rollout.cli.text import one_line
+from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
+
+__all__ = ["OUTCOME_STYLES", "EvaluationView", "attempt_line", "reward_text"]
+
+_BAR_WIDTH = 18
+OUTCOME_STYLES = {
+    AttemptOutcome.SUCCESS: "green",
+    AttemptOutcome.FAILURE: "red",
+    AttemptOutcome.ERROR: "red",
+    AttemptOutcome.CANCELLED: "yellow",
+}
+"""The colour of each outcome."""
+
+
+class EvaluationView:
+    """A bar on stderr if that is a terminal; otherwise a line on stdout for each attempt.
+
+    Warnings of the library become a line on stderr, above the bar.
+
+    Args:
+        silent: Whether to print no lines; the bar is shown all the same.
+    """
+
+    def __init__(self, *, silent: bool) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._live = self._console.is_terminal
+        self._lines = not self._live and not silent
+        self._progress: EvaluationProgress | None = None
+        self._bar = _Bar(self._console) if self._live else None
+        self._warnings = _Warnings(self)
+
+    def __enter__(self) -> Self:
+        logging.getLogger("rollout").addHandler(self._warnings)
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away; more than once does no harm."""
+        logging.getLogger("rollout").removeHandler(self._warnings)
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, progress: EvaluationProgress) -> None:
+        """Take the progress of a run that starts; it is followed from here on."""
+        self._progress = progress
+        if self._bar is not None:
+            self._bar.follow(progress)
+        elif self._lines and progress.resumed:
+            click.echo(f"{progress.resumed} of {progress.total} attempts had ended before")
+
+    def show(self, record: AttemptRecord) -> None:
+        """Tell of an attempt that ended."""
+        assert self._progress is not None  # noqa: S101 - a run begins before an attempt ends
+        if self._bar is not None:
+            self._bar.move(self._progress.settled)
+        elif self._lines:
+            width = len(str(self._progress.total))
+            count = f"[{self._progress.settled:>{width}}/{self._progress.total}]"
+            click.echo(f"{count} {attempt_line(record)}")
+
+    def warn(self, text: str) -> None:
+        """Tell of a warning."""
+        self._console.print(Text(f"rollout: warning: {one_line(text)}"), soft_wrap=True)
+
+
+def attempt_line(record: AttemptRecord) -> str:
+    """Describe how an attempt ended, in one line that is fit for a terminal."""
+    line = f"row {record.row} attempt {record.attempt}: {record.outcome.value}"
+    if record.removed:
+        line += ", removed"
+    elif record.reward is not None:
+        line += f", reward {reward_text(record.reward)}"
+    if record.err_category is not None or record.err_message is not None:
+        line += f", {record.err_category or 'no category'}: {record.err_message or 'no message'}"
+    if record.superseded:
+        line += " (tried again)"
+    return one_line(line)
+
+
+def reward_text(value: float | None) -> str:
+    """Write a reward, or a mean of some."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+class _Bar(Progress):
+    """Two lines: how far the run is, and what came of it so far.
+
+    Both are drawn by a thread, which reads the run's own progress: single numbers, never the
+    collections.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._followed: EvaluationProgress | None = None
+        self._task: TaskID | None = None
+        super().__init__(
+            SpinnerColumn(),
+            # Narrow, so that an echoed ^C starts no new line.
+            BarColumn(bar_width=_BAR_WIDTH),
+            MofNCompleteColumn(),
+            _Rate(""),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self._task = self.add_task("", total=None)
+
+    def follow(self, progress: EvaluationProgress) -> None:
+        """Show the progress of a run; what had ended before does not count as its speed."""
+        if self._task is not None:
+            self.remove_task(self._task)
+        self._followed = progress
+        self._task = self.add_task("", total=progress.total, completed=progress.settled)
+
+    def move(self, settled: int) -> None:
+        """Show that so many attempts have ended."""
+        if self._task is not None:
+            self.update(self._task, completed=settled)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Draw the two lines."""
+        yield self.make_tasks_table(self.tasks)
+        if self._followed is None:
+            yield Text("  reading the dataset", style="dim")
+        else:
+            yield _counts(self._followed)
+
+
+class _Rate(TextColumn):
+    """How many attempts end in a second, of late."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.speed
+        return Text("-/s" if speed is None else f"{speed:.1f}/s", style="dim")
+
+
+def _counts(progress: EvaluationProgress) -> Text:
+    line = Text("  ")
+    for outcome, style in OUTCOME_STYLES.items():
+        count = progress.outcomes[outcome]
+        if count or outcome is AttemptOutcome.SUCCESS:
+            line.append(f"{count} {outcome.value}", style if count else "dim")
+            line.append("  ")
+    line.append(f"reward {reward_text(progress.mean_reward)}  ")
+    line.append(f"{progress.in_flight} in flight", "dim")
+    return line
+
+
+class _Warnings(logging.Handler):
+    """Hands warnings to the view, which knows where there is room for them."""
+
+    def __init__(self, view: EvaluationView) -> None:
+        super().__init__(logging.WARNING)
+        self._view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._view.warn(record.getMessage())
+        except Exception:  # noqa: BLE001 - as every handler does
+            self.handleError(record)

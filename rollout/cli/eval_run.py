@@ -1,0 +1,151 @@
+"""``rollout eval run CONFIG.toml``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from attrs import frozen
+
+from rollout.cli.eval_options import config_options, overrides_of, resume_command
+from rollout.cli.eval_progress import EvaluationView
+from rollout.cli.eval_summary import print_summary, summary_document
+from rollout.cli.failures import EXIT_FAILED, CommandError, force_exit, interrupted, run_async
+from rollout.cli.interrupts import interrupts
+from rollout.cli.options import json_option
+from rollout.cli.remote import quiet_http
+from rollout.cli.text import print_json
+from rollout.errors import EvaluationStoppedError, InvalidBodyError
+from rollout.evaluation import EvaluationConfig, EvaluationRun, evaluate, load_config
+
+__all__ = ["run"]
+
+
+class _Remembering(click.Command):
+    """Keeps what it was called with, to say how to go on."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, and keep them as they are."""
+        ctx.obj = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Remembering)
+@click.argument("config", metavar="CONFIG.toml")
+@config_options
+@click.option("--fresh", is_flag=True, help="Move an earlier run to archive/ and start anew.")
+@click.option(
+    "--retry-failed", is_flag=True, help="Run attempts again that are on record as failed."
+)
+@json_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    config: str,
+    fresh: bool,
+    retry_failed: bool,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    """Run the evaluation that CONFIG.toml describes, or go on with it.
+
+    Options replace values of the config. The output folder decides what is left to do:
+    attempts that have ended stay as they are, the others run. Changed inputs are refused.
+
+    On a terminal a bar shows how far the run is; without one each attempt that ends is a
+    line. Ctrl-C cancels what is in flight on the server, keeps what has ended and says how to
+    go on; a second one ends at once.
+
+    Exits with 0 once every attempt has ended, whatever the rewards and failures, and with 1
+    if the run was stopped or attempts were cancelled.
+    """
+    try:
+        loaded = load_config(config, overrides_of(values))
+    except InvalidBodyError as error:
+        raise CommandError(f"{config}: {error}") from None
+    plan = _Plan(
+        config=loaded,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        resume=resume_command(ctx.command_path, ctx.obj),
+    )
+    quiet_http()
+    ended: _Ended = run_async(_run, plan, EvaluationView(silent=as_json))
+    _show(ended, plan, as_json=as_json)
+    ctx.exit(0)
+
+
+@frozen(kw_only=True)
+class _Plan:
+    """What to run.
+
+    Attributes:
+        resume: The command that goes on with it.
+    """
+
+    config: EvaluationConfig
+    fresh: bool
+    retry_failed: bool
+    resume: str
+
+
+@frozen
+class _Ended:
+    """A run that was left.
+
+    Attributes:
+        run: The run.
+        stopped: Why it stopped before its end, if it did.
+    """
+
+    run: EvaluationRun
+    stopped: EvaluationStoppedError | None
+
+
+async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
+    run: EvaluationRun | None = None
+
+    def give_up(number: int) -> None:
+        view.close()
+        force_exit(number, f"what has ended is kept; go on with: {plan.resume}")
+
+    async with interrupts(again=give_up) as signals:
+        with signals.work, view:
+            try:
+                async with evaluate(
+                    plan.config, fresh=plan.fresh, retry_failed=plan.retry_failed
+                ) as run:
+                    view.begin(run.progress)
+                    async for record in run:
+                        view.show(record)
+            except EvaluationStoppedError as error:
+                if run is None:
+                    raise
+                return _Ended(run, error)
+            return _Ended(run, None)
+    assert signals.number is not None  # noqa: S101 - only a signal cancels the work
+    note = "no attempt had started"
+    if run is not None:
+        note = f"{run.progress.settled} of {run.progress.total} attempts have ended and are kept"
+    raise interrupted(signals.number, f"{note}; go on with: {plan.resume}")
+
+
+def _show(ended: _Ended, plan: _Plan, *, as_json: bool) -> None:
+    """Print what came of a run; it is an error if it is not complete."""
+    run, progress = ended.run, ended.run.progress
+    assert run.metrics is not None  # noqa: S101 - the block of evaluate has been left
+    if as_json:
+        print_json(
+            summary_document(run.folder, run.manifest, run.metrics, resumed=progress.resumed)
+        )
+    else:
+        print_summary(run.folder, run.manifest, run.metrics)
+    if ended.stopped is not None:
+        raise ended.stopped
+    if not run.complete:
+        left = progress.total - progress.settled
+        raise CommandError(
+            f"{left} of {progress.total} attempts were cancelled; run them with: {plan.resume}",
+            exit_code=EXIT_FAILED,
+        )

@@ -1,0 +1,83 @@
+"""``rollout eval show DIR`` and ``rollout eval report DIR``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rollout.cli.eval_progress import attempt_line
+from rollout.cli.eval_summary import incomplete_note, print_summary, summary_document
+from rollout.cli.options import json_option
+from rollout.cli.text import one_line, print_json
+from rollout.codec import unstructure
+from rollout.evaluation import (
+    AttemptRecord,
+    EvaluationMetrics,
+    compute_metrics,
+    final_records,
+    read_manifest,
+    summarize,
+    write_report,
+)
+
+__all__ = ["folder_argument", "metrics_of", "report", "show"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def folder_argument(name: str) -> Callable[[F], F]:
+    """Add the folder of a run as an argument."""
+    return click.argument(name, metavar=name.upper(), type=click.Path(path_type=Path))
+
+
+def metrics_of(folder: Path, manifest: dict[str, Any]) -> EvaluationMetrics:
+    """Work out the figures of a run without changing anything in its folder.
+
+    Raises:
+        EvaluationError: They cannot be worked out.
+        EvaluationDamagedError: A file of the run is damaged.
+    """
+    return compute_metrics(
+        final_records(folder), rows=manifest["dataset"]["selected"], n=manifest["run"]["n"]
+    )
+
+
+@click.command()
+@folder_argument("dir")
+@click.option("--failures", is_flag=True, help="List the attempts that failed, too.")
+@json_option
+def show(dir: Path, failures: bool, as_json: bool) -> None:
+    """Print what came of the run in DIR, complete or not; changes nothing there."""
+    manifest = read_manifest(dir)
+    metrics = metrics_of(dir, manifest)
+    if as_json:
+        document = summary_document(dir, manifest, metrics)
+        if failures:
+            document["failures"] = [unstructure(record) for record in _failed(dir)]
+        print_json(document)
+        return
+    print_summary(dir, manifest, metrics)
+    if failures:
+        for record in _failed(dir):
+            click.echo(attempt_line(record))
+
+
+@click.command()
+@folder_argument("dir")
+def report(dir: Path) -> None:
+    """Make metrics.json, index.jsonl and report.html of the run in DIR again.
+
+    Works on a run that is not complete, too. Prints where the report is.
+    """
+    metrics = summarize(dir)
+    path = write_report(dir)
+    click.echo(one_line(str(path)))
+    if note := incomplete_note(metrics):
+        click.echo(f"rollout: the run is {note}", err=True)
+
+
+def _failed(folder: Path) -> Iterator[AttemptRecord]:
+    return (record for record in final_records(folder) if record.failed)

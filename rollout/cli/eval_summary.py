@@ -1,0 +1,182 @@
+"""What came of an evaluation, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rollout.cli.eval_progress import OUTCOME_STYLES, reward_text
+from rollout.cli.text import one_line
+from rollout.evaluation import AttemptOutcome, EvaluationMetrics
+from rollout.evaluation.estimators import KEstimate
+from rollout.evaluation.folder import REPORT
+from rollout.evaluation.intervals import Estimate
+from rollout.evaluation.metrics import Durations, TokenCount
+
+__all__ = ["incomplete_note", "is_complete", "print_summary", "summary_document"]
+
+_Cells = Iterator[tuple[str, str | Text]]
+
+_MOST_K = 6
+
+
+def is_complete(metrics: EvaluationMetrics) -> bool:
+    """Whether every attempt has ended and none was cancelled."""
+    counts = metrics.results.attempts
+    return counts.settled >= counts.planned
+
+
+def incomplete_note(metrics: EvaluationMetrics) -> str | None:
+    """Say what is missing from a run, ``None`` if nothing is."""
+    if is_complete(metrics):
+        return None
+    counts = metrics.results.attempts
+    cancelled = f" ({counts.cancelled} were cancelled)" if counts.cancelled else ""
+    return (
+        f"not complete: {counts.settled} of {counts.planned} attempts have ended{cancelled}; "
+        "rollout eval run goes on with it"
+    )
+
+
+def summary_document(
+    folder: Path,
+    manifest: dict[str, Any],
+    metrics: EvaluationMetrics,
+    *,
+    resumed: int | None = None,
+) -> dict[str, Any]:
+    """Build what ``--json`` prints.
+
+    Args:
+        folder: The folder of the run.
+        manifest: What it was started with.
+        metrics: What came of it.
+        resumed: How many attempts had ended before, of a run that was just left.
+    """
+    counts = metrics.results.attempts
+    report = folder / REPORT
+    document: dict[str, Any] = {
+        "folder": str(folder),
+        "run_id": manifest["run_id"],
+        "complete": is_complete(metrics),
+        "counts": {
+            "total": counts.planned,
+            "settled": counts.settled,
+            **metrics.results.outcomes,
+        },
+        "report": str(report) if report.is_file() else None,
+        "metrics": metrics.to_dict(),
+    }
+    if resumed is not None:
+        document["counts"]["resumed"] = resumed
+    return document
+
+
+def print_summary(folder: Path, manifest: dict[str, Any], metrics: EvaluationMetrics) -> None:
+    """Print what came of a run, and where its report is."""
+    table = Table(title=_title(manifest, metrics), title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for section in (_scores, _attempts, _categories, _costs, _sample_metrics):
+        for name, value in section(metrics):
+            table.add_row(Text(name), value)
+        table.add_section()
+    Console(highlight=False).print(table)
+    if note := incomplete_note(metrics):
+        click.echo(f"The run is {note}.")
+    report = folder / REPORT
+    click.echo(f"Report: {one_line(str(report))}" if report.is_file() else _without_report(folder))
+
+
+def _scores(metrics: EvaluationMetrics) -> _Cells:
+    results = metrics.results
+    yield "mean reward", _estimate(results.mean_reward)
+    yield "pass rate", _estimate(results.pass_rate)
+    if results.n > 1:
+        yield "pass@k", _curve(results.pass_at_k)
+        yield "pass^k", _curve(results.pass_hat_k)
+
+
+def _attempts(metrics: EvaluationMetrics) -> _Cells:
+    counts = metrics.results.attempts
+    yield "attempts", f"{counts.settled} of {counts.planned} have ended"
+    for outcome in AttemptOutcome:
+        count = metrics.results.outcomes[outcome.value]
+        if count or outcome in {AttemptOutcome.SUCCESS, AttemptOutcome.FAILURE}:
+            style = OUTCOME_STYLES[outcome] if count else "dim"
+            yield f"  {outcome.value}", Text(str(count), style=style)
+    for name, count in (("removed", counts.removed), ("without a reward", counts.ungraded)):
+        if count:
+            yield f"  {name}", str(count)
+
+
+def _categories(metrics: EvaluationMetrics) -> _Cells:
+    for name, count in metrics.results.error_categories.items():
+        yield one_line(name), Text(str(count), style="red")
+
+
+def _costs(metrics: EvaluationMetrics) -> _Cells:
+    results, timing = metrics.results, metrics.timing
+    yield "duration", _durations(timing.settled)
+    yield "tokens", _tokens(results.prompt_tokens, results.completion_tokens)
+    if timing.retries:
+        yield "retries", str(timing.retries)
+
+
+def _sample_metrics(metrics: EvaluationMetrics) -> _Cells:
+    for name, metric in metrics.results.sample_metrics.items():
+        yield one_line(name), f"{metric.mean:.4g} (of {metric.count})"
+
+
+def _without_report(folder: Path) -> str:
+    return f"Folder: {one_line(str(folder))} (rollout eval report makes the report)"
+
+
+def _title(manifest: dict[str, Any], metrics: EvaluationMetrics) -> Text:
+    parts = [f"Run {manifest['run_id']}"]
+    if manifest["chat"].get("model"):
+        parts.append(str(manifest["chat"]["model"]))
+    results = metrics.results
+    parts.append(f"{results.rows} rows, n = {results.n}")
+    return Text(one_line(", ".join(parts)))
+
+
+def _estimate(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "-"
+    text = f"{reward_text(estimate.value)} of {estimate.attempts}"
+    if estimate.low is not None and estimate.high is not None:
+        text += (
+            f"  ({estimate.level:.0%} interval "
+            f"{reward_text(estimate.low)} to {reward_text(estimate.high)})"
+        )
+    return text
+
+
+def _curve(estimates: tuple[KEstimate, ...]) -> str:
+    """Write the values of a few k: the first, the last and the powers of two."""
+    last = len(estimates)
+    wanted = {1, last} | {2**power for power in range(1, _MOST_K) if 2**power < last}
+    return "  ".join(
+        f"{estimate.k}: {'-' if estimate.value is None else f'{estimate.value:.4g}'}"
+        for estimate in estimates
+        if estimate.k in wanted
+    )
+
+
+def _durations(durations: Durations) -> str:
+    if durations.median is None or durations.p95 is None or durations.max is None:
+        return "-"
+    return f"median {durations.median:.2f} s, p95 {durations.p95:.2f} s, max {durations.max:.2f} s"
+
+
+def _tokens(prompt: TokenCount, completion: TokenCount) -> str:
+    if not prompt.attempts and not completion.attempts:
+        return "-"
+    return f"{prompt.total} prompt, {completion.total} completion"
