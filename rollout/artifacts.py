@@ -85,9 +85,7 @@ class ArtifactStore:
         if self.root is None or not self.keeps:
             await trio.lowlevel.checkpoint()
             return None
-        return await self._call(
-            "no artifacts folder for rollouts", self._make, self.root, rollout_id
-        )
+        return await self._call(rollout_id, self._make, self.root)
 
     async def save(self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]) -> None:
         """Write files into a rollout's folder, each as a whole or not at all.
@@ -104,29 +102,29 @@ class ArtifactStore:
             if self.root is None or not self.keeps:
                 await trio.lowlevel.checkpoint()
                 return
-            await self._call("rollouts are not saved", self._save, self.root, rollout_id, build)
+            await self._call(rollout_id, self._save, self.root, build)
 
-    async def _call(self, trouble: str, function: Callable[..., T], *args: Any) -> T | None:
+    async def _call(self, rollout_id: str, function: Callable[..., T], *args: Any) -> T | None:
         """Run a function in a thread; ``None``, and a warning, if it fails or takes too long."""
         started = trio.current_time()
         if self._hangs(started):
-            self._warn(trouble, "it does not answer", "hangs")
+            self._warn(rollout_id, "it does not answer", "hangs")
             await trio.lowlevel.checkpoint()
             return None
-        call = _Call(function, args, started)
+        call = _Call(function, (rollout_id, *args), started)
         try:
             with trio.move_on_after(LONGEST_WAIT_SEC):
                 await trio.to_thread.run_sync(
                     call.run, abandon_on_cancel=True, limiter=self._limiter
                 )
         except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
-            self._warn(trouble, _reason(error), (type(error), getattr(error, "errno", None)))
+            self._warn(rollout_id, _reason(error), (type(error), getattr(error, "errno", None)))
             return None
         finally:
             if call.begun and not call.ended:
                 self._abandoned.append(call)
         if not call.ended:
-            self._warn(trouble, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
+            self._warn(rollout_id, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
             return None
         return call.value
 
@@ -134,10 +132,15 @@ class ArtifactStore:
         self._abandoned = [call for call in self._abandoned if not call.ended]
         return any(now - call.started >= LONGEST_WAIT_SEC for call in self._abandoned)
 
-    def _warn(self, trouble: str, reason: str, kind: object) -> None:
-        if (trouble, kind) not in self._warned:
-            self._warned.add((trouble, kind))
-            logger.warning("%s in %s: %s", trouble, self.root, reason)
+    def _warn(self, rollout_id: str, reason: str, kind: object) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning(
+                "rollout %s: its files are not kept below %s: %s (this is said once)",
+                rollout_id,
+                self.root,
+                reason,
+            )
 
     # --- in the thread --------------------------------------------------------------------------
 
@@ -146,7 +149,7 @@ class ArtifactStore:
             self._exact_case = root.tells_case_apart()
         return folder_name(rollout_id, exact_case=self._exact_case)
 
-    def _make(self, path: Path, rollout_id: str) -> Path:
+    def _make(self, rollout_id: str, path: Path) -> Path:
         with (
             open_root(path, mode=self._mode) as root,
             root.enter(self._name(root, rollout_id), make=True) as folder,
@@ -156,7 +159,7 @@ class ArtifactStore:
             return artifacts.path
 
     def _save(
-        self, path: Path, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]
+        self, rollout_id: str, path: Path, build: Callable[[], Mapping[str, bytes | None]]
     ) -> None:
         files = build()
         with (

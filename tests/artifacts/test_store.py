@@ -122,8 +122,8 @@ async def test_a_link_or_a_special_file_is_no_rollouts_folder(root, tmp_path, pu
         assert await store.artifacts_dir(rollout_id) is None
         await store.save(rollout_id, lambda: {"trajectory.json": b"{}"})
     assert list(elsewhere.iterdir()) == []
-    assert len(warnings()) == 2  # one for folders, one for saving, none for the second rollout
-    assert all("a link or a file" in line for line in warnings())
+    assert len(warnings()) == 1
+    assert "a link or a file" in warnings()[0]
     assert await store.artifacts_dir("r3") == root / "r3" / "artifacts"
 
 
@@ -174,7 +174,7 @@ async def test_storage_that_takes_no_file(root, monkeypatch, warnings):
     assert await store.artifacts_dir("r2") is None
     full = OSError(errno.EROFS, os.strerror(errno.EROFS))
     assert await store.artifacts_dir("r3") is None
-    assert [line.rpartition(": ")[2] for line in warnings()] == [
+    assert [line.rpartition(": ")[2].partition(" (")[0] for line in warnings()] == [
         "No space left on device",
         "Read-only file system",
     ]
@@ -290,7 +290,7 @@ async def test_storage_that_hangs_is_left_alone_until_it_answers(
         assert await store.artifacts_dir(rollout_id) is None
     await store.save("r1", lambda: {"a": b""})
     assert hanging.count == 1
-    assert len(warnings()) == 2
+    assert len(warnings()) == 1
     monkeypatch.setattr(artifacts, "LONGEST_WAIT_SEC", 60)
     hanging.release.set()
     await until_free(store)
