@@ -93,21 +93,27 @@ class EvaluationRun:
         Raises:
             EvaluationError: What made going on impossible: the dataset, the disk, the server.
         """
+        try:
+            with self._working:
+                await self._feed(client)
+        finally:
+            # Also while the block is being left, which it often is because of this.
+            if self._failure is not None:
+                raise self._failure
+
+    async def _feed(self, client: RolloutClient) -> None:
         rows_in, rows_out = trio.open_memory_channel[DatasetRow](_ROWS_AT_A_TIME)
-        with self._working:
-            async with self._send, trio.open_nursery() as nursery, rows_out:
-                nursery.start_soon(self._read_rows, rows_in)
-                async for row in rows_out:
-                    for number in range(self._ledger.n):
-                        if self._ledger.settled(row.index, number) is None:
-                            place = object()
-                            await self._places.acquire_on_behalf_of(place)
-                            nursery.start_soon(
-                                self._attempt, client, row, number, place, self._send.clone()
-                            )
-                self._send.close()
-        if self._failure is not None:
-            raise self._failure
+        async with self._send, trio.open_nursery() as nursery, rows_out:
+            nursery.start_soon(self._read_rows, rows_in)
+            async for row in rows_out:
+                for number in range(self._ledger.n):
+                    if self._ledger.settled(row.index, number) is None:
+                        place = object()
+                        await self._places.acquire_on_behalf_of(place)
+                        nursery.start_soon(
+                            self._attempt, client, row, number, place, self._send.clone()
+                        )
+            self._send.close()
 
     async def cancel_in_flight(self, client: RolloutClient) -> None:
         """Cancel on the server what was in flight; bounded, whatever happens."""
