@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
@@ -86,6 +85,15 @@ def test_jsonl_beyond_ascii(content):
     assert [row.label for row in found] == [row["ground_truth"] for row in content]
 
 
+def cell_of(text, delimiter, quoted):
+    """Write a cell; the csv module leaves line breaks bare that are not its own, up to 3.12."""
+    if text is None:
+        return ""
+    if quoted or any(mark in text for mark in ('"', "\r", "\n", delimiter)):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
 COLUMNS = ["other", "user_prompt", "ground_truth", "system_prompt", "metadata", "messages"]
 
 
@@ -94,23 +102,22 @@ COLUMNS = ["other", "user_prompt", "ground_truth", "system_prompt", "metadata", 
     st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
     st.sampled_from(["\n", "\r\n", "\r"]),
     st.sampled_from([",", ";", "\t", "|"]),
-    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    st.booleans(),
 )
-def test_csv(drawn, encoding, end, delimiter, quoting):
+def test_csv(drawn, encoding, end, delimiter, quoted):
     content = [{**row, "ground_truth": label} for row, label in drawn]
     for row in content:
         if row.get("user_prompt") == "":
             # An empty cell is null, so an empty prompt has no form in CSV.
             row["user_prompt"] = " "
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, delimiter=delimiter, lineterminator=end, quoting=quoting)
-    writer.writerow(COLUMNS)
+    lines = [delimiter.join(COLUMNS)]
     for row in content:
         cells = {name: row.get(name) for name in COLUMNS}
         for name in ("metadata", "messages", "other"):
             cells[name] = None if cells[name] is None else json.dumps(cells[name])
-        writer.writerow([cells[name] for name in COLUMNS])
-    found = read("a.csv", buffer.getvalue().encode(encoding), delimiter=delimiter)
+        lines.append(delimiter.join(cell_of(cells[name], delimiter, quoted) for name in COLUMNS))
+    data = (end.join(lines) + end).encode(encoding)
+    found = read("a.csv", data, delimiter=delimiter)
     assert [row.initial_messages for row in found] == [
         initial({**row, "system_prompt": row.get("system_prompt") or None}) for row in content
     ]
