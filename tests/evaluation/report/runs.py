@@ -197,7 +197,7 @@ def _ending(rng: random.Random, skill: float) -> dict[str, Any]:
     if chance < 0.085:
         return {"removed": True, "duration_sec": seconds}
     graded = rng.betavariate(0.6 + 5 * skill, 0.6 + 5 * (1 - skill))
-    reward = 1.0 if graded > 0.82 else 0.0 if graded < 0.08 else round(graded, 2)
+    reward = 1.0 if graded > 0.66 else 0.0 if graded < 0.12 else round(graded, 2)
     return {
         "reward": reward,
         "passed": reward >= 0.8,
