@@ -148,12 +148,9 @@ def _clear(folder: int, name: str) -> None:
 def _link(root: int, target: Path, links: list[tuple[list[str], str]]) -> list[str]:
     """Make the links, then take away those that lead out, until none does."""
     skipped: list[str] = []
-    made: list[tuple[list[str], str]] = []
+    made: dict[str, list[str]] = {}
     for parts, destination in links:
         name = "/".join(parts)
-        if destination.startswith("/"):
-            skipped.append(f"{name!r}: a link out of the folder")
-            continue
         try:
             with _folder(root, parts[:-1]) as folder:
                 _clear(folder, parts[-1])
@@ -161,19 +158,27 @@ def _link(root: int, target: Path, links: list[tuple[list[str], str]]) -> list[s
         except OSError as error:
             skipped.append(f"{name!r}: {error.strerror or error}")
         else:
-            made.append((parts, name))
+            made[name] = parts
     home = os.path.realpath(target)
     while True:
-        leading_out = [each for each in made if not _stays(f"{home}/{each[1]}", home)]
+        # Another one of the same name may have made a folder of it since.
+        made = {name: parts for name, parts in made.items() if os.path.islink(f"{home}/{name}")}  # noqa: PTH114
+        leading_out = [name for name in made if not _stays(f"{home}/{name}", home)]
         if not leading_out:
             return skipped
-        for each in leading_out:
-            with _folder(root, each[0][:-1]) as folder:
-                os.unlink(each[0][-1], dir_fd=folder)
-            skipped.append(f"{each[1]!r}: a link out of the folder")
-            made.remove(each)
+        for name in leading_out:
+            *parents, last = made[name]
+            with _folder(root, parents) as folder:
+                os.unlink(last, dir_fd=folder)
+            skipped.append(f"{name!r}: a link out of the folder, or in a circle")
 
 
 def _stays(path: str, home: str) -> bool:
+    try:
+        os.stat(path)  # noqa: PTH116 - a path in a circle is no path for pathlib
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
     real = os.path.realpath(path)
     return real == home or real.startswith(home + "/")

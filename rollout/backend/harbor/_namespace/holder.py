@@ -133,7 +133,7 @@ class Holder:
                 if pidfd is None or await _report(process) != "ready":
                     # Both ends, or the reason might not be written yet.
                     await kill_and_wait(process)
-                    raise _failure(process, errors)
+                    raise _failure(process, errors)  # noqa: TRY301 - cleaned up like the rest
                 return cls(process, int(number), pidfd, _open(int(number), network=network))
             except BaseException:
                 await finish(_abort(process, pidfd))

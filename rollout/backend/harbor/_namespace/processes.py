@@ -12,10 +12,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MARK", "find_marked", "kill_if_inside", "pid_namespace"]
+from attrs import frozen
+
+__all__ = ["MARK", "find_marked", "pid_namespace", "signal_if_inside"]
 
 MARK = "ROLLOUT_COMMAND_ID"
 """The environment variable that marks the processes of one command."""
+
+_THREADS, _ENV_END = 20 - 3, 51 - 3
+"""Where they stand in `/proc/PID/stat`, counted from the state."""
 
 
 def pid_namespace(pid: int) -> int | None:
@@ -32,60 +37,83 @@ def _pids() -> Iterator[int]:
             yield int(path.name)
 
 
-def _parent(pid: int) -> int | None:
+@frozen
+class _Seen:
+    """A process that lives: its parent, and where its environment is in its memory."""
+
+    parent: int
+    environment: tuple[bytes, bytes]
+
+    @property
+    def is_executing(self) -> bool:
+        """Whether it is just now replacing its program, and has no environment yet."""
+        return self.environment[1] == b"0"
+
+
+def _look_at(pid: int) -> _Seen | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The name, in brackets, may hold anything; what follows the last bracket may not.
-    state, parent = fields[fields.rindex(b")") + 1 :].split()[:2]
-    return None if state in {b"Z", b"X"} else int(parent)
+    rest = fields[fields.rindex(b")") + 1 :].split()
+    # The first thread of a process may have ended before the others.
+    if rest[0] in {b"Z", b"X"} and int(rest[_THREADS]) <= 1:
+        return None
+    return _Seen(int(rest[1]), (rest[_ENV_END - 1], rest[_ENV_END]))
 
 
-def _is_marked(pid: int, mark: bytes) -> bool:
+def _environment(pid: int) -> list[bytes]:
     try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return []
 
 
-def find_marked(namespace: int, command_id: str, *, spare: int) -> list[int]:
+def find_marked(namespace: int, command_id: str, *, spare: int) -> tuple[list[int], bool]:
     """Processes in a pid namespace that belong to a command, as the host counts.
 
     Args:
         namespace: See `pid_namespace`.
         command_id: The value of the mark.
         spare: The first process of the namespace, which is no command's.
+
+    Returns:
+        The processes, and whether these are all. A process that is replacing its program has no
+        environment for a moment, so it is to be looked at again.
     """
     mark = f"{MARK}={command_id}".encode()
     parents: dict[int, int] = {}
     found: set[int] = set()
+    unclear: set[int] = set()
     for pid in _pids():
         if pid == spare or pid_namespace(pid) != namespace:
             continue
-        parent = _parent(pid)
-        if parent is None:
+        seen = _look_at(pid)
+        if seen is None:
             continue
-        parents[pid] = parent
-        if _is_marked(pid, mark):
+        parents[pid] = seen.parent
+        if mark in _environment(pid):
             found.add(pid)
+        elif seen.is_executing or _look_at(pid) != seen:
+            unclear.add(pid)
     more = True
     while more:
         children = {pid for pid, parent in parents.items() if parent in found} - found
         found |= children
         more = bool(children)
-    return sorted(found)
+    return sorted(found), unclear <= found
 
 
-def kill_if_inside(pid: int, namespace: int) -> None:
-    """Kill a process unless its number belongs to another one by now."""
+def signal_if_inside(pid: int, namespace: int, number: signal.Signals) -> None:
+    """Send a signal to a process unless its number belongs to one elsewhere by now."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return
     try:
         if pid_namespace(pid) == namespace:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         return
     finally:

@@ -13,8 +13,8 @@ asyncio code, since Harbor calls it. Every coroutine may be cancelled at any awa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -32,7 +32,7 @@ from rollout.backend.harbor._namespace.failures import (
 from rollout.backend.harbor._namespace.holder import END_SEC, PATH, Holder, find_tools
 from rollout.backend.harbor._namespace.layout import Bind, prepare_root
 from rollout.backend.harbor._namespace.output import Output
-from rollout.backend.harbor._namespace.processes import MARK, find_marked, kill_if_inside
+from rollout.backend.harbor._namespace.processes import MARK, find_marked, signal_if_inside
 from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait
 
 __all__ = ["CommandResult", "Sandbox", "User"]
@@ -271,8 +271,9 @@ class Sandbox:
         for each in (stdout, stderr):
             if isinstance(each, Output):
                 each.started()
+        limit = asyncio.timeout(timeout_sec or None)
         try:
-            async with asyncio.timeout(timeout_sec or None) as limit:
+            async with limit:
                 code = await process.wait()
         except BaseException as error:
             await finish(_kill(holder.pid, number, process, command_id))
@@ -379,25 +380,32 @@ class Sandbox:
 async def _kill(
     spare: int, namespace: int, process: asyncio.subprocess.Process, command_id: str
 ) -> None:
-    """Kill a command and all that it started, and wait until they are gone."""
+    """Kill a command and all that it started, and wait until they are gone.
+
+    All are stopped before the first is killed: a child that cleared its environment is only known
+    by its parent.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + END_SEC
-    while True:
-        left = await asyncio.to_thread(find_marked, namespace, command_id, spare=spare)
-        if not left and process.returncode is not None:
-            return
-        if not left:
+    halted: set[int] = set()
+    while loop.time() < deadline:
+        left, is_all = await asyncio.to_thread(find_marked, namespace, command_id, spare=spare)
+        new = set(left) - halted
+        halted |= new
+        for pid in new:
+            signal_if_inside(pid, namespace, signal.SIGSTOP)
+        if new or not is_all:
+            await asyncio.sleep(0)
+        elif left:
+            for pid in left:
+                signal_if_inside(pid, namespace, signal.SIGKILL)
+            await asyncio.sleep(0.001)
+        elif process.returncode is None:
             # It is not inside yet, or on its way out.
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            continue
-        if loop.time() > deadline:
-            raise NamespaceError(f"processes {left} were killed but do not end (a disk hangs?)")
-        for pid in left:
-            kill_if_inside(pid, namespace)
-        # What is forked meanwhile is found the next time.
-        await asyncio.sleep(0.002)
+            await kill_and_wait(process)
+        else:
+            return
+    raise NamespaceError("processes of a command were killed but do not end (a disk that hangs?)")
 
 
 def _defaults(user: User) -> dict[str, str]:
