@@ -312,12 +312,12 @@ async def test_dataset_that_is_not_there(tmp_path, server):
 
 
 async def test_dataset_that_changes_during_the_run(tmp_path, server):
-    rows = scripted(500, answer="42")
+    rows = scripted(500, answer="42", padding=" " * 1000)  # more than is read at a time
     config = config_of(tmp_path, server="http://fake", rows=rows, max_in_flight=2)
     with pytest.raises(DatasetError, match="changed"):
         async with evaluate(config) as run:
             await anext(aiter(run))
-            write_rows(config.dataset.path, scripted(500, answer="41"))
+            write_rows(config.dataset.path, scripted(500, answer="41", padding=" " * 1000))
             async for _ in run:
                 pass
     assert server.active == {}

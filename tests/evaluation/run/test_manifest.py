@@ -1,0 +1,219 @@
+"""What a run was started with, and what is refused later."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from evaluation.run.cases import config_of, run_all, scripted, write_rows
+
+from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationInputsChangedError
+from rollout.evaluation.manifest import public_url, read_manifest
+
+BASE = {
+    "n": 2,
+    "agent_timeout_sec": 60,
+    "chat": {"url": "http://chat/v1", "model": "m"},
+    "dataset": {"rows": "0-1"},
+}
+
+
+@pytest.fixture
+async def started(tmp_path, server):
+    """A folder with a run that is complete."""
+    config = config_of(tmp_path, server="http://fake", rows=scripted(4), **changed())
+    run, _ = await run_all(config)
+    return run
+
+
+def changed(**changes):
+    """The options of a run, some of them changed; a dict is merged."""
+    options = {name: dict(v) if isinstance(v, dict) else v for name, v in BASE.items()}
+    for name, value in changes.items():
+        options[name] = {**options[name], **value} if isinstance(value, dict) else value
+    return options
+
+
+async def test_manifest(started, tmp_path):
+    manifest = read_manifest(started.folder)
+    assert manifest == started.manifest
+    assert manifest["schema"] == "rollout-evaluation/1"
+    assert manifest["created_at"].endswith("Z")
+    assert manifest["dataset"].pop("digest")
+    assert manifest["dataset"] == {
+        "path": str(tmp_path / "rows.jsonl"),
+        "format": "jsonl",
+        "rows": 4,
+        "selected": 2,
+        "selection": "0-1",
+        "limit": None,
+        "columns": {
+            "system_prompt": "system_prompt",
+            "user_prompt": "user_prompt",
+            "ground_truth": "ground_truth",
+            "metadata": "metadata",
+            "messages": "messages",
+        },
+        "encoding": "auto",
+        "delimiter": ",",
+    }
+    assert manifest["server"] == {"url": "http://fake"}
+    assert manifest["chat"] == {"url": "http://chat/v1", "model": "m"}
+    assert manifest["run"] == {
+        "n": 2,
+        "agent_timeout_sec": 60,
+        "grader_timeout_sec": None,
+        "pass_threshold": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"n": 3}, ["run.n was 2 and is 3"]),
+        ({"agent_timeout_sec": 61}, ["run.agent_timeout_sec was 60 and is 61"]),
+        ({"agent_timeout_sec": None}, ["run.agent_timeout_sec was 60 and is not given"]),
+        ({"grader_timeout_sec": 5}, ["run.grader_timeout_sec was not given and is 5"]),
+        ({"pass_threshold": 0.5}, ["run.pass_threshold was 1.0 and is 0.5"]),
+        ({"chat": {"model": "k"}}, ['chat.model was "m" and is "k"']),
+        (
+            {"chat": {"url": "http://other/v1"}},
+            ['chat.url was "http://chat/v1" and is "http://other/v1"'],
+        ),
+        ({"dataset": {"rows": "0,1"}}, ['dataset.selection was "0-1" and is "0,1"']),
+        (
+            {"dataset": {"limit": 1}},
+            ["dataset.selected was 2 and is 1", "dataset.limit was not given and is 1"],
+        ),
+        ({"dataset": {"encoding": "ascii"}}, ['dataset.encoding was "auto" and is "ascii"']),
+        (
+            {"dataset": {"columns": {"metadata": ""}}},
+            ['dataset.columns.metadata was "metadata" and is ""'],
+        ),
+        ({"n": 1, "pass_threshold": 2}, ["run.n was 2 and is 1", "run.pass_threshold was 1.0"]),
+    ],
+)
+async def test_each_input_that_changes_is_named(started, tmp_path, changes, named):
+    config = config_of(tmp_path, server="http://fake", **changed(**changes))
+    before = (started.folder / "manifest.json").read_bytes()
+    with pytest.raises(EvaluationInputsChangedError) as caught:
+        await run_all(config)
+    assert len(caught.value.changes) == len(named)
+    for change, expected in zip(sorted(caught.value.changes), sorted(named), strict=True):
+        assert change.startswith(expected)
+        assert change in str(caught.value)
+    assert "--fresh" in str(caught.value)
+    assert (started.folder / "manifest.json").read_bytes() == before
+    run, records = await run_all(config, fresh=True)
+    assert len(records) == run.progress.total
+
+
+async def test_other_bytes_and_another_server(started, tmp_path):
+    write_rows(tmp_path / "rows.jsonl", scripted(5))
+    config = config_of(tmp_path, server="http://other", **changed())
+    with pytest.raises(EvaluationInputsChangedError) as caught:
+        await run_all(config)
+    names = {change.split()[0] for change in caught.value.changes}
+    assert names == {"dataset.digest", "dataset.rows", "server.url"}
+
+
+async def test_what_may_change(started, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "rows.jsonl").rename(tmp_path / "elsewhere" / "rows.ndjson")
+    config = config_of(
+        tmp_path,
+        server="http://fake/",
+        **changed(
+            dataset={"path": str(tmp_path / "elsewhere" / "rows.ndjson")},
+            max_in_flight=3,
+            retry_setup_failures=2,
+            breaker_failures=1,
+            admission_timeout_sec=9,
+        ),
+    )
+    run, records = await run_all(config)
+    assert records == []
+    assert run.manifest == started.manifest
+
+
+async def test_file_of_an_app(tmp_path, server, monkeypatch):
+    """The digest of the file that the server is started from is an input, its place is not."""
+    from rollout.evaluation.manifest import check_unchanged, describe_inputs
+
+    def inputs(path):
+        config = config_of(tmp_path, server={"app": f"{path}:app"})
+        return describe_inputs(config, format="jsonl", digest="d", rows=1, selected=1)
+
+    app = tmp_path / "app.py"
+    app.write_text("app = 1")
+    first = inputs(app)
+    assert first["server"]["app"] == "app.py:app"
+    (tmp_path / "moved").mkdir()
+    moved = tmp_path / "moved" / "app.py"
+    moved.write_text("app = 1")
+    check_unchanged(tmp_path, first, inputs(moved))
+    app.write_text("app = 2")
+    with pytest.raises(EvaluationInputsChangedError, match=r"server\.digest was"):
+        check_unchanged(tmp_path, first, inputs(app))
+    with pytest.raises(EvaluationError, match=r"server\.app: .*gone\.py: No such file"):
+        inputs(tmp_path / "gone.py")
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("http://user:secret@host:81/v1?api_key=secret#secret", "http://host:81/v1"),
+        ("https://secret@host/v1", "https://host/v1"),
+        ("http://a@secret:b@host/v1", "http://host/v1"),
+        ("http://host/v1/", "http://host/v1/"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
+    ],
+)
+def test_no_secret_of_a_url_gets_in(url, public):
+    assert public_url(url) == public
+
+
+def test_malformed_url():
+    with pytest.raises(EvaluationError) as caught:
+        public_url("http://user:secret@[::1/v1")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"schema": "other"}',
+        '{"schema": "rollout-evaluation/1"}',
+        '{"schema": "rollout-evaluation/1", "run_id": "r", "dataset": {}, "server": {}, "run": 1}',
+    ],
+)
+async def test_damaged_manifest(started, tmp_path, text):
+    (started.folder / "manifest.json").write_text(text)
+    with pytest.raises(EvaluationDamagedError, match=r"manifest\.json"):
+        read_manifest(started.folder)
+    with pytest.raises(EvaluationDamagedError):
+        await run_all(config_of(tmp_path, server="http://fake", **changed()))
+    assert (started.folder / "manifest.json").read_text() == text
+
+
+async def test_manifest_of_another_run(started, tmp_path):
+    manifest = {**started.manifest, "run_id": "another"}
+    (started.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(EvaluationDamagedError, match="belongs to another run than the manifest"):
+        await run_all(config_of(tmp_path, server="http://fake", **changed()))
+
+
+def test_no_manifest(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(EvaluationError, match="holds no evaluation"):
+            read_manifest(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvaluationError, match="holds no evaluation"):
+        read_manifest(tmp_path / "file")
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(EvaluationError, match="directory"):
+        read_manifest(tmp_path)
