@@ -155,6 +155,9 @@ def _metrics(folder: Path, run: Run) -> dict[str, Any]:
     # They are missing, damaged, or older than the journal.
     records = [attempt.record for attempt in run.attempts]
     n = max([run.n or 1, *(record.attempt + 1 for record in records)])
+    if n > _MOST_N:
+        run.notices.append(f"There are no figures of this run: no run has {n:,} attempts of a row")
+        return {}
     rows = max(run.expected // n, len({record.row for record in records}))
     try:
         return compute_metrics(records, rows=rows, n=n).to_dict()

@@ -298,6 +298,13 @@ class TestIncomplete:
         assert page.attempts["tokens_in"][2] is None
         assert all(math.isfinite(value) for value in page.attempts["duration"])
 
+    def test_an_attempt_that_no_run_has(self, run: RunFolder) -> None:
+        run.add(record(0, 10**12, reward=0.5))
+        run.add(record(10**12, 0, reward=0.5))
+        page = report(run.write(metrics=False))
+        assert page.attempts["attempt"] == [10**12, 0]
+        assert "There are no figures of this run" in page.text
+
     def test_a_folder_without_a_run_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(EvaluationError, match="holds no evaluation"):
             write_report(tmp_path)
