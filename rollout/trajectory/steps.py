@@ -126,12 +126,17 @@ class Steps:
         self, source: str, rest: dict[str, Any], extra: dict[str, Any], position: int
     ) -> None:
         content = take_content(rest.pop("content", None), calls=True)
-        for raw in content.results:
-            self._add_result(dict(raw), position, "tool_result")
         timestamp = take_timestamp(rest)
-        if content.results and not (content.parts or content.kept or rest or extra):
-            return  # nothing but results
-        step = self._new(source, timestamp)
+        alone = not (content.parts or content.kept or rest or extra)
+        for raw in content.results:
+            result = dict(raw)
+            if alone and timestamp is not None:
+                put(result, "timestamp", timestamp)
+            self._add_result(result, position, "tool_result")
+        if content.results and alone:
+            return
+        step = self._new(source)
+        _stamp(step, timestamp)
         step["message"] = content.message
         self._keep(step, content, rest, extra)
 
@@ -140,10 +145,9 @@ class Steps:
         timestamp = take_timestamp(rest)
         step = self._steps[-1] if self._steps else {}
         if step.get("open") != "reasoning":
-            step = self._new("agent", timestamp)
-        elif timestamp is not None:
-            step.setdefault("timestamp", timestamp)
+            step = self._new("agent")
         step["open"] = "message"
+        _stamp(step, timestamp)
         step["message"] = content.message
         _take_model(step, rest)
         self._think(step, [*_take_thoughts(rest), *content.thoughts])
@@ -162,15 +166,19 @@ class Steps:
             return
         timestamp = take_timestamp(rest)
         if kind == "reasoning":
-            step = self._new("agent", timestamp)
+            step = self._steps[-1] if self._steps else {}
+            if step.get("open") != "reasoning":
+                step = self._new("agent")
             step["open"] = "reasoning"
+            _stamp(step, timestamp)
             self._think(step, _take_summaries(rest))
             self._keep(step, Content(), {k: v for k, v in rest.items() if k != "type"}, {})
             return
         step = self._steps[-1] if self._steps else {}
         if "open" not in step or "observation" in step:
-            step = self._new("agent", timestamp)
+            step = self._new("agent")
         step["open"] = "message"
+        _stamp(step, timestamp)
         self._call(step, rest)
 
     # --- calls and results ----------------------------------------------------------------------
@@ -223,7 +231,8 @@ class Steps:
         pending = self._pending(call_id, rest.get("name"))
         if pending is None:
             # A result names calls of its own step only.
-            step = self._new("system", take_timestamp(rest))
+            step = self._new("system")
+            _stamp(step, take_timestamp(rest))
             if call_id is not None:
                 extra.setdefault("tool_call_id", call_id)
         else:
@@ -258,12 +267,10 @@ class Steps:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _new(self, source: str, timestamp: str | None = None) -> dict[str, Any]:
+    def _new(self, source: str) -> dict[str, Any]:
         if self._steps:
             self._steps[-1].pop("open", None)
         step: dict[str, Any] = {"source": source, "message": "", "extra": {}}
-        if timestamp is not None:
-            step["timestamp"] = timestamp
         self._steps.append(step)
         return step
 
@@ -294,6 +301,12 @@ def _kind(message: dict[str, Any]) -> str | None:
     if kind.endswith(("_call", "tool_use")):
         return "call"
     return None
+
+
+def _stamp(step: dict[str, Any], timestamp: str | None) -> None:
+    """Give a step its time; the times of further items of the same response stay beside it."""
+    if timestamp is not None and step.setdefault("timestamp", timestamp) != timestamp:
+        put(step["extra"], "timestamp", timestamp)
 
 
 def _take_model(step: dict[str, Any], rest: dict[str, Any]) -> None:

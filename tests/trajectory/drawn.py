@@ -107,9 +107,8 @@ logprobs = st.one_of(
     ),
     st.none(),
 )
-times = st.sampled_from(
-    ["2026-01-02T03:04:05Z", "2026-01-02", 1.7e9, 1_700_000_000_000, 3, "yesterday"]
-)
+stamps = st.integers(0, 999_999).map(lambda number: f"2026-01-02T03:04:05.{number:06}Z")
+times = stamps | st.sampled_from(["2026-01-02", 1.7e9, 1_700_000_000_000, 3, "yesterday"])
 roles = st.sampled_from(
     ["system", "developer", "user", "assistant", "tool", "function", "model", "critic"]
 )
@@ -131,14 +130,18 @@ messages = st.one_of(
         created=times,
         refusal=markers,
     ).map(lambda fields: {**fields, "role": "assistant"}),
-    mixed(tool_call_id=call_ids, content=contents, name=markers).map(
+    mixed(tool_call_id=call_ids, content=contents, name=markers, timestamp=times).map(
         lambda fields: {**fields, "role": "tool"}
     ),
     kind("function_call", call_id=strange_ids, name=markers, arguments=arguments, id=markers),
     kind("function_call_output", call_id=call_ids, output=contents, status=markers),
-    kind("web_search_call", id=call_ids, action=values),
-    kind("reasoning", summary=st.lists(kind("summary_text", text=markers), max_size=2)),
-    kind("message", role=roles, content=contents),
+    kind("web_search_call", id=call_ids, action=values, timestamp=times),
+    kind(
+        "reasoning",
+        timestamp=times,
+        summary=st.lists(kind("summary_text", text=markers), max_size=2),
+    ),
+    kind("message", role=roles, content=contents, created_at=times),
     kind("human", content=contents),
     objects,
 )
@@ -146,8 +149,8 @@ histories = st.lists(messages, max_size=8)
 
 
 def said(value: Any) -> set[str]:
-    """Every marker in a value, be it a string or a key, also inside of JSON text."""
-    return set(re.findall(r"m\d+x", json.dumps(value)))
+    """Every marker in a value, be it a string or a key or a time, also inside of JSON text."""
+    return set(re.findall(r"m\d+x|05\.\d{6}Z", json.dumps(value)))
 
 
 # --- faults -----------------------------------------------------------------------------------

@@ -170,6 +170,17 @@ def test_items_of_responses_form_one_step():
     assert [each["function_name"] for each in done["tool_calls"]] == ["h"]
 
 
+def test_times_of_items_of_one_response_are_all_kept():
+    first, second = "2026-01-02T03:04:05Z", "2026-01-02T03:04:06Z"
+    (step,) = steps(
+        {"type": "reasoning", "summary": [], "created_at": first},
+        {"type": "reasoning", "summary": [], "created_at": first},
+        {"type": "function_call", "call_id": "k", "name": "f", "created_at": second},
+    )
+    assert step["timestamp"] == first
+    assert step["extra"] == {"timestamp": second}
+
+
 def test_blocks_of_anthropic():
     asked, extra, done = steps(
         {
