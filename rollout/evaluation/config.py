@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import attrs
 from attrs import field, frozen
 
+from rollout.client.wire import check_url
 from rollout.codec import converter, structure
 from rollout.errors import (
     EvaluationError,
@@ -43,6 +44,7 @@ T = TypeVar("T")
 
 _text = instance_of(str, name="a string")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_MOST_ATTEMPTS = 1_000_000
 FORMATS = ("auto", "jsonl", "csv", "parquet")
 
 
@@ -63,6 +65,61 @@ def _variable(_: Any, attribute: Any, value: Any) -> None:
 def _one_up(_: Any, attribute: Any, value: Any) -> None:
     if not is_whole_from_one(value):
         raise InvalidFieldError(attribute.name, "must be a whole number from 1 up")
+
+
+def _attempts(_: Any, attribute: Any, value: Any) -> None:
+    if not is_whole_from_one(value) or value > _MOST_ATTEMPTS:
+        raise InvalidFieldError(
+            attribute.name, f"must be a whole number from 1 to {_MOST_ATTEMPTS}"
+        )
+
+
+def _above_zero(_: Any, attribute: Any, value: Any) -> None:
+    timeout(None, attribute, value)
+    if value is not None and value <= 0:
+        raise InvalidFieldError(attribute.name, "must be above 0; leave it out for no limit")
+
+
+def _url(_: Any, attribute: Any, value: Any) -> None:
+    try:
+        check_url(value)
+    except InvalidFieldError as error:
+        raise InvalidFieldError(attribute.name, error.reason, kind=error.kind) from None
+
+
+def _chat_url(_: Any, attribute: Any, value: Any) -> None:
+    """Validate a URL that a workflow gets as it is; a query is its own business."""
+    _text(None, attribute, value)
+    _url(None, attribute, re.split("[?#]", value, maxsplit=1)[0])
+
+
+def _app(_: Any, attribute: Any, value: Any) -> None:
+    _text(None, attribute, value)
+    module, _colon, name = value.rpartition(":")
+    if not module.strip() or not name.strip() or "\0" in value:
+        raise InvalidFieldError(attribute.name, "must be MODULE:APP or FILE.py:APP")
+
+
+def _model(_: Any, attribute: Any, value: Any) -> None:
+    _filled(None, attribute, value)
+    if not value.isprintable():
+        raise InvalidFieldError(attribute.name, "must not have control characters")
+
+
+def _as_path(name: str, value: Any) -> Path:
+    if isinstance(value, Path):
+        return value
+    if isinstance(value, str) and value.strip() and "\0" not in value:
+        return Path(value)
+    raise InvalidFieldError(name, "must be a path", kind="type_error")
+
+
+def _dataset_path(value: Any) -> Path:
+    return _as_path("path", value)
+
+
+def _output_path(value: Any) -> Path:
+    return _as_path("output", value)
 
 
 def _finite(_: Any, attribute: Any, value: Any) -> None:
@@ -100,22 +157,27 @@ class ServerConfig:
     """The rollout server: one that runs, or one to start for the run.
 
     Attributes:
-        url: Base URL of a server that runs.
+        url: Base URL of a server that runs. Credentials in it are sent as
+            ``Authorization: Basic``, and are never written anywhere.
         app: ``MODULE:APP`` or ``FILE.py:APP``, served on a free loopback port for the run.
         api_key_env: The environment variable that holds the server's key.
 
     Raises:
-        InvalidFieldError: Neither or both of `url` and `app` are given, or a key is given
-            where the name of a variable belongs.
+        InvalidFieldError: Neither or both of `url` and `app` are given, one of them cannot be
+            used, or a key is given where the name of a variable belongs.
     """
 
-    url: str | None = field(default=None, validator=optional(_filled))
-    app: str | None = field(default=None, validator=optional(_filled))
+    url: str | None = field(default=None, validator=optional(_url), repr=False)
+    app: str | None = field(default=None, validator=optional(_app))
     api_key_env: str | None = field(default=None, validator=optional(_variable))
 
     def __attrs_post_init__(self) -> None:
         if (self.url is None) == (self.app is None):
             raise InvalidFieldError("url", "or app must be given, and not both of them")
+        if self.url is not None and self.api_key_env is not None and check_url(self.url)[1]:
+            raise InvalidFieldError(
+                "api_key_env", "cannot be sent along with the credentials in the url: leave one out"
+            )
 
 
 @frozen(kw_only=True)
@@ -129,12 +191,13 @@ class ChatConfig:
             app that is started for the run finds it in ``ROLLOUT_MODEL``.
 
     Raises:
-        InvalidFieldError: A field is empty, or a key stands where a variable's name belongs.
+        InvalidFieldError: The URL cannot be used, the model is empty, or a key stands where a
+            variable's name belongs.
     """
 
-    url: str = field(validator=_filled)
+    url: str = field(validator=_chat_url, repr=False)
     api_key_env: str | None = field(default=None, validator=optional(_variable))
-    model: str | None = field(default=None, validator=optional(_filled))
+    model: str | None = field(default=None, validator=optional(_model))
 
 
 @frozen(kw_only=True)
@@ -193,7 +256,7 @@ class DatasetConfig:
         InvalidFieldError: A field breaks its rule.
     """
 
-    path: Path = field(converter=Path)
+    path: Path = field(converter=_dataset_path)
     format: str = field(default="auto", validator=_format)
     encoding: str = field(default="auto", validator=_filled)
     delimiter: str = field(default=",", validator=_delimiter)
@@ -222,12 +285,12 @@ class RunConfig:
         InvalidFieldError: A field breaks its rule.
     """
 
-    output: Path = field(converter=Path)
-    n: int = field(default=1, validator=_one_up)
+    output: Path = field(converter=_output_path)
+    n: int = field(default=1, validator=_attempts)
     max_in_flight: int = field(default=16, validator=_one_up)
-    agent_timeout_sec: float | None = field(default=None, validator=timeout)
-    grader_timeout_sec: float | None = field(default=None, validator=timeout)
-    admission_timeout_sec: float | None = field(default=None, validator=timeout)
+    agent_timeout_sec: float | None = field(default=None, validator=_above_zero)
+    grader_timeout_sec: float | None = field(default=None, validator=_above_zero)
+    admission_timeout_sec: float | None = field(default=None, validator=_above_zero)
     pass_threshold: float = field(default=1.0, validator=_finite)
     retry_setup_failures: int = field(default=0, validator=count)
     breaker_failures: int = field(default=20, validator=count)
@@ -242,12 +305,15 @@ class EvaluationConfig:
         chat: The chat endpoint.
         dataset: The prompts.
         run: How the attempts are run.
+
+    Raises:
+        InvalidFieldError: A part is something else.
     """
 
-    server: ServerConfig
-    chat: ChatConfig
-    dataset: DatasetConfig
-    run: RunConfig
+    server: ServerConfig = field(validator=instance_of(ServerConfig, name="a ServerConfig"))
+    chat: ChatConfig = field(validator=instance_of(ChatConfig, name="a ChatConfig"))
+    dataset: DatasetConfig = field(validator=instance_of(DatasetConfig, name="a DatasetConfig"))
+    run: RunConfig = field(validator=instance_of(RunConfig, name="a RunConfig"))
 
 
 _SECTIONS: dict[str, Any] = {
@@ -259,9 +325,7 @@ _SECTIONS: dict[str, Any] = {
 
 
 def _structure_path(value: Any, _: Any) -> Path:
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise InvalidFieldError("", "must be a path", kind="type_error")
-    return Path(value)
+    return _as_path("", value)
 
 
 converter.register_structure_hook(Path, _structure_path)
@@ -309,13 +373,23 @@ def _anchor(tables: dict[str, Any], folder: Path) -> None:
     """Make the paths of a file relative to the folder that it lies in."""
     for section, name in (("dataset", "path"), ("run", "output")):
         table = tables.get(section)
-        if isinstance(table, dict) and isinstance(table.get(name), str) and table[name].strip():
-            table[name] = os.path.normpath(folder / Path(table[name]).expanduser())
+        if isinstance(table, dict) and isinstance(table.get(name), str):
+            table[name] = _anchored(table[name], folder)
     server = tables.get("server")
     if isinstance(server, dict) and isinstance(server.get("app"), str):
         file, colon, name = server["app"].rpartition(":")
         if colon and file.endswith(".py"):
-            server["app"] = f"{os.path.normpath(folder / Path(file).expanduser())}:{name}"
+            server["app"] = f"{_anchored(file, folder)}:{name}"
+
+
+def _anchored(path: str, folder: Path) -> str:
+    if not path.strip() or "\0" in path:
+        return path  # it is refused later on, by its name
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError:  # there is no such user, so it is a name like any other
+        expanded = Path(path)
+    return os.path.normpath(folder / expanded)
 
 
 def parse_config(tables: Mapping[str, Any]) -> EvaluationConfig:
@@ -343,25 +417,40 @@ def parse_config(tables: Mapping[str, Any]) -> EvaluationConfig:
 def _section(
     table: Any, kind: type[T], loc: tuple[str, ...], problems: list[FieldProblem]
 ) -> T | None:
+    """Build one section. All of its problems are added to *problems*, not the first alone."""
     if not isinstance(table, dict):
         problems.append(FieldProblem(loc, "must be a table", "type_error"))
         return None
-    fields: Any = attrs.fields(cast("type[Any]", kind))
-    known = [attribute.name for attribute in fields]
+    before = len(problems)
+    fields: Any = attrs.fields_dict(attrs.resolve_types(cast("type[Any]", kind)))
     problems += [
-        FieldProblem((*loc, name), f"is unknown; there are {', '.join(known)}", "unknown")
+        FieldProblem((*loc, str(name)), f"is unknown; there are {', '.join(fields)}", "unknown")
         for name in table
-        if name not in known
+        if name not in fields
     ]
-    columns = table.get("columns")
-    if kind is DatasetConfig and columns is not None:
-        _section(columns, DatasetColumns, (*loc, "columns"), problems)
+    for name, attribute in fields.items():
+        where = (*loc, name)
+        if name not in table:
+            if attribute.default is attrs.NOTHING:
+                problems.append(FieldProblem(where, "is required", "missing"))
+        elif attrs.has(attribute.type):
+            _section(table[name], attribute.type, where, problems)
+        else:
+            problems += _value_problems(table[name], attribute, where)
+    if len(problems) > before:
+        return None
     try:
         return structure(table, kind)
     except InvalidBodyError as error:
-        problems += [
-            problem
-            for inner in error.problems
-            if (problem := attrs.evolve(inner, loc=(*loc, *inner.loc))) not in problems
-        ]
+        problems += [attrs.evolve(each, loc=(*loc, *each.loc)) for each in error.problems]
     return None
+
+
+def _value_problems(value: Any, attribute: Any, loc: tuple[str, ...]) -> list[FieldProblem]:
+    try:
+        value = converter.structure(value, attribute.type)
+        if attribute.validator is not None:
+            attribute.validator(None, attribute, value)
+    except InvalidFieldError as error:
+        return [FieldProblem(loc, error.reason, error.kind)]
+    return []
