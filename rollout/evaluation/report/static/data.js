@@ -47,4 +47,26 @@
       throw error;
     }
   };
+
+  function holds(value, query) {
+    if (typeof value === "string") return value.toLowerCase().includes(query);
+    return value !== null && typeof value === "object" && Object.values(value).some((part) => holds(part, query));
+  }
+
+  // Names each attempt whose texts hold the query, block by block; `going` says whether to go on.
+  R.scan = async (query, found, going) => {
+    const members = new Map();
+    for (let index = 0; index < R.size; index++) {
+      const number = R.all.block[index];
+      if (!members.has(number)) members.set(number, []);
+      members.get(number).push(index);
+    }
+    let done = 0;
+    for (const [number, indexes] of members) {
+      const entries = await inflate(number);
+      for (const index of indexes) if (holds(entries[R.all.slot[index]], query)) found(index);
+      done += 1;
+      if (!going(done / members.size)) return;
+    }
+  };
 })();

@@ -29,9 +29,11 @@
 
   const view = {
     query: "", states: new Set(), category: null, from: null, to: null, below: false,
-    sort: "id", down: false, grouped: false, page: 0, size: 100,
+    deep: false, sort: "id", down: false, grouped: false, page: 0, size: 100,
   };
   let found = [];
+  let hits = new Set();
+  let looks = 0;
   let lines = [];
   let parts;
 
@@ -85,7 +87,7 @@
     found = [];
     for (let index = 0; index < R.size; index++) {
       if (!matches(index)) continue;
-      if (query && !(R.name(index).startsWith(query) || low(all.message[index]).includes(query) ||
+      if (query && !(hits.has(index) || R.name(index).startsWith(query) || low(all.message[index]).includes(query) ||
         low(R.prompt(index)).includes(query) || low(R.categoryOf(index)).includes(query))) continue;
       found.push(index);
     }
@@ -110,6 +112,29 @@
     }
     if (!keepPage) view.page = 0;
     render();
+  }
+
+  // Conversations are compressed, so they are searched a block at a time, and only when asked.
+  async function look() {
+    const turn = ++looks;
+    const query = low(view.query.trim());
+    hits = new Set();
+    refresh();
+    if (!view.deep || !query) return;
+    const these = new Set();
+    try {
+      await R.scan(query, (index) => these.add(index), (share) => {
+        if (turn !== looks) return false;
+        parts.count.textContent = "Searching conversations: " + R.percent(share);
+        return true;
+      });
+    } catch (error) {
+      parts.count.textContent = "The conversations cannot be searched: " + error.message;
+      return;
+    }
+    if (turn !== looks) return;
+    hits = these;
+    refresh();
   }
 
   // --- what is seen -------------------------------------------------------------------------
@@ -231,7 +256,7 @@
   R.pick = ({ states = [], category = null, from = null, to = null, below = false }) => {
     Object.assign(view, { query: "", states: new Set(states), category, from, to, below });
     fields();
-    refresh();
+    look();
     document.getElementById("attempts").scrollIntoView({ block: "start" });
   };
 
@@ -251,7 +276,7 @@
   // A long run is searched once typing pauses.
   function later(action) {
     let timer = 0;
-    return () => { clearTimeout(timer); timer = setTimeout(action, R.size > 2000 ? 150 : 0); };
+    return () => { clearTimeout(timer); timer = setTimeout(action, view.deep ? 300 : R.size > 2000 ? 150 : 0); };
   }
 
   R.table = () => {
@@ -259,7 +284,7 @@
     for (let index = 0; index < R.size; index++) counts.set(R.state(index), (counts.get(R.state(index)) || 0) + 1);
     const button = (label, name, onclick) => el("button", { type: "button", class: "small", "aria-label": name, onclick }, label);
     const search = el("input", { type: "search", placeholder: "Search prompt, error, category, row-attempt", "aria-label": "Search attempts", id: "search" });
-    search.addEventListener("input", later(() => { view.query = search.value; refresh(); }));
+    search.addEventListener("input", later(() => { view.query = search.value; look(); }));
     parts = {
       search,
       states: all.states.filter((state) => counts.has(state)).map((state) => [state, el("button", {
@@ -276,7 +301,7 @@
       clear: button("Clear filters", "Clear filters", () => {
         Object.assign(view, { query: "", states: new Set(), category: null, from: null, to: null, below: false });
         fields();
-        refresh();
+        look();
         search.focus();
       }),
       sort: el("select", { "aria-label": "Sort by", onchange: (event) => { view.sort = event.target.value; refresh(); } }),
@@ -302,6 +327,10 @@
     document.getElementById("table").append(
       el("div", { class: "tools", role: "search" },
         el("div", { class: "tools-line" }, search,
+          el("label", { class: "check" }, el("input", { type: "checkbox", id: "deep", onchange: (event) => {
+            view.deep = event.target.checked;
+            look();
+          } }), "and conversations"),
           parts.category,
           el("span", { class: "range", role: "group", "aria-label": "Reward" }, el("span", { class: "quiet" }, "Reward"), parts.from, parts.to),
           el("label", { class: "check" }, el("input", { type: "checkbox", id: "grouped", onchange: (event) => {

@@ -171,6 +171,18 @@ class TestTable:
         page.click("text=Clear filters")
         assert count(page) == "1–4 of 4 attempts"
 
+    def test_conversations_are_searched_when_asked(self, opened: Open, small: Path) -> None:
+        page = opened(small)
+        page.fill("#search", "LINE 321 of")
+        page.wait_for_selector("text=No attempt fits these filters.")
+        page.check("#deep")
+        sync_api.expect(page.locator(".count")).to_have_text("1–1 of 1 attempts")
+        assert column(page, "id") == ["0-1"]
+        page.fill("#search", "hello 149")
+        sync_api.expect(page.locator(".attempts tbody td.k-id")).to_have_text("0-0")
+        page.uncheck("#deep")
+        page.wait_for_selector("text=No attempt fits these filters.")
+
     def test_a_bar_of_the_histogram_filters(self, opened: Open, large: Path) -> None:
         page = opened(large)
         bar = page.locator("#f-rewards .bar").last
