@@ -129,9 +129,8 @@ class RowBuilder:
             )
 
     def _check_names(self, names: Collection[str]) -> None:
-        columns = self._columns
-        has_prompt = columns.user_prompt in names
-        has_messages = columns.messages in names
+        has_prompt = self._used.get("user_prompt") in names
+        has_messages = self._used.get("messages") in names
         by_fold = {_folded(name): name for name in names}
         for role, name in self._used.items():
             if name in names:
@@ -146,7 +145,11 @@ class RowBuilder:
                     column=name,
                 )
         if not has_prompt and not has_messages:
-            wanted = [shown(name) for name in (columns.user_prompt, columns.messages) if name]
+            wanted = [
+                shown(self._used[role])
+                for role in ("user_prompt", "messages")
+                if role in self._used
+            ]
             raise self._place.error(
                 f"there is no column {' or '.join(wanted)}, only {_listed(names) or 'none'}; "
                 "map yours with columns.user_prompt or columns.messages" + self._advice(names)

@@ -80,6 +80,18 @@ def test_a_column_without_a_name_is_never_used(dataset):
     assert [row.label for row in source.rows()] == [None]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", ",Question\n0,q\n"), ("a.jsonl", '{"": 0, "Question": "q"}')]
+)
+def test_a_column_without_a_name_stands_for_no_role(dataset, name, text):
+    """The index that pandas writes has an empty name; an empty name in the mapping is none."""
+    error = failure(dataset(name, text, columns={"user_prompt": "question", "messages": ""}))
+    assert error.column == "question"
+    assert "but there is 'Question'" in error.reason
+    error = failure(dataset(name, text, columns={"messages": ""}))
+    assert error.reason.startswith("there is no column 'user_prompt', only")
+
+
 def test_rows_of_many_shapes(dataset):
     text = "".join(f'{{"user_prompt": "u", "k{at}": 1}}\n' for at in range(600))
     assert dataset("a.jsonl", text).scan().selected == 600

@@ -73,8 +73,7 @@ def test_messages_as_lists_of_structs_and_as_text(dataset):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())],
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]
 )
 def test_every_kind_of_text(dataset, kind):
     data = file_of(pa.table({"user_prompt": pa.array(["a", "b", "a"], pa.string()).cast(kind)}))
