@@ -128,6 +128,8 @@ class EvaluationRun:
                     await trio.sleep(_UNDER_WAY_SEC)
                     await client.cancel_rollouts(prefix=prefix)
             except (RolloutError, httpx.HTTPError) as error:
+                if self._config.server.app is not None:
+                    return  # it is gone, or ends in a moment, and its rollouts with it
                 logger.warning(
                     "%d rollout(s) could not be cancelled on the server (%s); they end with "
                     "their leases",

@@ -1,0 +1,102 @@
+"""``rollout serve --until-stdin-closes``: a server that goes with the process that started it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+from cli.harness import command_line, environment
+from support import prompt
+
+QUICK = (
+    "--drain-sec",
+    "0",
+    "--delivery-sec",
+    "0",
+    "--cleanup-sec",
+    "0.1",
+    "--forced-sec",
+    "0.1",
+    "--backend-sec",
+    "0",
+)
+
+
+HASTY = """
+import sys, rollout.cli.last_resort as last_resort
+last_resort._CLOSING_SEC = 0.1
+from rollout.cli import main
+main(sys.argv[1:])
+"""
+
+
+def start(folder, app, *, stdin=subprocess.PIPE):
+    options = ("serve", app, "--bind", "127.0.0.1:0", "--until-stdin-closes", *QUICK)
+    return subprocess.Popen(
+        [sys.executable, "-c", HASTY, *options],
+        cwd=folder,
+        env=environment(),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_shuts_down_when_stdin_closes_and_not_before(apps):
+    with start(apps, "cli_apps:app") as server:
+        url = server.stdout.readline().split()[-1]
+        server.stdin.write("what is written there means nothing\n" * 1000)
+        server.stdin.flush()
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        assert server.poll() is None
+        server.stdin.close()
+        assert server.wait(timeout=60) == 0
+
+
+def test_shuts_down_at_once_without_a_stdin(apps):
+    with start(apps, "cli_apps:app", stdin=subprocess.DEVNULL) as server:
+        assert server.wait(timeout=60) in {0, -15}  # the signal may come before it listens
+
+
+def test_ends_even_while_the_event_loop_is_blocked(apps):
+    with start(apps, "cli_apps:blocking") as server:
+        url = server.stdout.readline().split()[-1]
+        body = {
+            "rollout_id": "r",
+            "initial_messages": prompt(),
+            "chat_completions_url": "http://chat/v1",
+            "label": "42",
+        }
+        assert httpx.post(f"{url}/rollout", json=body, timeout=30).status_code == 202
+        assert server.stdout.readline() == "blocking\n"
+        server.stdin.close()
+        assert server.wait(timeout=60) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_ends_when_its_starter_is_killed(apps):
+    """The starter has no time to say anything; the pipe closes with it."""
+    code = (
+        "import subprocess, sys, time\n"
+        "server = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)\n"
+        "time.sleep(600)\n"
+    )
+    command = command_line(
+        "serve", "cli_apps:app", "--bind", "127.0.0.1:0", "--until-stdin-closes", *QUICK
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command],
+        cwd=apps,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as starter:
+        url = starter.stdout.readline().split()[-1]
+        starter.kill()
+        starter.wait()
+        # The server holds the pipe's other end, which closes with it.
+        assert starter.stdout.read() == ""
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health", timeout=30)
