@@ -31,6 +31,9 @@ MAX_PARTS = 200
 MAX_FILE = 128 * 1024 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_KNOWN = ("reward", "row", "attempt", "retry")
+"""What the record says as well."""
+
 _SOURCES = {"system", "user", "agent"}
 
 
@@ -97,10 +100,13 @@ def view(document: dict[str, Any]) -> dict[str, Any]:
     extra = document.get("extra")
     extra = dict(extra) if isinstance(extra, dict) else {"extra": extra} if extra else {}
     label, metadata = extra.pop("label", None), extra.pop("metadata", None)
-    extra.pop("reward", None)
+    for name in _KNOWN:
+        extra.pop(name, None)
     for part in ("notes", "final_metrics", "subagent_trajectories"):
         if document.get(part):
             extra[part] = document[part]
+    if extra.get("final_metrics") == {"total_steps": len(steps)}:
+        del extra["final_metrics"]
     agent = document.get("agent")
     agent = agent if isinstance(agent, dict) else {}
     found: dict[str, Any] = {

@@ -21,7 +21,7 @@ from rollout.evaluation.report.text import parse
 
 __all__ = ["Attempt", "Run", "gather", "state_of"]
 
-STATES = ("passed", "below", "removed", "failure", "error", "cancelled")
+STATES = ("passed", "below", "ungraded", "removed", "failure", "error", "cancelled")
 """How an attempt is shown: a success by whether it passed, everything else by its outcome."""
 
 
@@ -36,7 +36,9 @@ def state_of(record: AttemptRecord) -> str:
         return record.outcome.value
     if record.removed:
         return "removed"
-    return "passed" if record.passed else "below"
+    if record.passed:
+        return "passed"
+    return "ungraded" if record.reward is None else "below"
 
 
 @define

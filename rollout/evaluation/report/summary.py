@@ -16,11 +16,13 @@ __all__ = ["Card", "Entry", "Outcome", "Span", "Summary", "summarize"]
 _NAMES = {
     "passed": "Passed",
     "below": "Not passed",
+    "ungraded": "No reward",
     "removed": "Removed",
     "failure": "Failure",
     "error": "Error",
     "cancelled": "Cancelled",
 }
+_ALWAYS = ("passed", "below", "failure", "error")
 _NONE = "\N{EN DASH}"
 _MANY_K = 1_000
 
@@ -226,6 +228,7 @@ def _outcomes(run: Run) -> list[Outcome]:
             f"{100 * counts[state] / total:.1f}%",
         )
         for state in STATES
+        if counts[state] or state in _ALWAYS
     ]
 
 

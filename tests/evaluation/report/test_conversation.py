@@ -54,8 +54,9 @@ def test_tool_calls_have_their_observations() -> None:
 
 
 def test_label_and_metadata_stand_apart_from_the_rest() -> None:
-    extra = {"label": "42", "metadata": {"a": 1}, "reward": 1.0, "seed": 7}
-    found = view({"steps": [], "extra": extra, "notes": "n"})
+    extra = {"label": "42", "metadata": {"a": 1}, "reward": 1.0, "seed": 7, "row": 3}
+    document = {"steps": [], "extra": extra, "notes": "n", "final_metrics": {"total_steps": 0}}
+    found = view(document)
     assert found["label"] == "42"
     assert json.loads(found["metadata"]) == {"a": 1}
     assert json.loads(found["extra"]) == {"seed": 7, "notes": "n"}

@@ -61,18 +61,19 @@ class TestContent:
         run.add(record(0, 1, reward=0.25), talk("What is\n6 * 7?"))
         run.add(record(0, 0, reward=1.0, passed=True, submitted_at=START))
         run.add(record(1, 0, removed=True))
-        found = report(run.write()).attempts
+        run.add(record(1, 2))
+        found = report(run.write(metrics=False)).attempts
 
-        assert (found["row"], found["attempt"]) == ([0, 0, 1, 1], [0, 1, 0, 1])
+        assert (found["row"], found["attempt"]) == ([0, 0, 1, 1, 1], [0, 1, 0, 1, 2])
         states = [found["states"][state] for state in found["state"]]
-        assert states == ["passed", "below", "removed", "failure"]
-        assert found["reward"] == [1.0, 0.25, None, None]
+        assert states == ["passed", "below", "removed", "failure", "ungraded"]
+        assert found["reward"] == [1.0, 0.25, None, None, None]
         assert [found["categories"][i] if i >= 0 else None for i in found["category"]] == [
-            None, None, None, "timeout",
+            None, None, None, "timeout", None,
         ]  # fmt: skip
         assert found["duration"][3] == 2.5
         assert (found["tokens_in"][3], found["tokens_out"][3]) == (7, 3)
-        assert found["message"] == ["", "", "", "a b"]
+        assert found["message"] == ["", "", "", "a b", ""]
         assert found["prompts"] == {"0": "What is 6 * 7?"}
         assert found["submitted"][0] == START.timestamp() * 1000
 

@@ -100,7 +100,7 @@ const R = {};
 })();
 
 R.NAMES = {
-  passed: "Passed", below: "Not passed", removed: "Removed",
+  passed: "Passed", below: "Not passed", ungraded: "No reward", removed: "Removed",
   failure: "Failure", error: "Error", cancelled: "Cancelled",
 };
 

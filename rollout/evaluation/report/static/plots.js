@@ -229,7 +229,7 @@
     const counts = new Map();
     for (let index = 0; index < R.size; index++) {
       const state = R.state(index);
-      if (state === "passed" || state === "below" || state === "removed") continue;
+      if (state === "passed" || state === "below" || state === "ungraded" || state === "removed") continue;
       const key = state + " " + R.categoryOf(index);
       if (!counts.has(key)) counts.set(key, { state, category: R.categoryOf(index), count: 0 });
       counts.get(key).count += 1;

@@ -5,27 +5,29 @@
   const all = R.all;
   const low = (text) => text.toLowerCase();
 
+  const told = (column) => column.some((value) => value !== null);
+  // A column that would be empty from top to bottom is left out.
   const COLUMNS = [
     { key: "id", name: "Attempt", sort: (i) => all.row[i] * 1e6 + all.attempt[i] },
     { key: "state", name: "Outcome", sort: (i) => all.state[i] },
     { key: "reward", name: "Reward", figure: true, sort: (i) => all.reward[i] },
-    { key: "category", name: "Category", sort: (i) => R.categoryOf(i) || null },
+    all.categories.length > 0 && { key: "category", name: "Category", sort: (i) => R.categoryOf(i) || null },
     { key: "duration", name: "Duration", figure: true, sort: (i) => all.duration[i] },
-    { key: "tokens_in", name: "Tokens in", figure: true, sort: (i) => all.tokens_in[i] },
-    { key: "tokens_out", name: "Tokens out", figure: true, sort: (i) => all.tokens_out[i] },
-    { key: "tries", name: "Tries", figure: true, sort: (i) => all.tries[i] },
+    told(all.tokens_in) && { key: "tokens_in", name: "Tokens in", figure: true, sort: (i) => all.tokens_in[i] },
+    told(all.tokens_out) && { key: "tokens_out", name: "Tokens out", figure: true, sort: (i) => all.tokens_out[i] },
+    all.tries.some((tries) => tries > 1) && { key: "tries", name: "Tries", figure: true, sort: (i) => all.tries[i] },
     { key: "submitted", name: "Submitted", sort: (i) => all.submitted[i] },
     { key: "text", name: "Prompt or error", sort: (i) => low(text(i)) || null },
-  ];
+  ].filter(Boolean);
   const GROUPED = [
     { key: "id", name: "Row", sort: (g) => g.row },
     { key: "dots", name: "Attempts", sort: (g) => g.items.length },
     { key: "passed", name: "Passed", figure: true, sort: (g) => g.passed / g.items.length },
     { key: "reward", name: "Mean reward", figure: true, sort: (g) => g.reward },
     { key: "duration", name: "Mean duration", figure: true, sort: (g) => g.duration },
-    { key: "tokens_out", name: "Tokens out", figure: true, sort: (g) => g.tokens },
+    told(all.tokens_out) && { key: "tokens_out", name: "Tokens out", figure: true, sort: (g) => g.tokens },
     { key: "text", name: "Prompt", sort: (g) => low(R.prompt(g.items[0])) || null },
-  ];
+  ].filter(Boolean);
 
   const view = {
     query: "", states: new Set(), category: null, from: null, to: null, below: false,
