@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
@@ -80,6 +81,7 @@ class Call(Generic[T]):
         self._on_finished = on_finished
         self._context: Context = copy_context()
         self._outcome: outcome.Outcome[T] | None = None
+        self._cancelled_at: float | None = None  # the last time
         # The loop's half.
         self._task: asyncio.Task[None] | None = None
         self._result: outcome.Outcome[T] | None = None
@@ -136,6 +138,29 @@ class Call(Generic[T]):
         if not self.finished.is_set():
             self.post(self._cancel_task)
 
+    def press(self, grace_sec: float) -> float:
+        """Cancel the task, unless it has had less than a grace period since the last time.
+
+        Its caller and the end of the bridge may both want it to end; the cleanup that one of
+        them has set off is not for the other to interrupt.
+
+        Returns:
+            When to press again.
+        """
+        now = trio.current_time()
+        if self._cancelled_at is None:
+            self._cancelled_at = now
+            self.cancel()
+        elif now >= self._cancelled_at + grace_sec and not self.finished.is_set():
+            logger.warning(
+                "%s has not ended %s s after a cancellation; it is cancelled again",
+                self.name,
+                grace_sec,
+            )
+            self._cancelled_at = now
+            self.cancel()
+        return self._cancelled_at + grace_sec
+
     def lose(self, error: BaseException) -> None:
         """Finish it with an error, since no loop will."""
         self._finish(outcome.Error(error))
@@ -164,18 +189,16 @@ class Call(Generic[T]):
             grace_sec: After this many seconds the task is cancelled again, and again.
             abandon_after_sec: Stop waiting after this many seconds; ``None`` for never.
         """
-        deadline = float("inf")
+        deadline = math.inf
         if abandon_after_sec is not None:
             deadline = trio.current_time() + abandon_after_sec
         while not self.finished.is_set():
-            self.cancel()
-            with trio.CancelScope(shield=True) as patience:
-                patience.deadline = min(trio.current_time() + grace_sec, deadline)
+            due = self.press(grace_sec)
+            with trio.CancelScope(shield=True, deadline=min(due, deadline)):
                 await self.finished.wait()
-            if self.finished.is_set():
-                break
-            if trio.current_time() >= deadline:
+            if trio.current_time() >= deadline and not self.finished.is_set():
                 self.abandoned = True
+                self._cancelled_at = None  # it has had its time: the bridge's end need not wait
                 logger.warning(
                     "%s has not ended %s s after its cancellation and is abandoned: its task "
                     "runs on until the bridge closes",
@@ -183,11 +206,6 @@ class Call(Generic[T]):
                     abandon_after_sec,
                 )
                 break
-            logger.warning(
-                "%s has not ended %s s after a cancellation; it is cancelled again",
-                self.name,
-                grace_sec,
-            )
 
     async def result(self, *, grace_sec: float, abandon_after_sec: float | None) -> T:
         """Wait for the outcome and return or raise it; cancel the task if this is cancelled."""

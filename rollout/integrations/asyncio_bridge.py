@@ -276,9 +276,8 @@ class AsyncioBridge:
 
     async def _end_calls(self) -> None:
         while self._calls:
-            for call in tuple(self._calls):
-                call.cancel()
-            with trio.move_on_after(self.grace_sec):
+            due = min(call.press(self.grace_sec) for call in self._calls)
+            with trio.move_on_at(due):
                 for call in tuple(self._calls):
                     await call.finished.wait()
 

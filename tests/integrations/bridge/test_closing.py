@@ -90,6 +90,45 @@ async def test_calls_of_other_tasks_end_with_an_error_once_they_have_cleaned_up(
     assert events == ["cleaned up", "error"]
 
 
+async def test_a_cancelled_caller_and_the_end_of_the_bridge_cancel_a_task_once_only(mock_clock):
+    """Two who want it to end at the same time leave its cleanup its grace period."""
+    events = []
+    started, cleaning, release = trio.Event(), trio.Event(), trio.Event()
+
+    async def clean_up():
+        cleaning.set()
+        await release.wait()
+        events.append("cleaned up")
+
+    async def work(bridge):
+        try:
+            bridge.call_trio_soon(started.set)
+            await asyncio.Event().wait()
+        finally:
+            await run_in_trio(clean_up)
+
+    async def helper():
+        await cleaning.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        release.set()
+
+    async def caller(bridge):
+        with scope:
+            await bridge.run(work, bridge)
+
+    scope = trio.CancelScope()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(helper)
+        async with open_asyncio_bridge() as bridge:
+            nursery.start_soon(caller, bridge)
+            await started.wait()
+            scope.cancel()
+            await cleaning.wait()
+    assert scope.cancelled_caught
+    assert events == ["cleaned up"]
+
+
 async def test_tasks_that_were_left_over_are_cancelled_and_awaited(caplog):
     ended = []
 
