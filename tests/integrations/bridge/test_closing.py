@@ -110,6 +110,10 @@ async def test_a_cancelled_caller_and_the_end_of_the_bridge_cancel_a_task_once_o
     async def helper():
         await cleaning.wait()
         await trio.testing.wait_all_tasks_blocked()
+        for _ in range(3):  # a second cancellation would need a turn of the loop or two
+            turn = trio.Event()
+            bridge._loop.call_soon_threadsafe(bridge.call_trio_soon, turn.set)
+            await turn.wait()
         release.set()
 
     async def caller(bridge):
