@@ -124,7 +124,7 @@ def _record(record: AttemptRecord) -> dict[str, Any]:
 
 
 def _asset(*way: str) -> str:
-    return files(__package__).joinpath(*way).read_text(encoding="utf-8")
+    return files("rollout.evaluation.report").joinpath(*way).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

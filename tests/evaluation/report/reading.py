@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ class Page(HTMLParser):
                 columns["row"], columns["attempt"], columns["block"], columns["slot"], strict=True
             )
         }
+
+
+def chromium() -> str | None:
+    """The browser of the system, if there is one."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def digest(text: str) -> str:

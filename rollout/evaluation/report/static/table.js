@@ -333,7 +333,7 @@
             view.deep = event.target.checked;
             look();
           } }), "and conversations"),
-          parts.category,
+          all.categories.length > 0 && parts.category,
           el("span", { class: "range", role: "group", "aria-label": "Reward" }, el("span", { class: "quiet" }, "Reward"), parts.from, parts.to),
           el("label", { class: "check" }, el("input", { type: "checkbox", id: "grouped", onchange: (event) => {
             Object.assign(view, { grouped: event.target.checked, sort: "id", down: false });
