@@ -49,7 +49,8 @@ class EvaluationView:
         self._console = Console(stderr=True, highlight=False, markup=False)
         self._live = self._console.is_terminal
         self._lines = not self._live and not silent
-        self._progress: EvaluationProgress | None = None
+        self._total = 0
+        self._settled = 0
         self._bar = _Bar(self._console) if self._live else None
         self._warnings = _Warnings(self)
 
@@ -75,7 +76,7 @@ class EvaluationView:
 
     def begin(self, progress: EvaluationProgress) -> None:
         """Take the progress of a run that starts; it is followed from here on."""
-        self._progress = progress
+        self._total, self._settled = progress.total, progress.settled
         if self._bar is not None:
             self._bar.follow(progress)
         elif self._lines and progress.resumed:
@@ -83,12 +84,11 @@ class EvaluationView:
 
     def show(self, record: AttemptRecord) -> None:
         """Tell of an attempt that ended."""
-        assert self._progress is not None  # noqa: S101 - a run begins before an attempt ends
+        self._settled += record.counts
         if self._bar is not None:
-            self._bar.move(self._progress.settled)
+            self._bar.move(self._settled)
         elif self._lines:
-            width = len(str(self._progress.total))
-            count = f"[{self._progress.settled:>{width}}/{self._progress.total}]"
+            count = f"[{self._settled:>{len(str(self._total))}}/{self._total}]"
             click.echo(f"{count} {attempt_line(record)}")
 
     def warn(self, text: str) -> None:

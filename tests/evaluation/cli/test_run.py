@@ -1,0 +1,387 @@
+"""``rollout eval run``, from the config to the exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+import signal
+import socket
+import subprocess
+from contextlib import asynccontextmanager
+
+import attrs
+import click
+import httpx
+import pytest
+from cli.harness import command_line, environment
+
+from rollout.cli.eval_options import _OVERRIDES
+from rollout.cli.eval_progress import EvaluationView
+from rollout.cli.eval_run import _Remembering
+from rollout.errors import EvaluationError
+from rollout.evaluation import AttemptOutcome, ChatConfig, RunConfig, ServerConfig
+from rollout.evaluation.folder import locked
+from rollout.evaluation.journal import read_records
+
+
+def rows_of(stdout: str) -> dict[str, str]:
+    """The rows of the summary."""
+    cells = [line.strip("│ ").split("│") for line in stdout.splitlines() if "│" in line]
+    return {name.strip(): value.strip() for name, value in cells}
+
+
+# --- what is shown ----------------------------------------------------------------------------
+
+
+def test_a_line_for_each_attempt_and_the_summary(cli, files):
+    config = files.config(files.rows({}, {"answer": "41"}, {"raise": "boom\nbang"}), n=2)
+    done = cli("eval", "run", str(config))
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert [line.split("]")[0] for line in lines] == [f"[{number}/6" for number in range(1, 7)]
+    assert sorted(line.split("] ")[1] for line in lines) == [
+        "row 0 attempt 0: success, reward 1",
+        "row 0 attempt 1: success, reward 1",
+        "row 1 attempt 0: success, reward 0",
+        "row 1 attempt 1: success, reward 0",
+        "row 2 attempt 0: failure, agent_error: boom bang",
+        "row 2 attempt 1: failure, agent_error: boom bang",
+    ]
+    rows = rows_of(done.stdout)
+    assert rows["success"] == "4"
+    assert rows["failure"] == rows["agent_error"] == "2"
+    assert rows["mean reward"].startswith("0.5 of 4")
+    assert rows["pass rate"].startswith("0.3333 of 6")
+    assert rows["attempts"] == "6 of 6 have ended"
+    assert rows["duration"].startswith("median ")
+    assert done.stdout.endswith(f"Report: {files.output / 'report.html'}\n")
+    assert (files.output / "report.html").is_file()
+
+
+def test_json_is_one_object_and_nothing_else(cli, files):
+    config = files.config(files.rows({}, {"answer": "41"}, {"raise": "boom"}))
+    done = cli("eval", "run", str(config), "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+    document = json.loads(done.stdout)
+    assert document["complete"] is True
+    assert document["folder"] == str(files.output)
+    assert document["report"] == str(files.output / "report.html")
+    assert document["counts"] == {
+        "total": 3, "settled": 3, "resumed": 0,
+        "success": 2, "failure": 1, "cancelled": 0, "error": 0,
+    }  # fmt: skip
+    assert document["metrics"] == json.loads((files.output / "metrics.json").read_text())
+    assert document["metrics"]["results"]["mean_reward"]["value"] == 0.5
+
+
+def test_what_comes_from_elsewhere_cannot_touch_the_terminal(cli, files):
+    text = "\x1b[31mred [bold]x[/bold] \r\n" + "y" * 5000
+    config = files.config(files.rows({"raise": text}))
+    done = cli("eval", "run", str(config), "--model", "[red]m[/red]")
+    assert done.exit_code == 0
+    assert "\x1b" not in done.stdout
+    assert r"\x1b[31mred [bold]x[/bold] yyy" in done.stdout
+    assert "[red]m[/red]" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) < 1100
+
+
+def test_a_bar_on_a_terminal(cli, files):
+    config = files.config(files.rows({}, {"raise": "boom"}, {}))
+    done = cli("eval", "run", str(config), FORCE_COLOR="1", COLUMNS="80", TERM="xterm")
+    assert done.exit_code == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stderr)
+    assert "3/3" in shown
+    assert "2 success  1 failure  reward 1  0 in flight" in shown
+    assert "[1/3]" not in done.stdout
+
+
+def test_a_warning_is_a_line_on_stderr(capsys):
+    with EvaluationView(silent=True):
+        logging.getLogger("rollout.evaluation.runner").warning("two\nlines \x1b and [%s]", "bold")
+    logging.getLogger("rollout.evaluation").info("not this")
+    assert capsys.readouterr().err == "rollout: warning: two lines \\x1b and [bold]\n"
+
+
+# --- options ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What `evaluate` would have been called with."""
+    calls = []
+
+    @asynccontextmanager
+    async def evaluate(config, **options):
+        calls.append((config, options))
+        raise EvaluationError("seen")
+        yield
+
+    monkeypatch.setattr("rollout.cli.eval_run.evaluate", evaluate)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "section", "name", "expected"),
+    [
+        ("--url", "http://127.0.0.1:7", "server", "url", "http://127.0.0.1:7"),
+        ("--app", "mod:app", "server", "app", "mod:app"),
+        ("--api-key-env", "A_KEY", "server", "api_key_env", "A_KEY"),
+        ("--chat-url", "http://m/v1", "chat", "url", "http://m/v1"),
+        ("--model", "m", "chat", "model", "m"),
+        ("--llm-api-key-env", "B_KEY", "chat", "api_key_env", "B_KEY"),
+        ("--limit", "3", "dataset", "limit", 3),
+        ("--rows", "0-2,7-", "dataset", "rows", "0-2,7-"),
+        ("--n", "5", "run", "n", 5),
+        ("--max-in-flight", "9", "run", "max_in_flight", 9),
+        ("--agent-timeout-sec", "1.5", "run", "agent_timeout_sec", 1.5),
+        ("--grader-timeout-sec", "2", "run", "grader_timeout_sec", 2.0),
+        ("--admission-timeout-sec", "3", "run", "admission_timeout_sec", 3.0),
+        ("--pass-threshold", "-0.5", "run", "pass_threshold", -0.5),
+        ("--retry-setup-failures", "4", "run", "retry_setup_failures", 4),
+        ("--breaker-failures", "0", "run", "breaker_failures", 0),
+    ],
+)
+def test_an_option_replaces_a_value_of_the_config(
+    cli, files, seen, option, value, section, name, expected
+):
+    assert "seen" in cli.fails(2, "eval", "run", str(files.config(files.rows({}))), option, value)
+    ((config, options),) = seen
+    assert getattr(getattr(config, section), name) == expected
+    assert options == {"fresh": False, "retry_failed": False}
+
+
+def test_paths_of_options_are_relative_to_the_current_folder(
+    cli, files, seen, tmp_path, monkeypatch
+):
+    config = files.config(files.rows({}))
+    monkeypatch.chdir(tmp_path)
+    cli.fails(2, "eval", "run", str(config), "--dataset", "d.csv", "--output", "o", "--fresh",
+              "--retry-failed")  # fmt: skip
+    ((loaded, options),) = seen
+    assert (str(loaded.dataset.path), str(loaded.run.output)) == ("d.csv", "o")
+    assert options == {"fresh": True, "retry_failed": True}
+
+
+def test_each_value_of_the_config_has_its_option():
+    covered = {(each.section, each.name) for each in _OVERRIDES}
+    for section, kind in (("server", ServerConfig), ("chat", ChatConfig), ("run", RunConfig)):
+        assert {(section, name) for name in attrs.fields_dict(kind)} <= covered
+    assert {("dataset", name) for name in ("path", "limit", "rows")} <= covered
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--n", "0"], "--n"),
+        (["--limit", "x"], "--limit"),
+        (["--rows", "5-3"], "dataset.rows: "),
+        (["--url", "no url"], "server.url: "),
+        (["--app", "x"], "server.app: must be MODULE:APP"),
+        (["--agent-timeout-sec", "0"], "run.agent_timeout_sec: must be above 0"),
+        (["--api-key-env", "sk-live-1"], "server.api_key_env: takes the name"),
+        (["--llm-api-key-env", "ROLLOUT_TEST_UNSET"], "ROLLOUT_TEST_UNSET is not set"),
+        (["--dataset", "missing.jsonl"], "missing.jsonl"),
+        (["--pass-threshold", "nan"], "run.pass_threshold"),
+        (["--url", "http://127.0.0.1:9"], "does not answer"),
+    ],
+)
+def test_wrong_use(cli, files, options, words):
+    line = cli.fails(2, "eval", "run", str(files.config(files.rows({}))), *options)
+    assert words in line
+    assert "sk-live-1" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "eval.toml: No such file"),
+        ("[server", "eval.toml is no TOML"),
+        ("[run]\nnn = 1", "run.nn: is unknown"),
+        ("", "server: is required; chat: is required; dataset: is required; run: is required"),
+        ("server = 1", "server: must be a table"),
+    ],
+)
+def test_configs_that_cannot_be_used(cli, tmp_path, text, words):
+    path = tmp_path / "eval.toml"
+    if text is not None:
+        path.write_text(text)
+    assert words in cli.fails(2, "eval", "run", str(path))
+
+
+# --- going on ---------------------------------------------------------------------------------
+
+
+def test_a_complete_run_stays_as_it_is(cli, files):
+    config = str(files.config(files.rows({}, {"raise": "boom"})))
+    assert cli("eval", "run", config).exit_code == 0
+    before = (files.output / "events.jsonl").read_bytes()
+    again = cli("eval", "run", config)
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert again.stdout.startswith("2 of 2 attempts had ended before\n")
+    assert (files.output / "events.jsonl").read_bytes() == before
+
+
+def test_retry_failed_and_fresh(cli, files):
+    config = str(files.config(files.rows({}, {"raise": "boom"})))
+    cli("eval", "run", config)
+    again = cli("eval", "run", config, "--retry-failed")
+    assert again.exit_code == 0
+    assert "row 1 attempt 0: failure" in again.stdout
+    assert "row 0" not in again.stdout
+    fresh = cli("eval", "run", config, "--fresh", "--json")
+    assert json.loads(fresh.stdout)["counts"]["resumed"] == 0
+    assert len(list((files.output / "archive").iterdir())) == 1
+
+
+def test_changed_inputs_are_refused_and_named(cli, files):
+    config = str(files.config(files.rows({})))
+    cli("eval", "run", config)
+    line = cli.fails(2, "eval", "run", config, "--n", "3", "--model", "other")
+    assert "run.n was 1 and is 3" in line
+    assert 'chat.model was not given and is "other"' in line
+    assert "--fresh" in line
+
+
+def test_a_folder_in_use(cli, files):
+    config = str(files.config(files.rows({})))
+    with locked(files.output):
+        assert "another evaluation is running" in cli.fails(2, "eval", "run", config)
+
+
+def test_a_damaged_journal(cli, files):
+    config = str(files.config(files.rows({}, {})))
+    cli("eval", "run", config)
+    journal = files.output / "events.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"row":', b'"rov":', 1))
+    assert "events.jsonl, line 2: does not fit its checksum" in cli.fails(2, "eval", "run", config)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(cli, files, server, on_call, number):
+    waiting = {"sleep": 600}
+    config = str(files.config(files.rows({}, {}, waiting, waiting), max_in_flight=4))
+    shown = []
+
+    def interrupt(record):
+        shown.append(record)
+        if len(shown) == 2:
+            signal.raise_signal(number)
+
+    on_call(EvaluationView, "show", interrupt)
+    done = cli("eval", "run", config, "--fresh", "--rows", "0-3")
+    assert done.exit_code == 128 + number
+    (line,) = done.stderr.splitlines()
+    note, command = line.split("; go on with: ")
+    assert note == (
+        f"rollout: interrupted by {number.name}; 2 of 4 attempts have ended and are kept"
+    )
+    assert shlex.split(command) == ["rollout", "eval", "run", config, "--rows", "0-3"]
+    assert cli("wait-idle", server, "--poll-interval-sec", "0.01").exit_code == 0
+    assert {record.row for record in read_records(files.output) if record.counts} == {0, 1}
+
+
+def test_the_command_that_goes_on_goes_on(cli, files, on_call):
+    files.rows({}, {"sleep": 0.01}, name="other rows.jsonl")
+    config = str(files.config(files.rows({})))
+    sent = []
+
+    def interrupt(record):
+        if not sent:
+            sent.append(record)
+            signal.raise_signal(signal.SIGINT)
+
+    on_call(EvaluationView, "show", interrupt)
+    data = str(files.folder / "other rows.jsonl")
+    line = cli("eval", "run", config, "--dataset", data, "--max-in-flight", "1").stderr
+    again = cli(*shlex.split(line.split("go on with: ")[1])[1:])
+    assert again.exit_code == 0
+    assert "2 of 2 have ended" in again.stdout
+
+
+def test_a_second_signal_ends_at_once(files, apps):
+    config = files.config(files.rows({}), app=f"{apps}:blocking")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        subprocess.Popen(
+            command_line("eval", "run", str(config)),
+            env=environment(EVAL_TEST_PORT=str(listener.getsockname()[1])),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        listener.settimeout(60)
+        connection, _ = listener.accept()  # the workflow runs, and blocks its server
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+        connection.close()
+    assert process.returncode in {130, 143}
+    assert re.fullmatch(
+        r"rollout: interrupted again by SIG(INT|TERM); what has ended is kept; "
+        rf"go on with: rollout eval run {config}\n",
+        errors,
+    )
+
+
+# --- runs that do not become complete ---------------------------------------------------------
+
+
+def test_attempts_that_others_cancel_are_exit_code_1(cli, files, server, on_call):
+    rows = files.rows({}, {"sleep": 600}, {"sleep": 600})
+    config = str(files.config(rows, max_in_flight=3))
+
+    def cancel(record):
+        if record.outcome is AttemptOutcome.SUCCESS:
+            httpx.post(f"{server}/rollout/cancel", json={"all": True}, trust_env=False)
+
+    on_call(EvaluationView, "show", cancel)
+    done = cli("eval", "run", config)
+    assert done.exit_code == 1
+    assert done.stderr == (
+        f"rollout: 2 of 3 attempts were cancelled; run them with: rollout eval run {config}\n"
+    )
+    assert "The run is not complete: 1 of 3 attempts have ended (2 were cancelled)" in done.stdout
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_run_whose_server_ends_is_exit_code_1(cli, files, apps, as_json):
+    config = files.config(files.rows({}, {}, {}, {}), app=f"{apps}:dies", max_in_flight=1)
+    path = environment()["PYTHONPATH"]
+    done = cli("eval", "run", str(config), *["--json"] * as_json, PYTHONPATH=path)
+    assert done.exit_code == 1
+    assert "the rollout server of the run ended (exit code 7)" in done.stderr.splitlines()[-1]
+    if as_json:
+        assert json.loads(done.stdout)["complete"] is False
+        assert json.loads(done.stdout)["counts"]["success"] == 2
+    else:
+        assert "2 of 4 have ended" in done.stdout
+
+
+# --- keys -------------------------------------------------------------------------------------
+
+
+def test_keys_stay_out_of_sight(cli, files, on_call):
+    config = str(files.config(files.rows({"raise": "key-of-the-model-1 is wrong"}, {"sleep": 600})))
+
+    def interrupt(record):
+        signal.raise_signal(signal.SIGINT)
+
+    on_call(EvaluationView, "show", interrupt)
+    done = cli(
+        "eval", "run", config, "--llm-api-key-env", "MODEL_KEY",
+        "--chat-url", "http://user:password-2@127.0.0.1:9/v1",
+        MODEL_KEY="key-of-the-model-1",
+    )  # fmt: skip
+    assert done.exit_code == 130
+    assert "key-of-the-model-1" not in done.output
+    assert "password-2" not in done.output
+    assert "--chat-url 'http://***@127.0.0.1:9/v1'" in done.stderr
+
+
+def test_arguments_are_remembered_as_they_came():
+    command = _Remembering("x", params=[click.Option(["--n"])])
+    assert command.make_context("x", ["--n", "a b"]).obj == ["--n", "a b"]

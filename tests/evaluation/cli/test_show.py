@@ -1,0 +1,178 @@
+"""``rollout eval show``, ``report`` and ``compare``, on runs that are complete and that are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from cli.harness import Cli
+
+from rollout.cli.eval_summary import _curve
+from rollout.evaluation.estimators import KEstimate
+
+MISSING = "not complete: 6 of 10 attempts have ended; rollout eval run goes on with it"
+
+
+def written(folder):
+    """Every file of a run and its bytes."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_show(cli, finished):
+    before = written(finished)
+    done = cli("eval", "show", str(finished))
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "5 rows, n = 2" in done.stdout
+    assert "0.5 of 8" in done.stdout
+    assert "0.4 of 10" in done.stdout
+    assert "1: 0.4  2: 0.4" in done.stdout
+    assert "not complete" not in done.stdout
+    assert done.stdout.endswith(f"Report: {finished / 'report.html'}\n")
+    assert written(finished) == before
+
+
+def test_show_failures(cli, finished):
+    done = cli("eval", "show", str(finished), "--failures")
+    assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        r"row 2 attempt 0: failure, agent_error: \x1b[31mboom",
+        r"row 2 attempt 1: failure, agent_error: \x1b[31mboom",
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--failures"]])
+def test_show_json(cli, finished, options):
+    done = cli("eval", "show", str(finished), "--json", *options)
+    (line,) = done.stdout.splitlines()
+    document = json.loads(line)
+    assert document["complete"] is True
+    assert document["metrics"] == json.loads((finished / "metrics.json").read_text())
+    failed = [(each["row"], each["err_category"]) for each in document.get("failures", [])]
+    assert failed == [(2, "agent_error")] * 2 * len(options)
+
+
+def test_show_a_run_that_is_not_complete(cli, unfinished):
+    before = written(unfinished)
+    done = cli("eval", "show", str(unfinished))
+    assert done.exit_code == 0
+    assert f"The run is {MISSING}.\n" in done.stdout
+    assert "rollout eval report makes the report" in done.stdout
+    document = json.loads(cli("eval", "show", str(unfinished), "--json").stdout)
+    assert (document["complete"], document["report"]) == (False, None)
+    assert document["counts"]["settled"] == 6
+    assert written(unfinished) == before
+
+
+def test_report_makes_the_files_again(cli, finished):
+    before = written(finished)
+    for name in ("metrics.json", "index.jsonl", "report.html"):
+        (finished / name).unlink()
+    done = cli("eval", "report", str(finished))
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == f"{finished / 'report.html'}\n"
+    assert written(finished).keys() == before.keys()
+    for name in ("metrics.json", "index.jsonl"):
+        assert (finished / name).read_bytes() == before[finished / name]
+    assert b"<html" in (finished / "report.html").read_bytes()
+
+
+def test_report_of_a_run_that_is_not_complete(cli, unfinished):
+    done = cli("eval", "report", str(unfinished))
+    assert done.exit_code == 0
+    assert done.stdout == f"{unfinished / 'report.html'}\n"
+    assert done.stderr == f"rollout: the run is {MISSING}\n"
+
+
+@pytest.fixture
+def other(finished, server, tmp_path):
+    """Another run of the same rows, in which row 1 passes and row 3 does not."""
+    config = tmp_path / "other.toml"
+    rows = json.loads((finished / "manifest.json").read_text())["dataset"]["path"]
+    config.write_text(
+        f'[server]\nurl = "{server}"\n[chat]\nurl = "http://127.0.0.1:9/v1"\nmodel = "other"\n'
+        f"[dataset]\npath = {json.dumps(rows)}\n[run]\noutput = {json.dumps(str(tmp_path / 'b'))}\n"
+        "n = 2\npass_threshold = 0.0\n"
+    )
+    assert Cli()("eval", "run", str(config)).exit_code == 0
+    return tmp_path / "b"
+
+
+def test_compare(cli, finished, other):
+    done = cli("eval", "compare", str(finished), str(other))
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"A: {finished}\nB: {other}\n")
+    assert "5 paired rows" in done.stdout
+    cells = {
+        line.strip("│ ").split("│")[0].strip(): [
+            cell.strip() for cell in line.strip("│ ").split("│")[1:]
+        ]
+        for line in done.stdout.splitlines()
+        if line.startswith("│")
+    }
+    assert cells["pass rate"][:3] == ["0.4", "0.8", "+0.4"]
+    assert "(95%)" in cells["pass rate"][3]
+    assert cells["mean reward"] == ["0.5", "0.5", "+0", "-"]
+    assert "Rows: 2 better, 0 worse, 3 the same (sign test p = 0.5)" in done.stdout
+    assert "Passed in A, not in B: no row\nPassed in B, not in A: 1, 4\n" in done.stdout
+    assert "Differs: run.pass_threshold: 1.0 and 0.0" in done.stdout
+    assert "not complete" not in done.stdout
+
+
+def test_compare_json(cli, finished, other):
+    done = cli("eval", "compare", str(finished), str(other), "--json")
+    (line,) = done.stdout.splitlines()
+    document = json.loads(line)
+    assert document["a"] == {"folder": str(finished), "complete": True}
+    assert document["fail_to_pass"] == [1, 4]
+    assert document["pass_rate"]["difference"] == pytest.approx(0.4)
+
+
+def test_compare_with_a_run_that_is_not_complete(cli, finished, unfinished):
+    done = cli("eval", "compare", str(finished), str(unfinished))
+    assert done.exit_code == 0
+    assert f"B: {unfinished} ({MISSING})\n" in done.stdout
+    document = json.loads(cli("eval", "compare", str(unfinished), str(finished), "--json").stdout)
+    assert (document["a"]["complete"], document["b"]["complete"]) == (False, True)
+
+
+def test_compare_runs_of_different_datasets(cli, finished, tmp_path):
+    changed = shutil.copytree(finished, tmp_path / "changed")
+    manifest = json.loads((changed / "manifest.json").read_text())
+    manifest["dataset"]["digest"] = "0" * 64
+    (changed / "manifest.json").write_text(json.dumps(manifest))
+    line = cli.fails(2, "eval", "compare", str(finished), str(changed))
+    assert "digest" in line
+    args = ("eval", "compare", str(finished), str(changed), "--allow-different-datasets")
+    assert cli(*args).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare"])
+def test_a_folder_without_a_run(cli, tmp_path, finished, command):
+    more = [str(finished)] if command == "compare" else []
+    for folder in (tmp_path, tmp_path / "missing"):
+        line = cli.fails(2, "eval", command, *more, str(folder))
+        assert f"{folder} holds no evaluation" in line
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare"])
+def test_a_damaged_run(cli, finished, command):
+    journal = finished / "events.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"success"', b'"successs"', 1))
+    more = [str(finished)] if command == "compare" else []
+    line = cli.fails(2, "eval", command, *more, str(finished))
+    assert "does not fit its checksum" in line
+    assert "events.jsonl, line " in line
+
+
+@pytest.mark.parametrize("args", [["show"], ["report"], ["compare", "a"], ["nonsense"], []])
+def test_wrong_use(cli, args):
+    assert cli.fails(2, "eval", *args)
+
+
+def test_a_long_curve_is_told_by_a_few_of_its_values():
+    curve = tuple(KEstimate(k, k / 100, 1) for k in range(1, 101))
+    assert [part.split(":")[0] for part in _curve(curve).split("  ")] == [
+        "1", "2", "4", "8", "16", "32", "100",
+    ]  # fmt: skip
+    assert _curve((KEstimate(1, None, 0),)) == "1: -"
