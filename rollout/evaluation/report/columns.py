@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import define, field
+from attrs import asdict, define, field
 
 from rollout.evaluation.report.gather import STATES, Attempt, state_of
 from rollout.evaluation.report.text import line, number
@@ -58,7 +58,7 @@ class Columns:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it in plain JSON types."""
-        columns = {name: getattr(self, name) for name in self.__slots__ if name[0] != "_"}
+        columns = asdict(self, recurse=False, filter=lambda field_, _: field_.name[0] != "_")
         return {**columns, "states": list(STATES)}
 
     def _category(self, name: str | None) -> int:

@@ -152,8 +152,8 @@ def _metrics(folder: Path, run: Run) -> dict[str, Any]:
     except (OSError, ValueError):
         found = None
     settled = sum(attempt.record.counts for attempt in run.attempts)
-    if _entry(found, "results", "attempts", "settled") == settled:
-        return dict(found)
+    if isinstance(found, dict) and _entry(found, "results", "attempts", "settled") == settled:
+        return found
     # They are missing, damaged, or older than the journal.
     records = [attempt.record for attempt in run.attempts]
     n = max([run.n or 1, *(record.attempt + 1 for record in records)])
