@@ -22,6 +22,7 @@ __all__ = ["DEFAULT_BIND", "serve_chat"]
 DEFAULT_BIND = "127.0.0.1:9000"
 """Where it listens by default."""
 
+_GRACE_SEC = 0.5
 _HIGHEST_PORT = 65_535
 _KEEP_ALIVE_SEC = 75.0
 """Longer than httpx keeps an idle connection, so that no request meets one that is closing."""
@@ -50,6 +51,7 @@ async def _serve(model: ScriptedModel, bind: str, key: str | None) -> None:
     config.accesslog = None
     config.errorlog = None
     config.keep_alive_timeout = _KEEP_ALIVE_SEC
+    config.graceful_timeout = _GRACE_SEC
     stop = trio.Event()
     try:
         async with interrupts() as signals, trio.open_nursery() as nursery:

@@ -1,0 +1,313 @@
+"""The config: read from a file, overridden, and refused with every problem by its name."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.errors import EvaluationError, InvalidBodyError, InvalidFieldError
+from rollout.evaluation import (
+    ChatConfig,
+    DatasetConfig,
+    EvaluationConfig,
+    RunConfig,
+    ServerConfig,
+    load_config,
+)
+from rollout.evaluation.config import parse_config
+
+MINIMAL = {
+    "server": {"url": "http://127.0.0.1:8000"},
+    "chat": {"url": "http://127.0.0.1:9000/v1"},
+    "dataset": {"path": "rows.jsonl"},
+    "run": {"output": "out"},
+}
+
+
+def with_value(section, name, value):
+    tables = copy.deepcopy(MINIMAL)
+    if name == "app":
+        del tables["server"]["url"]
+    tables[section][name] = value
+    return tables
+
+
+def problems_of(tables) -> list[str]:
+    with pytest.raises(InvalidBodyError) as caught:
+        parse_config(tables)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def write(folder, text):
+    path = folder / "eval.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+FULL = """
+[server]
+app = "server.py:app"
+api_key_env = "SERVER_KEY"
+[chat]
+url = "https://models.example/v1"
+api_key_env = "CHAT_KEY"
+model = "m"
+[dataset]
+path = "data/rows.csv"
+format = "csv"
+delimiter = ";"
+columns = { user_prompt = "question", ground_truth = "answer" }
+limit = 10
+rows = "0-99"
+[run]
+output = "../runs/one"
+n = 4
+max_in_flight = 32
+agent_timeout_sec = 600
+grader_timeout_sec = 60.5
+pass_threshold = 0.5
+retry_setup_failures = 2
+breaker_failures = 5
+"""
+
+
+# --- what is taken ----------------------------------------------------------------------------
+
+
+def test_a_full_file(tmp_path):
+    config = load_config(write(tmp_path, FULL))
+    assert config.server == ServerConfig(app=f"{tmp_path}/server.py:app", api_key_env="SERVER_KEY")
+    assert config.chat == ChatConfig(
+        url="https://models.example/v1", api_key_env="CHAT_KEY", model="m"
+    )
+    assert config.dataset.path == tmp_path / "data/rows.csv"
+    assert config.dataset.columns.user_prompt == "question"
+    assert config.dataset.columns.metadata == "metadata"
+    assert config.run == RunConfig(
+        output=tmp_path.parent / "runs/one", n=4, max_in_flight=32, agent_timeout_sec=600,
+        grader_timeout_sec=60.5, pass_threshold=0.5, retry_setup_failures=2, breaker_failures=5,
+    )  # fmt: skip
+
+
+def test_the_shortest_file_has_the_documented_defaults():
+    config = parse_config(MINIMAL)
+    assert (config.run.n, config.run.max_in_flight, config.run.breaker_failures) == (1, 16, 20)
+    assert config.run.pass_threshold == 1.0
+    assert config.run.agent_timeout_sec is config.dataset.limit is config.chat.model is None
+
+
+@pytest.mark.parametrize("app", ["package.module:make_app", "module:app"])
+def test_a_module_is_no_path(tmp_path, app):
+    text = FULL.replace("server.py:app", app)
+    assert load_config(write(tmp_path, text)).server.app == app
+
+
+def test_absolute_paths_and_homes(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    text = FULL.replace("data/rows.csv", "/data/rows.csv").replace("../runs/one", "~/runs")
+    config = load_config(write(tmp_path, text))
+    assert config.dataset.path == Path("/data/rows.csv")
+    assert config.run.output == Path("/home/somebody/runs")
+
+
+def test_a_home_of_nobody_is_a_name(tmp_path):
+    config = load_config(write(tmp_path, FULL.replace("../runs/one", "~no-such-user-here/runs")))
+    assert config.run.output == tmp_path / "~no-such-user-here/runs"
+
+
+def test_a_byte_order_mark_and_crlf(tmp_path):
+    data = b"\xef\xbb\xbf" + FULL.replace("\n", "\r\n").encode()
+    assert load_config(write(tmp_path, data)).run.n == 4
+
+
+def test_overrides_are_relative_to_the_current_folder(tmp_path):
+    overrides = {"dataset": {"path": "other.jsonl"}, "run": {"output": "elsewhere", "n": 2}}
+    config = load_config(write(tmp_path, FULL), overrides)
+    assert config.dataset.path == Path("other.jsonl")
+    assert (config.run.output, config.run.n) == (Path("elsewhere"), 2)
+    assert config.run.max_in_flight == 32
+
+
+def test_a_url_replaces_an_app_and_the_other_way_round(tmp_path):
+    path = write(tmp_path, FULL)
+    config = load_config(path, {"server": {"url": "http://h"}})
+    assert (config.server.url, config.server.app) == ("http://h", None)
+    path = write(tmp_path, FULL.replace('app = "server.py:app"', 'url = "http://h"'))
+    config = load_config(path, {"server": {"app": "m:a"}})
+    assert (config.server.url, config.server.app) == (None, "m:a")
+
+
+def test_overrides_can_be_whole_sections(tmp_path):
+    path = write(tmp_path, "")
+    assert load_config(path, MINIMAL) == parse_config(MINIMAL)
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "reason"),
+    [
+        ("server", "url", "ftp://host", "must be an http:// or https:// URL"),
+        ("server", "url", "http://", "must be an http:// or https:// URL"),
+        ("server", "url", "http://h?x=1", "must have no query"),
+        ("server", "url", "http://[", "cannot be read as a URL"),
+        ("server", "url", "http://h:port", "cannot be read as a URL"),
+        ("server", "url", 7, "must be a string"),
+        ("server", "app", "module", "must be MODULE:APP or FILE.py:APP"),
+        ("server", "app", ":app", "must be MODULE:APP or FILE.py:APP"),
+        ("server", "app", "server.py:", "must be MODULE:APP or FILE.py:APP"),
+        ("server", "app", "a\0b:app", "must be MODULE:APP or FILE.py:APP"),
+        ("server", "api_key_env", "sk-1", "takes the name of an environment variable"),
+        ("server", "api_key_env", "", "takes the name of an environment variable"),
+        ("chat", "url", "localhost:9000/v1", "must be an http:// or https:// URL"),
+        ("chat", "url", "", "must be an http:// or https:// URL"),
+        ("chat", "model", " ", "must not be empty"),
+        ("chat", "model", "a\0b", "must not have control characters"),
+        ("chat", "model", "a\nb", "must not have control characters"),
+        ("chat", "api_key_env", 5, "must be a string"),
+        ("dataset", "path", "", "must be a path"),
+        ("dataset", "path", "a\0b", "must be a path"),
+        ("dataset", "path", 5, "must be a path"),
+        ("dataset", "format", "xml", "must be one of auto, jsonl"),
+        ("dataset", "limit", 0, "must be a whole number from 1 up"),
+        ("dataset", "limit", True, "must be a whole number"),
+        ("dataset", "columns", 5, "must be a table"),
+        ("run", "output", " ", "must be a path"),
+        ("run", "n", 0, "must be a whole number from 1 to 1000000"),
+        ("run", "n", 1_000_001, "must be a whole number from 1 to 1000000"),
+        ("run", "n", 2.0, "must be a whole number"),
+        ("run", "max_in_flight", "7", "must be a whole number"),
+        ("run", "agent_timeout_sec", 0, "must be above 0"),
+        ("run", "grader_timeout_sec", -1.5, "must be above 0"),
+        ("run", "admission_timeout_sec", float("inf"), "must be finite"),
+        ("run", "admission_timeout_sec", "60", "must be a number"),
+        ("run", "pass_threshold", float("nan"), "must be finite"),
+        ("run", "retry_setup_failures", -1, "must not be negative"),
+        ("run", "breaker_failures", 1.5, "must be a whole number"),
+        ("run", "nn", 1, "is unknown; there are output, n, "),
+    ],
+)
+def test_a_problem_is_named_by_section_and_field(section, name, value, reason):
+    (problem,) = problems_of(with_value(section, name, value))
+    assert problem.startswith(f"{section}.{name}: {reason}")
+    assert "sk-1" not in problem
+
+
+def test_every_problem_is_named_at_once():
+    tables = copy.deepcopy(MINIMAL)
+    tables["server"] = {"url": "x", "api_key_env": "a-key"}
+    tables["dataset"] = {"limit": 0, "columns": {"user_prompt": 1, "prompt": "p"}}
+    tables["run"].update(n=0, breaker_failures=-1)
+    del tables["chat"]
+    tables["extra"] = {}
+    assert [problem.split(": ")[0] for problem in problems_of(tables)] == [
+        "extra", "server.url", "server.api_key_env", "chat", "dataset.path",
+        "dataset.columns.prompt", "dataset.columns.user_prompt", "dataset.limit", "run.n",
+        "run.breaker_failures",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "server", [{}, {"url": "http://h", "app": "m:a"}, {"api_key_env": "SERVER_KEY"}]
+)
+def test_a_server_is_either_there_or_started(server):
+    (problem,) = problems_of({**MINIMAL, "server": server})
+    assert problem == "server.url: or app must be given, and not both of them"
+
+
+def test_a_server_has_one_way_to_authenticate():
+    server = {"url": "http://user:password-1@h", "api_key_env": "SERVER_KEY"}
+    (problem,) = problems_of({**MINIMAL, "server": server})
+    assert problem.startswith("server.api_key_env: cannot be sent along with the credentials")
+    assert "password-1" not in problem
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"[run", "is no TOML"),
+        (b"n = 1\nn = 2", "is no TOML"),
+        (b"\xff", "is not UTF-8 (at byte 0)"),
+        (b"a = " + b"[" * 100_000, "is no TOML"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, data, reason):
+    with pytest.raises(EvaluationError) as caught:
+        load_config(write(tmp_path, data))
+    assert str(caught.value).startswith(f"{tmp_path / 'eval.toml'} {reason}")
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(EvaluationError, match=r"missing\.toml: No such file"):
+        load_config(tmp_path / "missing.toml")
+    with pytest.raises(EvaluationError, match="Is a directory"):
+        load_config(tmp_path)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    section=st.sampled_from(["server", "chat", "dataset", "run"]),
+    data=st.data(),
+    value=plain,
+)
+def test_any_value_is_taken_or_refused_by_name(section, data, value):
+    kinds = {"server": ServerConfig, "chat": ChatConfig, "dataset": DatasetConfig, "run": RunConfig}
+    name = data.draw(st.sampled_from([*attrs.fields_dict(kinds[section]), "other"]))
+    tables = with_value(section, name, value)
+    problems: list[str] = []
+    taken = None
+    try:
+        taken = parse_config(tables)
+    except InvalidBodyError as error:
+        problems = [str(problem) for problem in error.problems]
+    assert (taken is None) == bool(problems)
+    assert all(problem.startswith(f"{section}.") for problem in problems)
+
+
+# --- from Python ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "field"),
+    [
+        (DatasetConfig, {"path": 5}, "path"),
+        (DatasetConfig, {"path": b"rows"}, "path"),
+        (RunConfig, {"output": None}, "output"),
+        (RunConfig, {"output": "o", "n": "4"}, "n"),
+        (ServerConfig, {}, "url"),
+        (ChatConfig, {"url": "nowhere"}, "url"),
+        (
+            EvaluationConfig,
+            {
+                "server": "http://h",
+                "chat": ChatConfig(url="http://h"),
+                "dataset": DatasetConfig(path="d"),
+                "run": RunConfig(output="o"),
+            },
+            "server",
+        ),
+    ],
+)
+def test_the_classes_refuse_the_same(kind, values, field):
+    with pytest.raises(InvalidFieldError) as caught:
+        kind(**values)
+    assert caught.value.field == field
+
+
+def test_a_password_in_a_url_is_not_in_the_repr():
+    server = ServerConfig(url="http://user:password-1@h")
+    chat = ChatConfig(url="http://user:password-2@h/v1?key=password-3")
+    config = attrs.evolve(parse_config(MINIMAL), server=server, chat=chat)
+    assert "password" not in repr(config)
