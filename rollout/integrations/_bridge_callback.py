@@ -91,12 +91,11 @@ class Callback(Generic[T]):
         self._answer(outcome.Error(error))
 
     async def _run(self) -> None:
-        result: outcome.Outcome[T]
+        # What stays if the scope catches trio's cancellation: it ends here.
+        result: outcome.Outcome[T] = outcome.Error(asyncio.CancelledError())
         try:
             with self._scope:
                 result = outcome.Value(await self._fn(*self._args))
-            if self._scope.cancelled_caught:
-                result = outcome.Error(asyncio.CancelledError())
         except BaseException as error:  # noqa: BLE001 - it goes to the asyncio side
             result = outcome.Error(error)
         self._on_finished(self)
