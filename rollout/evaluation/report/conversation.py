@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rollout.errors import TrajectoryError
 from rollout.evaluation.report.text import clip, line, number, parse, pretty
 
-__all__ = ["ConversationError", "first_prompt", "read_document", "view"]
+__all__ = ["first_prompt", "read_document", "view"]
 
 MAX_TEXT = 100_000
 """Characters of one message, argument or observation that go into the page."""
@@ -37,10 +38,6 @@ _KNOWN = ("reward", "row", "attempt", "retry")
 _SOURCES = {"system", "user", "agent"}
 
 
-class ConversationError(Exception):
-    """A conversation cannot be shown. The message says why, for people."""
-
-
 def read_document(folder: Path, name: str) -> dict[str, Any]:
     """Read a trajectory of a run. Blocking.
 
@@ -49,10 +46,10 @@ def read_document(folder: Path, name: str) -> dict[str, Any]:
         name: The name of the file, as a record has it.
 
     Raises:
-        ConversationError: It cannot be read or is no such document.
+        TrajectoryError: It cannot be read or is no such document.
     """
     if not _NAME.fullmatch(name):
-        raise ConversationError("The record names a file that cannot be one of this run.")
+        raise TrajectoryError("The record names a file that cannot be one of this run.")
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         # Not to hang on a pipe that somebody put there, nor to read through a link.
@@ -60,22 +57,22 @@ def read_document(folder: Path, name: str) -> dict[str, Any]:
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise ConversationError("The trajectory is not a regular file.")
+                raise TrajectoryError("The trajectory is not a regular file.")
             if status.st_size > MAX_FILE:
-                raise ConversationError(
+                raise TrajectoryError(
                     f"The trajectory is too large for the report ({status.st_size:,} bytes)."
                 )
             document = parse(file.read())
     except FileNotFoundError:
-        raise ConversationError("The trajectory file is missing.") from None
+        raise TrajectoryError("The trajectory file is missing.") from None
     except OSError as error:
-        raise ConversationError(
+        raise TrajectoryError(
             f"The trajectory cannot be read: {error.strerror or type(error).__name__}."
         ) from None
     except ValueError as error:
-        raise ConversationError(f"The trajectory is no JSON: {error}.") from None
+        raise TrajectoryError(f"The trajectory is no JSON: {error}.") from None
     if not isinstance(document, dict):
-        raise ConversationError("The trajectory is not a document of steps.")
+        raise TrajectoryError("The trajectory is not a document of steps.")
     return document
 
 

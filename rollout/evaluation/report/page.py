@@ -23,11 +23,11 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from rollout._files import write_atomic
+from rollout.errors import TrajectoryError
 from rollout.evaluation.folder import REPORT, TRAJECTORIES
 from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.columns import Columns
 from rollout.evaluation.report.conversation import (
-    ConversationError,
     first_prompt,
     read_document,
     view,
@@ -94,7 +94,7 @@ def _entry(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any
                 entry["note"] = (
                     "This report is as large as it may get; the conversation is in its file."
                 )
-        except ConversationError as error:
+        except TrajectoryError as error:
             entry["note"] = str(error)
     return entry, prompt
 
