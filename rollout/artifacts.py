@@ -117,15 +117,16 @@ class ArtifactStore:
                 await trio.to_thread.run_sync(
                     call.run, abandon_on_cancel=True, limiter=self._limiter
                 )
-        except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
-            self._warn(rollout_id, _reason(error), (type(error), getattr(error, "errno", None)))
-            return None
+        except Exception as error:  # noqa: BLE001 - there is no thread to be had
+            call.fail(error)
         finally:
             if call.begun and not call.ended:
                 self._abandoned.append(call)
         if not call.ended:
             self._warn(rollout_id, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
             return None
+        if call.trouble is not None:
+            self._warn(rollout_id, *call.trouble)
         return call.value
 
     def _hangs(self, now: float) -> bool:
@@ -184,6 +185,7 @@ class _Call(Generic[T]):
         begun: Whether it has a thread.
         ended: Whether that is through with it.
         value: What it returned.
+        trouble: What kept it from returning, for people and to tell one reason from another.
     """
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...], started: float) -> None:
@@ -191,15 +193,23 @@ class _Call(Generic[T]):
         self.begun = False
         self.ended = False
         self.value: T | None = None
+        self.trouble: tuple[str, object] | None = None
         self._function = function
         self._args = args
 
     def run(self) -> None:
+        """Call the function; runs in the thread."""
         self.begun = True
         try:
             self.value = self._function(*self._args)
-        finally:
             self.ended = True
+        except BaseException as error:  # noqa: BLE001 - a rollout does not fail for its files
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Take down what went wrong; not the error itself, whose traceback leads back here."""
+        self.trouble = _reason(error), (type(error), getattr(error, "errno", None))
+        self.ended = True
 
 
 def _resolve(root: Any) -> tuple[Path | None, int]:
@@ -229,11 +239,11 @@ def _clock_jumps() -> bool:
     testing: Any = sys.modules.get("trio.testing")
     if testing is None:
         return False
-    clock = trio.lowlevel.current_clock()
+    clock: Any = trio.lowlevel.current_clock()
     return isinstance(clock, testing.MockClock) and clock.autojump_threshold != float("inf")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return error.strerror or os.strerror(error.errno)
     return type(error).__name__

@@ -219,11 +219,26 @@ async def test_one_file_that_cannot_be_written_does_not_keep_others_away(root, w
     assert len(warnings()) == 1
 
 
-async def test_contents_that_cannot_be_made(root, warnings):
-    store = ArtifactStore(root)
-    await store.save("r1", lambda: {"a": 1 / 0})
+@pytest.mark.parametrize("error", [ZeroDivisionError("secret"), SystemExit("secret")], ids=repr)
+async def test_contents_that_cannot_be_made(root, warnings, error):
+    def build():
+        raise error
+
+    await ArtifactStore(root).save("r1", build)
     assert len(warnings()) == 1
-    assert "ZeroDivisionError" in warnings()[0]
+    assert type(error).__name__ in warnings()[0]
+    assert "secret" not in warnings()[0]
+
+
+async def test_no_thread_to_be_had(root, monkeypatch, warnings):
+    async def refuse(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
+    store = ArtifactStore(root)
+    assert await store.artifacts_dir("r1") is None
+    await store.save("r1", lambda: {"a": b""})
+    assert len(warnings()) == 1
 
 
 async def test_saving_goes_on_when_it_is_cancelled(root):
