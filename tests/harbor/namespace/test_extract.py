@@ -42,7 +42,7 @@ def unpack(target, *members, max_bytes=10**6):
 
 def tree(folder):
     return sorted(
-        (str(path.relative_to(folder)), os.readlink(path) if path.is_symlink() else None)
+        (str(path.relative_to(folder)), str(path.readlink()) if path.is_symlink() else None)
         for path in folder.rglob("*")
     )
 

@@ -497,7 +497,8 @@ def test_stop_removes_whatever_was_made(sandbox, run):
         async with sandbox() as box:
             await says(
                 box,
-                "cd /app && mkdir -p closed/deep && touch closed/file && chmod 000 closed/deep closed"
+                "cd /app && mkdir -p closed/deep && touch closed/file"
+                r" && chmod 000 closed/deep closed"
                 r" && printf x > $'\xff\n*' && mkfifo pipe && ln -s / loop && touch -- -rf",
             )
             # Deeper than a path may be long.
@@ -607,7 +608,7 @@ def test_missing_programs_are_named(run, monkeypatch):
     monkeypatch.setattr(holders, "PATH", "/nonexistent")
 
     async def main():
-        with pytest.raises(NamespaceStartError, match="nsenter.*util-linux"):
+        with pytest.raises(NamespaceStartError, match=r"nsenter, .* Install util-linux"):
             await Sandbox().start()
 
     run(main)

@@ -1,0 +1,280 @@
+"""Files in and out of a real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from rollout.backend.harbor._namespace import transfer
+from rollout.backend.harbor._namespace.failures import NamespaceError, TransferError
+
+LOGGER = logging.getLogger("tests")
+
+
+async def says(box, command):
+    result = await box.run(["bash", "-c", command])
+    assert result.return_code == 0, result
+    return result.stdout
+
+
+ODD = ["plain", "with space", "new\nline", "-rf", "$(touch x)", "*", "é", "back\\slash", "'\""]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_file_of_any_name_goes_in_and_out(sandbox, run, tmp_path, name):
+    source = tmp_path / name
+    source.write_bytes(b"\0\xff content")
+
+    async def main():
+        async with sandbox() as box:
+            await transfer.upload_file(box, source, f"/app/new folder/{name}")
+            assert (
+                await says(box, "find /app -type f | wc -c")
+            ) == f"{len(os.fsencode(name)) + 17}\n"
+            await transfer.download_file(box, f"/app/new folder/{name}", tmp_path / "back")
+
+    run(main)
+    assert (tmp_path / "back").read_bytes() == b"\0\xff content"
+
+
+def test_a_file_goes_into_an_existing_folder_under_its_name(sandbox, run, tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "back").mkdir()
+
+    async def main():
+        async with sandbox() as box:
+            await transfer.upload_file(box, tmp_path / "file", "/app")
+            await transfer.upload_file(box, tmp_path / "file", "/")
+            await transfer.download_file(box, "/app/file", tmp_path / "back")
+            await transfer.download_file(box, "/file", tmp_path / "new/place")
+
+    run(main)
+    assert (tmp_path / "back/file").read_text() == "x"
+    assert (tmp_path / "new/place").read_text() == "x"
+
+
+def test_permissions_are_kept(sandbox, run, tmp_path):
+    (tmp_path / "in").mkdir()
+    script = tmp_path / "in/run.sh"
+    script.write_text("#!/bin/sh\necho ran\n")
+    script.chmod(0o750)
+
+    async def main():
+        async with sandbox() as box:
+            await transfer.upload_file(box, script, "/app/run.sh")
+            await transfer.upload_dir(box, tmp_path / "in", "/tests")
+            assert await says(box, "/app/run.sh; /tests/run.sh") == "ran\nran\n"
+            assert await says(box, "stat -c '%a %u' /app/run.sh /tests/run.sh") == "750 0\n750 0\n"
+            await transfer.download_file(box, "/app/run.sh", tmp_path / "out")
+            await transfer.download_dir(box, "/tests", tmp_path / "outs", LOGGER)
+
+    run(main)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "outs/run.sh").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_running_program_can_be_replaced(sandbox, run, tmp_path):
+    (tmp_path / "prog").write_text("new")
+
+    async def main():
+        async with sandbox() as box:
+            await says(box, "cp /usr/bin/sleep /app/prog; /app/prog 1000 &")
+            await transfer.upload_file(box, tmp_path / "prog", "/app/prog")
+            assert await says(box, "cat /app/prog; ls -A /app") == "newprog\n"
+
+    run(main)
+
+
+def test_a_folder_goes_in_with_links_empty_folders_and_odd_names(sandbox, run, tmp_path):
+    source = tmp_path / "source"
+    (source / "empty").mkdir(parents=True)
+    for name in ODD:
+        (source / name).write_text(name)
+    (source / "link").symlink_to("plain")
+    (source / "host").symlink_to("/etc/hostname")
+    source.chmod(0o700)
+
+    async def main():
+        async with sandbox() as box:
+            await transfer.upload_dir(box, source, "/app/deep/er")
+            await transfer.upload_dir(box, source, "/tests")
+            assert await says(box, "stat -c %a /tests") == "755\n"
+            assert (
+                await says(box, "cat /tests/link; readlink /tests/host") == "plain/etc/hostname\n"
+            )
+            # A link means what it means inside.
+            assert await says(box, "cat /tests/host") == "sandbox\n"
+            await transfer.download_dir(box, "/app/deep/er", tmp_path / "back", LOGGER)
+
+    run(main)
+    assert {path.name for path in (tmp_path / "back").iterdir()} == {*ODD, "empty", "link"}
+    assert all((tmp_path / "back" / name).read_text() == name for name in ODD)
+
+
+def test_names_can_be_left_out(sandbox, run, tmp_path):
+    for name in ("Dockerfile", "kept", "sub/Dockerfile"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).touch()
+
+    async def main():
+        async with sandbox() as box:
+            await transfer.upload_dir(box, tmp_path / "in", "/app", exclude=["Dockerfile"])
+            assert await says(box, "cd /app; find . -type f | sort") == "./kept\n./sub/Dockerfile\n"
+            await transfer.download_dir(box, "/app", tmp_path / "out", LOGGER, exclude=["sub"])
+
+    run(main)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
+
+
+def test_links_inside_never_lead_to_files_of_the_host(sandbox, run, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tmp_path / "file").write_text("uploaded")
+
+    async def main():
+        async with sandbox() as box:
+            await says(
+                box, f"ln -s {secret} /app/link; ln -s {tmp_path} /app/dir; ln -s / /app/root"
+            )
+            with pytest.raises(TransferError, match="no such file"):
+                await transfer.download_file(box, "/app/link", tmp_path / "stolen")
+            with pytest.raises(TransferError, match="no such folder"):
+                await transfer.download_dir(box, "/app/dir", tmp_path / "stolen", LOGGER)
+            await transfer.upload_file(box, tmp_path / "file", "/app/link")
+            await transfer.upload_file(box, tmp_path / "file", "/app/root/app/through")
+            assert await says(box, "cat /app/link /app/through") == "uploadeduploaded"
+            await transfer.download_dir(box, "/app", tmp_path / "out", LOGGER)
+
+    run(main)
+    assert secret.read_text() == "secret"
+    assert not (tmp_path / "stolen").exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["link", "through"]
+
+
+def test_a_link_of_the_host_is_replaced_by_a_download(sandbox, run, tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "out").symlink_to(tmp_path / "precious")
+
+    async def main():
+        async with sandbox() as box:
+            await says(box, "echo new > /app/file")
+            await transfer.download_file(box, "/app/file", tmp_path / "out")
+
+    run(main)
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / "out").read_text() == "new\n"
+
+
+def test_what_is_no_file_is_left_out_and_named(sandbox, run, tmp_path, caplog):
+    async def main():
+        async with sandbox() as box:
+            await says(box, "mkfifo /app/pipe; echo x > /app/file; chmod 000 /app/file")
+            await transfer.download_dir(box, "/app", tmp_path / "out", LOGGER)
+            with pytest.raises(TransferError, match="no such file"):
+                await transfer.download_file(box, "/app/pipe", tmp_path / "pipe")
+            with pytest.raises(TransferError, match="is a folder"):
+                await transfer.download_file(box, "/app", tmp_path / "pipe")
+
+    run(main)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+    assert "pipe" in caplog.text
+
+
+def test_a_file_that_is_too_large_is_refused(sandbox, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "MAX_BYTES", 100_000)
+
+    async def main():
+        async with sandbox() as box:
+            await says(box, "truncate -s 1T /app/sparse")
+            with pytest.raises(TransferError):
+                await transfer.download_file(box, "/app/sparse", tmp_path / "out")
+            with pytest.raises(TransferError):
+                await transfer.download_dir(box, "/app", tmp_path / "outs", LOGGER)
+
+    run(main)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_exist_or_cannot_be_written_is_an_error(sandbox, run, tmp_path):
+    (tmp_path / "file").touch()
+
+    async def main():
+        async with sandbox() as box:
+            with pytest.raises(FileNotFoundError):
+                await transfer.upload_file(box, tmp_path / "missing", "/app/x")
+            with pytest.raises(FileNotFoundError):
+                await transfer.upload_dir(box, tmp_path / "missing", "/app/x")
+            with pytest.raises(TransferError, match="Read-only"):
+                await transfer.upload_file(box, tmp_path / "file", "/usr/x")
+            with pytest.raises(TransferError):
+                await transfer.upload_dir(box, tmp_path, "/usr/x")
+            with pytest.raises(TransferError, match="NUL"):
+                await transfer.upload_file(box, tmp_path / "file", "/app/\0")
+            with pytest.raises(TransferError, match="no such folder"):
+                await transfer.download_dir(box, "/missing", tmp_path / "out", LOGGER)
+            await box.stop()
+            with pytest.raises(NamespaceError):
+                await transfer.upload_file(box, tmp_path / "file", "/app/x")
+
+    run(main)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_block(sandbox, run, tmp_path):
+    (tmp_path / "file").write_text("x")
+
+    async def main():
+        async with sandbox() as box:
+            await says(box, "mkfifo /tests/test.sh")
+            await transfer.upload_file(box, tmp_path / "file", "/tests/test.sh")
+            assert await says(box, "cat /tests/test.sh") == "x"
+            await says(box, "rm /tests/test.sh; mkfifo /tests/file")
+            (tmp_path / "in").mkdir()
+            (tmp_path / "in/file").write_text("y")
+            await transfer.upload_dir(box, tmp_path / "in", "/tests")
+            assert await says(box, "cat /tests/file") == "y"
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", ["upload_file", "upload_dir", "download_file", "download_dir"])
+def test_a_transfer_cancelled_at_any_step_leaves_no_part(sandbox, run, tmp_path, kind):
+    source = tmp_path / "source"
+    source.mkdir()
+    for index in range(3):
+        (source / f"{index}").write_bytes(bytes(300_000))
+    target = tmp_path / "target"
+
+    def begin(box):
+        match kind:
+            case "upload_file":
+                return transfer.upload_file(box, source / "0", "/app/up/0")
+            case "upload_dir":
+                return transfer.upload_dir(box, source, "/app/up")
+            case "download_file":
+                return transfer.download_file(box, "/tests/0", target / "0")
+            case _:
+                return transfer.download_dir(box, "/tests", target, LOGGER)
+
+    async def main():
+        async with sandbox() as box:
+            await transfer.upload_dir(box, source, "/tests")
+            for steps in (*range(8), 12, 20, 40, 80, 160):
+                task = asyncio.create_task(begin(box))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                assert task.cancelled() or task.exception() is None
+            assert box._commands == set()
+            assert list(Path(box.folder / "io").iterdir()) == []
+            await says(box, "mkdir -p /app/up")
+            assert set((await says(box, "ls -A /app/up")).split()) <= {"0", "1", "2"}
+
+    run(main)
+    if target.exists():
+        assert {path.name for path in target.iterdir()} <= {"0", "1", "2"}
