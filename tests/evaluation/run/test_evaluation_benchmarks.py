@@ -1,0 +1,66 @@
+"""The benchmarks run and find what they claim; how fast anything is, is not looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from evaluation.run.cases import TESTS
+
+BENCHMARKS = TESTS.parent / "benchmarks"
+
+
+def benchmark(name: str, *options: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), "--json", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_that_is_killed_ends_with_the_figures_of_one_that_is_not(tmp_path):
+    report = benchmark(
+        "evaluation_killed.py", "--rows=20", "--n=2", "--kills=2", f"--keep={tmp_path}"
+    )
+    assert report["findings"] == []
+    assert len(report["killed_at"]) == 2
+    assert report["records"] == 40
+    assert 0 < report["passed"] < 40
+
+
+def test_damage_would_be_found(tmp_path):
+    """The comparison itself is not blind."""
+    benchmark("evaluation_killed.py", "--rows=5", "--n=1", "--kills=0", f"--keep={tmp_path}")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from pathlib import Path; import evaluation_killed as killed;"
+        "work = Path(sys.argv[2]); path = work / 'killed' / 'metrics.json';"
+        "text = path.read_text(); path.write_text(text.replace('\"rows\": 5', '\"rows\": 6'));"
+        "print(len(killed.findings(work / 'killed', work / 'calm', {(9, 9)})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(BENCHMARKS), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "2\n"
+
+
+def test_memory_of_small_runs():
+    runs = benchmark("evaluation_memory.py", "--rows", "20", "60", "--resume")["runs"]
+    assert [(run["rows"], run["ran"], run["attempts"]) for run in runs] == [
+        (20, 20, 20),
+        (20, 0, 20),
+        (60, 60, 60),
+        (60, 0, 60),
+    ]
+    for run in runs:
+        peaks = list(run["peak_kib"].values())
+        assert peaks == sorted(peaks)
+        assert peaks[0] > 1000
