@@ -11,7 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from rollout._redaction import Redactor
-from rollout.codec import dump_json, format_timestamp
+from rollout.codec import MAX_JSON_DEPTH, dump_json, format_timestamp
 from rollout.jsonfit import fit
 from rollout.trajectory import build_trajectory
 from rollout.trajectory.build import package_version
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 TRAJECTORY = "trajectory.json"
 DIAGNOSTICS = "diagnostics.json"
 _SCHEMA = "rollout-diagnostics/1"
+_EXTRA_DEPTH = MAX_JSON_DEPTH - 4
 
 
 @frozen(kw_only=True)
@@ -117,7 +118,9 @@ class FinishedRollout:
             "version": package_version(),
         }
         if result.extra_fields:
-            document["extra_fields"] = fit(result.extra_fields)[0]
+            document["extra_fields"], dropped = fit(result.extra_fields, max_depth=_EXTRA_DEPTH)
+            if dropped:
+                document["dropped"] = dropped
         clean = Redactor(self.secrets).value(document)
         return json.dumps(clean, indent=2, allow_nan=False).encode("ascii") + b"\n"
 
