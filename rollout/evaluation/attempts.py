@@ -167,6 +167,8 @@ async def run_rollout(
     finally:
         if handle is not None:
             handle.cancel()  # nobody is going to await it again
+            # Nor to hear why it failed, if it did so while this was being cancelled.
+            handle._tell_failure()  # noqa: SLF001
     return Ending(
         result=result,
         failure=failure,

@@ -32,16 +32,14 @@ def test_a_run_that_is_killed_ends_with_the_figures_of_one_that_is_not(tmp_path)
     assert report["records"] == 40
     assert 0 < report["passed"] < 40
 
-
-def test_damage_would_be_found(tmp_path):
-    """The comparison itself is not blind."""
-    benchmark("evaluation_killed.py", "--rows=5", "--n=1", "--kills=0", f"--keep={tmp_path}")
+    # The comparison is not blind: other figures, and an attempt that nobody asked for.
+    metrics = tmp_path / "killed" / "metrics.json"
+    metrics.write_text(metrics.read_text().replace('"rows": 20', '"rows": 21'))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
         "from pathlib import Path; import evaluation_killed as killed;"
-        "work = Path(sys.argv[2]); path = work / 'killed' / 'metrics.json';"
-        "text = path.read_text(); path.write_text(text.replace('\"rows\": 5', '\"rows\": 6'));"
-        "print(len(killed.findings(work / 'killed', work / 'calm', {(9, 9)})))"
+        "work = Path(sys.argv[2]);"
+        "print(len(killed.findings(work / 'killed', work / 'calm', {(99, 0)})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(BENCHMARKS), str(tmp_path)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from support import local_backend, make_app, prompt, served
 import rollout.evaluation.runner
 from rollout.client import RolloutClient
 from rollout.evaluation import evaluate, final_records, read_records
+from rollout.evaluation.datasets import Dataset
 
 
 @define(eq=False)
@@ -257,3 +259,52 @@ async def test_interrupts_come_out_plain(tmp_path, server, kind):
             raise kind
     _, records = await run_all(config)
     assert keys(records) == all_keys(2)
+
+
+async def test_polls_that_fail_while_the_block_is_left_are_nobodys_errors(tmp_path, server):
+    """Neither raised nor recorded: those attempts run again."""
+    go = trio.Event()
+    waiting = 0
+
+    async def end(_):
+        nonlocal waiting
+        waiting += 1
+        await go.wait()
+        return httpx.ConnectTimeout("late")
+
+    server.end = end
+    config = config_of(tmp_path, server="http://fake", rows=scripted(24), max_in_flight=24)
+    async with evaluate(config) as run:
+        while waiting < 24:
+            await trio.lowlevel.checkpoint()
+        go.set()
+    recorded = list(read_records(run.folder))
+    server.end = None
+    _, records = await run_all(config)
+    assert sorted([*keys(recorded), *keys(records)]) == all_keys(24)
+
+
+async def test_cancelled_while_the_dataset_is_scanned(tmp_path, server, monkeypatch):
+    release = threading.Event()
+    scan = Dataset.scan
+    entered = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def slow(self):
+        token.run_sync_soon(entered.set)
+        release.wait(60)
+        return scan(self)
+
+    config = config_of(tmp_path, server="http://fake", rows=scripted(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Dataset, "scan", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_all, config)
+            await entered.wait()
+            nursery.cancel_scope.cancel()
+        # It did not wait for the scan, and keeps nobody out.
+        assert not release.is_set()
+        assert {path.name for path in config.run.output.iterdir()} <= {".lock"}
+    run, _ = await run_all(config)
+    release.set()
+    assert run.complete
