@@ -15,6 +15,7 @@ import attrs
 from rollout._redaction import redact
 from rollout.backend.executions import failure
 from rollout.backend.harbor.facts import TrialError, TrialFacts
+from rollout.backend.harbor.usererrors import CATEGORIES
 from rollout.types import (
     ExecutionOutcome,
     ExecutionResult,
@@ -66,6 +67,8 @@ _PROVIDER_STATUS = re.compile(r"(?<!\d)(401|402|403|429|500|502|503|504)(?!\d)")
 
 def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
     """Map what a trial recorded to a category; it has kept the names of exceptions only."""
+    if error.type in CATEGORIES:
+        return CATEGORIES[error.type]
     if error.type in _TIMEOUTS:
         return RolloutErrorCategory.TIMEOUT
     if error.type in _VALIDATION:
@@ -83,6 +86,7 @@ def outcome_of(
     *,
     grade: bool,
     secrets: list[str | None],
+    graded: RolloutSample | None = None,
 ) -> ExecutionOutcome:
     """Decide what became of a rollout whose trial came to its end by itself.
 
@@ -91,6 +95,8 @@ def outcome_of(
         sample: What the agent made; it gets the reward.
         grade: Whether a grading was asked for.
         secrets: What may not stand in a message.
+        graded: The sample as a user's grader left it; ``None`` if none graded. It may be
+            without a reward if the grader marked it as removed.
     """
     first = facts.errors[0] if facts.errors else None
     if first is not None and not first.in_verifier:
@@ -106,12 +112,15 @@ def outcome_of(
         grader = _failed(first, secrets)
         grader.sample = sample
         return ExecutionOutcome(workflow=workflow, grader=grader)
+    if graded is not None:
+        grader = ExecutionResult(status=RolloutStatus.SUCCESS, sample=graded)
+        return ExecutionOutcome(workflow=workflow, grader=grader)
     return ExecutionOutcome(workflow=workflow, grader=_graded(facts, sample))
 
 
 def _failed(error: TrialError, secrets: list[str | None]) -> ExecutionResult:
     text = redact(error.message or error.type, secrets)
-    if error.type not in text:
+    if error.type not in text and error.type not in CATEGORIES:
         text = f"{error.type}: {text}"
     return failure(text, categorize_trial_error(error))
 
