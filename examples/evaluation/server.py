@@ -46,9 +46,11 @@ class Solve(AgentWorkflow[Any]):
         )
         response.raise_for_status()
         body = response.json()
+        # With the usage in the message, the evaluation knows how many tokens it took.
+        answer = {**body["choices"][0]["message"], "usage": body["usage"]}
         return AgentWorkflowOutput(
-            messages=[*ctx.prompt, body["choices"][0]["message"]],
-            metrics={"answer_tokens": body["usage"]["completion_tokens"]},
+            messages=[*ctx.prompt, answer],
+            metrics={"answer_length": len(answer["content"])},
         )
 
 

@@ -13,6 +13,7 @@ from rollout.cli.eval_summary import incomplete_note, print_summary, summary_doc
 from rollout.cli.options import json_option
 from rollout.cli.text import one_line, print_json
 from rollout.codec import unstructure
+from rollout.errors import EvaluationDamagedError
 from rollout.evaluation import (
     AttemptRecord,
     EvaluationMetrics,
@@ -70,12 +71,19 @@ def show(dir: Path, failures: bool, as_json: bool) -> None:
 def report(dir: Path) -> None:
     """Make metrics.json, index.jsonl and report.html of the run in DIR again.
 
-    Works on a run that is not complete, too. Prints where the report is.
+    Works on a run that is not complete, too. Prints where the report is. Of a damaged run, the
+    report alone is made, with what can be read, and the exit code is 2.
     """
-    metrics = summarize(dir)
-    path = write_report(dir)
-    click.echo(one_line(str(path)))
-    if note := incomplete_note(metrics):
+    damage: EvaluationDamagedError | None = None
+    note: str | None = None
+    try:
+        note = incomplete_note(summarize(dir))
+    except EvaluationDamagedError as error:
+        damage = error
+    click.echo(one_line(str(write_report(dir))))
+    if damage is not None:
+        raise damage
+    if note is not None:
         click.echo(f"rollout: the run is {note}", err=True)
 
 
