@@ -1,0 +1,180 @@
+"""Where trials run: from what a user writes to the fields of Harbor's ``EnvironmentConfig``."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rollout.backend.harbor.opensandbox import OPENSANDBOX_IMPORT_PATH, with_defaults
+from rollout.backend.harbor.validation import problems_of
+from rollout.errors import BackendConfigurationError
+
+__all__ = ["EnvironmentSpec"]
+
+NAMESPACE = "namespace"
+NAMESPACE_IMPORT_PATH = "rollout.backend.harbor.namespace:NamespaceEnvironment"
+OPENSANDBOX = "opensandbox"
+_DEFAULT = "docker"
+
+_SHARES_HOST_NETWORK = frozenset({NAMESPACE, "singularity"})
+"""Singularity gives a container the network of its host, unless it is told otherwise."""
+
+_OURS = "shares_host_network"
+_SENSITIVE = re.compile(r"key|token|secret|password|passwd|credential|auth", re.IGNORECASE)
+_SHORTEST_SECRET = 4
+
+
+class EnvironmentSpec:
+    """An environment for trials, checked once and turned into Harbor's fields for each.
+
+    Args:
+        spec: The name of one of Harbor's types, or ``"namespace"`` for
+            `rollout.backend.harbor.namespace.NamespaceEnvironment`; ``None`` is Harbor's own
+            default, ``docker``. Or a mapping with the fields of Harbor's ``EnvironmentConfig``
+            (``type`` or ``import_path``, ``kwargs``, ``env``, ...), where ``type`` may be
+            ``"namespace"`` too, and ``"shares_host_network": True`` says that processes of the
+            environment reach the loopback of this machine. Or a mapping with one name and its
+            keyword arguments, as in ``{"namespace": {"read_only_paths": ["/srv/models"]}}``. Or
+            an ``EnvironmentConfig``.
+
+    Attributes:
+        name: What it is called in health and messages: the type, or the import path.
+        shares_host_network: Whether its processes reach the loopback of this machine.
+
+    Raises:
+        BackendConfigurationError: There is no such type, or Harbor refuses the fields. No value
+            is in the message.
+    """
+
+    def __init__(self, spec: Any = None) -> None:
+        fields = _fields(spec)
+        shares = fields.pop(_OURS, None)
+        if shares is not None and not isinstance(shares, bool):
+            raise BackendConfigurationError(f"environment: {_OURS} is True or False")
+        kind, path = fields.get("type"), fields.get("import_path")
+        if kind is not None and path is not None:
+            raise BackendConfigurationError("environment: type and import_path exclude each other")
+        if kind is None and path is None:
+            kind = fields["type"] = _DEFAULT
+        if kind == NAMESPACE:
+            del fields["type"]
+            fields["import_path"] = NAMESPACE_IMPORT_PATH
+        elif path == NAMESPACE_IMPORT_PATH:
+            kind = NAMESPACE
+        elif path == OPENSANDBOX_IMPORT_PATH:
+            kind = OPENSANDBOX
+        self.name = str(kind or path)
+        self.shares_host_network = (
+            self.name in _SHARES_HOST_NETWORK if shares is None else bool(shares)
+        )
+        self._values = fields
+        if kind != NAMESPACE and "type" in fields:
+            _check_type(self.name)
+        _check_fields(fields)
+
+    def __repr__(self) -> str:
+        return f"<EnvironmentSpec {self.name!r}>"
+
+    @property
+    def is_opensandbox(self) -> bool:
+        """Whether it is Harbor's own OpenSandbox environment."""
+        return self.name == OPENSANDBOX
+
+    def fields(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Return the fields of Harbor's ``EnvironmentConfig``, new for each trial.
+
+        Args:
+            environ: The environment variables, where OpenSandbox has defaults.
+        """
+        fields: dict[str, Any] = _copied(self._values)
+        if self.is_opensandbox:
+            fields["kwargs"] = with_defaults(fields.get("kwargs") or {}, environ)
+        return fields
+
+    def domain(self, environ: Mapping[str, str]) -> str | None:
+        """Return the OpenSandbox server that trials use, ``None`` for other environments."""
+        if not self.is_opensandbox:
+            return None
+        kwargs = self.fields(environ)["kwargs"]
+        return str(kwargs.get("domain") or environ.get("OPENSANDBOX_DOMAIN") or "") or None
+
+    @property
+    def secrets(self) -> list[str]:
+        """What is probably a secret among the values: Harbor writes them into a trial's folder.
+
+        Those are the texts under a name such as ``api_key``, ``token`` or ``password``.
+        """
+        return sorted(set(_secrets(self._values, within=False)))
+
+
+def _fields(spec: Any) -> dict[str, Any]:
+    if spec is None:
+        return {}
+    if isinstance(spec, str):
+        return {"import_path": spec} if ":" in spec else {"type": spec}
+    if isinstance(spec, Mapping):
+        fields = _copied(spec)
+        if len(fields) == 1 and isinstance(only := next(iter(fields.values())), dict):
+            name = next(iter(fields))
+            if name not in {"kwargs", "env", "override_tpu"}:
+                return {"type": name, "kwargs": only}
+        kind = fields.get("type")
+        if kind is not None:
+            fields["type"] = str(getattr(kind, "value", kind))
+        return {name: value for name, value in fields.items() if value is not None}
+    names = getattr(spec, "model_fields_set", None)
+    if names is None:
+        raise BackendConfigurationError(
+            "environment is a name, a mapping, or an EnvironmentConfig of Harbor"
+        )
+    return _fields({name: getattr(spec, name) for name in names})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _check_type(name: str) -> None:
+    if importlib.util.find_spec("harbor") is None:
+        return
+    from harbor.models.environment_type import EnvironmentType  # noqa: PLC0415 - an extra
+
+    known = sorted(each.value for each in EnvironmentType)
+    if name not in known:
+        raise BackendConfigurationError(
+            f"environment {name!r} is none of {', '.join([NAMESPACE, *known])}; one of your own "
+            "is named by its import path, as in 'module:Class'"
+        )
+
+
+def _check_fields(fields: dict[str, Any]) -> None:
+    if importlib.util.find_spec("harbor") is None:
+        return
+    from harbor.models.trial.config import EnvironmentConfig  # noqa: PLC0415 - an extra
+
+    unknown = sorted(set(fields) - set(EnvironmentConfig.model_fields) - {"mounts_json"})
+    if unknown:
+        raise BackendConfigurationError(
+            f"environment: Harbor knows no {', '.join(unknown)}; it knows "
+            f"{', '.join(sorted(EnvironmentConfig.model_fields))}. Arguments of an environment "
+            "itself go into kwargs"
+        )
+    try:
+        EnvironmentConfig.model_validate(_copied(fields))
+    except ValueError as error:
+        raise BackendConfigurationError(f"environment: {problems_of(error)}") from None
+
+
+def _secrets(value: Any, *, within: bool) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _secrets(item, within=within or _SENSITIVE.search(name) is not None)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _secrets(item, within=within)
+    elif within and isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
+        yield value
