@@ -18,7 +18,7 @@ from harbor.environments.capabilities import (  # type: ignore[import-not-found,
 )
 
 from rollout.backend.harbor._namespace import transfer
-from rollout.backend.harbor._namespace.failures import NamespaceError, NamespaceStartError
+from rollout.backend.harbor._namespace.errors import NamespaceError, NamespaceStartError
 from rollout.backend.harbor._namespace.holder import find_tools
 from rollout.backend.harbor._namespace.layout import Bind, check_bind
 from rollout.backend.harbor._namespace.sandbox import Sandbox, User

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollout.backend.harbor._namespace.failures import (
+from rollout.backend.harbor._namespace.errors import (
     CommandTimeoutError,
     NamespaceError,
     NamespaceStartError,

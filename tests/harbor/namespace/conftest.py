@@ -16,7 +16,7 @@ if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]
 
 from rollout.backend.harbor._namespace import processes
-from rollout.backend.harbor._namespace.failures import NamespaceStartError
+from rollout.backend.harbor._namespace.errors import NamespaceStartError
 from rollout.backend.harbor._namespace.holder import Holder, find_tools
 from rollout.backend.harbor._namespace.sandbox import Sandbox
 

@@ -227,11 +227,11 @@ def test_what_is_not_applied_is_said_once(make, within, caplog):
     async def check(environment):
         await environment.exec("true")
 
-    settings = {"docker_image": "debian:12", "cpus": 0.5, "memory_mb": 100, "storage_mb": 100}
+    settings = {"docker_image": "debian:12", "cpus": 1, "memory_mb": 100, "storage_mb": 100}
     with caplog.at_level(logging.WARNING):
         within(make(files={"Dockerfile": "FROM x"}, **settings), check)
     (record,) = [each for each in caplog.records if "Not applied" in each.getMessage()]
-    for word in ("debian:12", "cpus=0.5", "memory_mb=100", "storage_mb=100", "Dockerfile"):
+    for word in ("debian:12", "cpus=1", "memory_mb=100", "storage_mb=100", "Dockerfile"):
         assert word in record.getMessage()
 
 

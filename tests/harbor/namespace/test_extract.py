@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout.backend.harbor._namespace.errors import TransferError
 from rollout.backend.harbor._namespace.extract import extract
-from rollout.backend.harbor._namespace.failures import TransferError
 
 FILE, LINK, FOLDER = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
 

@@ -18,7 +18,7 @@ SCRIPT = """
     import asyncio, concurrent.futures.thread, ctypes, json, logging, os, sys
     from pathlib import Path
     from rollout.backend.harbor._namespace import transfer
-    from rollout.backend.harbor._namespace.failures import CommandTimeoutError, NamespaceError
+    from rollout.backend.harbor._namespace.errors import CommandTimeoutError, NamespaceError
     from rollout.backend.harbor._namespace.sandbox import Sandbox, User
 
     folder, setup_python = Path(sys.argv[1]), sys.argv[2]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rollout.backend.harbor._namespace.failures import NamespaceError
+from rollout.backend.harbor._namespace.errors import NamespaceError
 from rollout.backend.harbor._namespace.output import Output
 from rollout.backend.harbor._namespace.processes import MARK, find_marked, pid_namespace
 from rollout.backend.harbor._namespace.sandbox import User

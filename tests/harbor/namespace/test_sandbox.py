@@ -15,7 +15,7 @@ import pytest
 
 from rollout.backend.harbor._namespace import holder as holders
 from rollout.backend.harbor._namespace import sandbox as sandboxes
-from rollout.backend.harbor._namespace.failures import (
+from rollout.backend.harbor._namespace.errors import (
     CommandTimeoutError,
     NamespaceError,
     NamespaceStartError,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollout.backend.harbor._namespace import transfer
-from rollout.backend.harbor._namespace.failures import NamespaceError, TransferError
+from rollout.backend.harbor._namespace.errors import NamespaceError, TransferError
 
 LOGGER = logging.getLogger("tests")
 

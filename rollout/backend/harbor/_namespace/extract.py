@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from rollout.backend.harbor._namespace.failures import TransferError
+from rollout.backend.harbor._namespace.errors import TransferError
 
 __all__ = ["extract"]
 

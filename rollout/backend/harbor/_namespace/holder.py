@@ -16,7 +16,7 @@ from typing import IO
 
 from attrs import frozen
 
-from rollout.backend.harbor._namespace.failures import NamespaceError, NamespaceStartError
+from rollout.backend.harbor._namespace.errors import NamespaceError, NamespaceStartError
 from rollout.backend.harbor._namespace.layout import Bind
 from rollout.backend.harbor._namespace.processes import has_ended
 from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait

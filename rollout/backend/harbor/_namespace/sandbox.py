@@ -24,7 +24,7 @@ from typing import IO
 
 from attrs import frozen
 
-from rollout.backend.harbor._namespace.failures import (
+from rollout.backend.harbor._namespace.errors import (
     CommandTimeoutError,
     NamespaceError,
     NamespaceStartError,

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from rollout.backend.harbor._namespace.errors import TransferError
 from rollout.backend.harbor._namespace.extract import extract
-from rollout.backend.harbor._namespace.failures import TransferError
 from rollout.backend.harbor._namespace.holder import PATH
 from rollout.backend.harbor._namespace.sandbox import Sandbox
 from rollout.backend.harbor._namespace.tasks import finish

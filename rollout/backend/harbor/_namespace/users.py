@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.backend.harbor._namespace.failures import NamespaceError
+from rollout.backend.harbor._namespace.errors import NamespaceError
 from rollout.backend.harbor._namespace.sandbox import User
 
 __all__ = ["find_user"]
