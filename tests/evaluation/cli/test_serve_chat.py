@@ -9,9 +9,12 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+import trio
+import trio.testing
 from cli.harness import command_line, environment
 
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
+from rollout.demo.chat import create_chat_app
 
 
 @contextmanager
@@ -108,3 +111,42 @@ def test_an_address_in_use():
 )
 def test_wrong_use(cli, options, words):
     assert words in cli.fails(2, "demo", *options)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/chat/completions", 401), ("/v1/models", 401), ("/elsewhere", 401)],
+)
+async def test_a_refusal_waits_for_the_body(path, status):
+    """Answered before, the connection would hold a body that nobody reads, and be stuck."""
+    app = create_chat_app(ScriptedModel(), "the-key")
+    parts = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.request", "body": b"}", "more_body": False},
+    ]
+    sent: list[dict] = []
+    answered = trio.Event()
+
+    async def receive():
+        await trio.testing.wait_all_tasks_blocked()
+        assert sent == []
+        if parts:
+            return parts.pop(0)
+        await answered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        await trio.lowlevel.checkpoint()
+        assert parts == []
+        sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            answered.set()
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "root_path": "", "headers": [(b"host", b"test"), (b"content-length", b"2")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    await app(scope, receive, send)
+    assert sent[0]["status"] == status
