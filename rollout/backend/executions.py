@@ -9,19 +9,27 @@ that the slot is given back by the same code on every path.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import trio
-from attrs import define
+from attrs import define, field
 
+from rollout.backend.usercode import Outcome, UserCall
 from rollout.errors import BackendConfigurationError, DuplicateRolloutError
 from rollout.types import ExecutionResult, RolloutErrorCategory, RolloutStatus
 from rollout.types._fields import is_whole_from_one
 
-__all__ = ["Execution", "Executions", "Phase", "failure"]
+__all__ = ["Execution", "Executions", "Phase", "Span", "failure"]
 
 _NOTEWORTHY_QUEUE_SEC = 0.1
+
+_PLACES = {
+    RolloutStatus.QUEUED: "it waited for a slot",
+    RolloutStatus.RUNNING: "its agent ran",
+    RolloutStatus.GRADING: "its grader ran",
+}
 
 
 class Cancellable(Protocol):
@@ -29,6 +37,20 @@ class Cancellable(Protocol):
 
     def cancel(self) -> None:
         """Interrupt it; asking twice changes nothing."""
+
+
+@define
+class Span:
+    """A span of trio time; ``None`` for an end that has not come."""
+
+    since: float | None = None
+    until: float | None = None
+
+    def length(self, now: float) -> float | None:
+        """Return its length in seconds, until now if it goes on; ``None`` before it begins."""
+        if self.since is None:
+            return None
+        return (now if self.until is None else self.until) - self.since
 
 
 @define(eq=False)
@@ -42,6 +64,9 @@ class Execution:
         started: Whether `execute` was called.
         cancelled_at: When somebody asked for it to stop (trio time).
         current: What a cancel request interrupts.
+        artifacts_dir: Where its artifacts go, if anywhere.
+        agent_at: When its agent had a slot, and when that was over (trio time).
+        grader_at: The same of its grader.
     """
 
     rollout_id: str
@@ -50,6 +75,9 @@ class Execution:
     started: bool = False
     cancelled_at: float = math.inf
     current: Cancellable | None = None
+    artifacts_dir: Path | None = None
+    agent_at: Span = field(factory=Span)
+    grader_at: Span = field(factory=Span)
 
     @property
     def cancelled(self) -> bool:
@@ -89,6 +117,30 @@ class Execution:
         self.leave()
         return acquired
 
+    async def run(self, call: UserCall, body: Callable[[], Awaitable[Any]]) -> Outcome:
+        """Run a call of user code so that `cancel` interrupts it."""
+        self.enter(call)
+        try:
+            return await call.run_in_task(body)
+        finally:
+            self.leave()
+
+    def interrupted(self) -> ExecutionResult:
+        """Return the result of an execution that is ended from outside, here and now."""
+        return ExecutionResult(
+            status=RolloutStatus.CANCELLED, err_message=f"cancelled while {_PLACES[self.status]}"
+        )
+
+    def timings(self, now: float) -> dict[str, float | None]:
+        """Return the seconds that it took so far: in the queue, in each phase, in all."""
+        queued = self.agent_at.since if self.agent_at.since is not None else now
+        return {
+            "queue_sec": queued - self.submitted_at,
+            "agent_sec": self.agent_at.length(now),
+            "grader_sec": self.grader_at.length(now),
+            "total_sec": now - self.submitted_at,
+        }
+
 
 class Phase:
     """One phase of an execution, and the rule that says who ended it.
@@ -106,24 +158,19 @@ class Phase:
         self.deadline = math.inf if limit is None else since + limit
         self.queued_sec = 0.0
 
-    def interruption(self, execution: Execution, now: float, place: str) -> ExecutionResult | None:
+    def interruption(self, execution: Execution, now: float) -> ExecutionResult | None:
         """Say whether it was ended from outside: by deadline or cancel, the earlier.
 
         Args:
             execution: The execution.
             now: When it ended (trio time).
-            place: Where it was, for the message, as in ``its grader ran``.
         """
         if now >= self.deadline and self.deadline <= execution.cancelled_at:
             text = f"{self.name} exceeded its deadline of {self.limit:g} s"
             if self.queued_sec >= _NOTEWORTHY_QUEUE_SEC:
                 text += f" ({self.queued_sec:.1f} s of it in the queue)"
             return failure(text, RolloutErrorCategory.TIMEOUT)
-        if execution.cancelled:
-            return ExecutionResult(
-                status=RolloutStatus.CANCELLED, err_message=f"cancelled while {place}"
-            )
-        return None
+        return execution.interrupted() if execution.cancelled else None
 
 
 def failure(message: str, category: RolloutErrorCategory) -> ExecutionResult:

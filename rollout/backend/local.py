@@ -10,24 +10,23 @@ the slot is given back by the same code on every path.
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import trio
 
 from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend
+from rollout.backend.executions import Execution, Executions, Phase, failure
 from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
     format_exception,
 )
-from rollout.backend.imports import resolve_object
-from rollout.backend.phases import Execution, Phase, acquire, failure
+from rollout.backend.references import class_with, config_of
 from rollout.backend.saving import FinishedRollout
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import (
@@ -36,11 +35,10 @@ from rollout.context import (
     RolloutContext,
     get_rollout_context,
 )
-from rollout.errors import BackendConfigurationError, DuplicateRolloutError, InvalidFieldError
+from rollout.errors import DuplicateRolloutError, InvalidFieldError
 from rollout.grader import Grader
 from rollout.types import (
     AgentWorkflowConfig,
-    BaseConfig,
     ExecutionOutcome,
     ExecutionRequest,
     ExecutionResult,
@@ -49,7 +47,6 @@ from rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
-from rollout.types._fields import is_whole_from_one
 from rollout.types.output import coerce_output
 from rollout.workflow import AgentWorkflow
 
@@ -59,8 +56,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_CONCURRENT = 4
 """How many rollouts run at a time where no workflow config says otherwise."""
-
-TBaseConfig = TypeVar("TBaseConfig", bound=BaseConfig)
 
 
 class LocalBackend(ExecutionBackend):
@@ -98,71 +93,54 @@ class LocalBackend(ExecutionBackend):
         max_queue_depth: int | None = None,
         artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
     ) -> None:
-        self.workflow_cls: Any = _class_with("run", workflow, name="workflow")
-        self.grader_cls: Any = (
-            None if grader is None else _class_with("grade", grader, name="grader")
-        )
-        self.workflow_config = _config(workflow_config, AgentWorkflowConfig, "workflow_config")
-        self.grader_config = _config(grader_config, GraderConfig, "grader_config")
-        if max_queue_depth is not None and not is_whole_from_one(max_queue_depth):
-            raise BackendConfigurationError(
-                "max_queue_depth must be a whole number from 1 up, or None for no bound"
-            )
-        self.max_queue_depth = max_queue_depth
+        self.workflow_cls: Any = class_with("run", workflow, "workflow")
+        self.grader_cls: Any = None if grader is None else class_with("grade", grader, "grader")
+        self.workflow_config = config_of(workflow_config, AgentWorkflowConfig, "workflow_config")
+        self.grader_config = config_of(grader_config, GraderConfig, "grader_config")
         self.artifacts = ArtifactStore(artifact_root)
-        self.max_concurrent: int | None = (
-            self.workflow_config.concurrency.max_concurrent
-            if self.workflow_config is not None
-            else DEFAULT_MAX_CONCURRENT
+        workflow_slots, grader_slots = (
+            default if config is None else config.concurrency.max_concurrent
+            for config, default in (
+                (self.workflow_config, DEFAULT_MAX_CONCURRENT),
+                (self.grader_config, None),
+            )
         )
-        grader_slots = (
-            self.grader_config.concurrency.max_concurrent
-            if self.grader_config is not None
-            else None
-        )
-        self._slots = trio.CapacityLimiter(self.max_concurrent or math.inf)
+        self._executions = Executions(workflow_slots, max_queue_depth)
         self._grader_slots = trio.CapacityLimiter(grader_slots or math.inf)
-        self._executions: dict[str, Execution] = {}
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """How many rollouts run at a time; ``None`` for no limit."""
+        return self._executions.max_concurrent
+
+    @property
+    def max_queue_depth(self) -> int | None:
+        """How many may wait for a slot; ``None`` for no bound."""
+        return self._executions.max_queue_depth
 
     # --- capacity -----------------------------------------------------------------------------
 
     def has_capacity(self) -> bool:
         """Whether a slot or a place in the queue is free, counting all that were admitted."""
-        if self.max_concurrent is None or self.max_queue_depth is None:
-            return True
-        return len(self._executions) < self.max_concurrent + self.max_queue_depth
+        return self._executions.has_capacity()
 
     def reserve(self, rollout_id: str) -> bool:
         """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
-        if rollout_id in self._executions or not self.has_capacity():
-            return False
-        self._executions[rollout_id] = Execution(rollout_id, trio.current_time())
-        return True
+        return self._executions.reserve(rollout_id)
 
     def release(self, rollout_id: str) -> None:
         """Forget a rollout; see `ExecutionBackend.release`."""
-        self._executions.pop(rollout_id, None)
+        self._executions.release(rollout_id)
 
     def health(self) -> dict[str, Any]:
         """Return the status and the slots' counts."""
-        statuses = [execution.status for execution in self._executions.values()]
-        queued = statuses.count(RolloutStatus.QUEUED)
-        return {
-            "status": "ok",
-            "concurrency": {
-                "max_concurrent": self.max_concurrent,
-                "queued": queued,
-                "running": len(statuses) - queued,
-            },
-            "max_queue_depth": self.max_queue_depth,
-        }
+        return {"status": "ok", **self._executions.health()}
 
     # --- control ------------------------------------------------------------------------------
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the status of a rollout that has been admitted and has not ended."""
-        execution = self._executions.get(rollout_id)
-        return None if execution is None else {"status": execution.status}
+        return self._executions.status(rollout_id)
 
     def cancel_rollouts(
         self,
@@ -171,20 +149,7 @@ class LocalBackend(ExecutionBackend):
         all: bool = False,
     ) -> dict[str, str]:
         """Interrupt matching rollouts; asking twice changes nothing."""
-        if ids is not None:
-            selected = list(ids)
-        else:
-            selected = [
-                rollout_id
-                for rollout_id in self._executions
-                if all or (prefix is not None and rollout_id.startswith(prefix))
-            ]
-        return {
-            rollout_id: self._executions[rollout_id].cancel()
-            if rollout_id in self._executions
-            else "not_found"
-            for rollout_id in selected
-        }
+        return self._executions.cancel(ids, prefix, all)
 
     async def shutdown(self) -> None:
         """Interrupt what still runs."""
@@ -199,14 +164,11 @@ class LocalBackend(ExecutionBackend):
         Raises:
             DuplicateRolloutError: A rollout of that id is running here already.
         """
-        reserved = request.id in self._executions
-        if not reserved:
-            self._executions[request.id] = Execution(request.id, trio.current_time())
-        execution = self._executions[request.id]
-        if execution.started:
+        try:
+            execution, reserved = self._executions.begin(request.id)
+        except DuplicateRolloutError:
             await trio.lowlevel.checkpoint()
-            raise DuplicateRolloutError(f"rollout {request.id} is running already")
-        execution.started = True
+            raise
         context = get_rollout_context() or RolloutContext(rollout_id=request.id)
         try:
             outcome = await self._execute(request, execution, context)
@@ -250,7 +212,7 @@ class LocalBackend(ExecutionBackend):
                 workflow=failure(problem, RolloutErrorCategory.VALIDATION_ERROR)
             )
         phase = Phase("workflow", request.agent_timeout_sec, execution.submitted_at)
-        acquired = await acquire(self._slots, execution, phase.deadline)
+        acquired = await execution.acquire(self._executions.slots, phase.deadline)
         try:
             phase.queued_sec = trio.current_time() - execution.submitted_at
             ended = phase.interruption(execution, trio.current_time())
@@ -259,7 +221,7 @@ class LocalBackend(ExecutionBackend):
             return await self._run_phases(request, execution, context, phase)
         finally:
             if acquired:
-                self._slots.release_on_behalf_of(execution)
+                self._executions.slots.release_on_behalf_of(execution)
 
     async def _run_phases(
         self,
@@ -277,7 +239,7 @@ class LocalBackend(ExecutionBackend):
             return ExecutionOutcome(workflow=workflow)
         execution.status = RolloutStatus.GRADING
         context.report_status(RolloutStatus.GRADING)
-        acquired = await acquire(self._grader_slots, execution, math.inf)
+        acquired = await execution.acquire(self._grader_slots, math.inf)
         try:
             execution.grader_at.since = trio.current_time()
             phase = Phase("grader", request.grader_timeout_sec, execution.grader_at.since)
@@ -411,21 +373,3 @@ def _check_graded(sample: RolloutSample | None, returned: Any) -> None:
     if sample.reward is None and not sample.remove_sample:
         hint = "" if returned is None else " (a value that grade() returns is ignored)"
         raise InvalidFieldError("reward", f"was not set by the grader: call set_reward{hint}")
-
-
-def _class_with(method: str, reference: Any, *, name: str) -> type:
-    cls = resolve_object(reference, name=name)
-    if not isinstance(cls, type) or not callable(getattr(cls, method, None)):
-        raise BackendConfigurationError(f"{name} must be a class with a method {method!r}")
-    if inspect.isabstract(cls):
-        raise BackendConfigurationError(f"{name} {cls.__name__} has abstract methods left")
-    return cls
-
-
-def _config(reference: Any, kind: type[TBaseConfig], name: str) -> TBaseConfig | None:
-    if reference is None:
-        return None
-    config = resolve_object(reference, name=name)
-    if not isinstance(config, kind):
-        raise BackendConfigurationError(f"{name} must be an instance of {kind.__name__}")
-    return config

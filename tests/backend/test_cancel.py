@@ -39,7 +39,7 @@ async def test_a_running_rollout_is_interrupted():
             "a": "cancelled_running",
             "b": "not_found",
         }
-    assert_cancelled(outcomes["a"], "while its workflow ran")
+    assert_cancelled(outcomes["a"], "while its agent ran")
     assert local.cancel_rollouts(ids=["a"]) == {"a": "not_found"}
     assert_nothing_is_left(local)
 
@@ -117,7 +117,7 @@ async def test_asking_twice_changes_nothing():
             assert counts(local) == (0, 1)
         go_on.set()
     assert cleanups == ["began", "ended"]
-    assert_cancelled(outcomes["a"], "while its workflow ran")
+    assert_cancelled(outcomes["a"], "while its agent ran")
     assert_cancelled(outcomes["b"], "while it waited for a slot")
     assert_nothing_is_left(local)
 
@@ -185,7 +185,7 @@ async def test_a_workflow_that_swallows_its_cancellation_is_cancelled(how):
     async with trio.open_nursery() as nursery:
         await running(nursery, local, "a", outcomes)
         local.cancel_rollouts(ids=["a"])
-    assert_cancelled(outcomes["a"], "while its workflow ran")
+    assert_cancelled(outcomes["a"], "while its agent ran")
 
 
 async def test_a_cancelled_workflow_is_not_graded():
@@ -214,7 +214,7 @@ async def test_a_workflow_may_cancel_its_own_rollout():
         return ctx.prompt
 
     local = backend(run)
-    assert_cancelled(await execute(local), "while its workflow ran")
+    assert_cancelled(await execute(local), "while its agent ran")
     assert_nothing_is_left(local)
 
 
@@ -236,7 +236,7 @@ async def test_a_cancel_before_the_deadline_wins_even_if_the_end_comes_after(aut
         await trio.sleep(4)
         local.cancel_rollouts(ids=["a"])
     assert trio.current_time() == 14
-    assert_cancelled(outcomes["a"], "while its workflow ran")
+    assert_cancelled(outcomes["a"], "while its agent ran")
 
 
 async def test_the_first_cancel_request_counts_against_the_deadline(autojump_clock):
@@ -247,7 +247,7 @@ async def test_the_first_cancel_request_counts_against_the_deadline(autojump_clo
         local.cancel_rollouts(ids=["a"])
         await trio.sleep(2)
         local.cancel_rollouts(ids=["a"])
-    assert_cancelled(outcomes["a"], "while its workflow ran")
+    assert_cancelled(outcomes["a"], "while its agent ran")
 
 
 async def test_a_cancel_after_the_deadline_comes_too_late(autojump_clock):
