@@ -128,10 +128,11 @@ class Holder:
             try:
                 word, _, number = (await _report(process)).partition(" ")
                 if word == "pid":
-                    # The process may be gone by now, but `unshare` will not have let go of it.
-                    pidfd = os.pidfd_open(int(number))
+                    # It may have failed and gone by now; the reason is told below.
+                    with contextlib.suppress(ProcessLookupError):
+                        pidfd = os.pidfd_open(int(number))
                 if pidfd is None or await _report(process) != "ready":
-                    # Both ends, or the reason might not be written yet.
+                    # Ended for sure, so that the reason is written.
                     await kill_and_wait(process)
                     raise _failure(process, errors)  # noqa: TRY301 - cleaned up like the rest
                 return cls(process, int(number), pidfd, _open(int(number), network=network))
