@@ -118,14 +118,15 @@ def overrides_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return overrides
 
 
-def resume_command(path: str, arguments: Sequence[str]) -> str:
+def resume_command(path: str, arguments: Sequence[str], *, begun: bool) -> str:
     """Write the command that goes on with a run, fit for a shell.
 
     Args:
         path: The command, as in ``rollout eval run``.
-        arguments: What it was called with. ``--fresh`` is left out, since it would start
-            anew; so is what may be a password in a URL.
+        arguments: What it was called with. What may be a password in a URL is left out.
+        begun: Whether the run has begun. Then ``--fresh`` is left out, since it would start
+            anew.
     """
-    kept = [each for each in arguments if each != _FRESH]
+    kept = [each for each in arguments if each != _FRESH or not begun]
     hidden = [_CREDENTIALS.sub(r"\1***@", each) for each in kept]
     return f"{path} {shlex.join(hidden)}"

@@ -91,6 +91,11 @@ class EvaluationView:
             count = f"[{self._settled:>{len(str(self._total))}}/{self._total}]"
             click.echo(f"{count} {attempt_line(record)}")
 
+    def stopping(self) -> None:
+        """Show that the run is being stopped, which can take a moment."""
+        if self._bar is not None:
+            self._bar.stopping = True
+
     def warn(self, text: str) -> None:
         """Tell of a warning."""
         self._console.print(Text(f"rollout: warning: {one_line(text)}"), soft_wrap=True)
@@ -123,6 +128,7 @@ class _Bar(Progress):
     """
 
     def __init__(self, console: Console) -> None:
+        self.stopping = False
         self._followed: EvaluationProgress | None = None
         self._task: TaskID | None = None
         super().__init__(
@@ -152,8 +158,10 @@ class _Bar(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Draw the two lines."""
         yield self.make_tasks_table(self.tasks)
-        if self._followed is None:
-            yield Text("  reading the dataset", style="dim")
+        if self.stopping:
+            yield Text("  stopping; once more ends it at once", style="yellow")
+        elif self._followed is None:
+            yield Text("  getting ready", style="dim")
         else:
             yield _counts(self._followed)
 

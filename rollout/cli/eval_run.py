@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import trio
 from attrs import frozen
 
 from rollout.cli.eval_options import config_options, overrides_of, resume_command
@@ -68,7 +69,8 @@ def run(
         config=loaded,
         fresh=fresh,
         retry_failed=retry_failed,
-        resume=resume_command(ctx.command_path, ctx.obj),
+        path=ctx.command_path,
+        arguments=tuple(ctx.obj),
     )
     quiet_http()
     ended: _Ended = run_async(_run, plan, EvaluationView(silent=as_json))
@@ -81,13 +83,19 @@ class _Plan:
     """What to run.
 
     Attributes:
-        resume: The command that goes on with it.
+        path: The command that was called.
+        arguments: Its arguments.
     """
 
     config: EvaluationConfig
     fresh: bool
     retry_failed: bool
-    resume: str
+    path: str
+    arguments: tuple[str, ...]
+
+    def resume(self, run: EvaluationRun | None) -> str:
+        """Write the command that goes on; before a run began, it is the same once more."""
+        return resume_command(self.path, self.arguments, begun=run is not None)
 
 
 @frozen
@@ -108,7 +116,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
 
     def give_up(number: int) -> None:
         view.close()
-        force_exit(number, f"what has ended is kept; go on with: {plan.resume}")
+        force_exit(number, f"what has ended is kept; go on with: {plan.resume(run)}")
 
     async with interrupts(again=give_up) as signals:
         with signals.work, view:
@@ -117,8 +125,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                     plan.config, fresh=plan.fresh, retry_failed=plan.retry_failed
                 ) as run:
                     view.begin(run.progress)
-                    async for record in run:
-                        view.show(record)
+                    await _follow(run, view)
             except EvaluationStoppedError as error:
                 if run is None:
                     raise
@@ -128,7 +135,16 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
     note = "no attempt had started"
     if run is not None:
         note = f"{run.progress.settled} of {run.progress.total} attempts have ended and are kept"
-    raise interrupted(signals.number, f"{note}; go on with: {plan.resume}")
+    raise interrupted(signals.number, f"{note}; go on with: {plan.resume(run)}")
+
+
+async def _follow(run: EvaluationRun, view: EvaluationView) -> None:
+    try:
+        async for record in run:
+            view.show(record)
+    except trio.Cancelled:
+        view.stopping()
+        raise
 
 
 def _show(ended: _Ended, plan: _Plan, *, as_json: bool) -> None:
@@ -146,6 +162,7 @@ def _show(ended: _Ended, plan: _Plan, *, as_json: bool) -> None:
     if not run.complete:
         left = progress.total - progress.settled
         raise CommandError(
-            f"{left} of {progress.total} attempts were cancelled; run them with: {plan.resume}",
+            f"{left} of {progress.total} attempts were cancelled; run them with: "
+            f"{plan.resume(run)}",
             exit_code=EXIT_FAILED,
         )

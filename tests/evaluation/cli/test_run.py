@@ -283,6 +283,26 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(cli, files, server, o
     assert {record.row for record in read_records(files.output) if record.counts} == {0, 1}
 
 
+def test_on_a_terminal_it_says_that_it_is_stopping(cli, files, on_call):
+    config = str(files.config(files.rows({}, {"sleep": 600})))
+    on_call(EvaluationView, "show", lambda record: signal.raise_signal(signal.SIGINT))
+    done = cli("eval", "run", config, FORCE_COLOR="1", COLUMNS="80", TERM="xterm")
+    assert done.exit_code == 130
+    assert "stopping; once more ends it at once" in done.stderr
+    assert "1 of 2 attempts have ended and are kept" in done.stderr
+
+
+def test_before_a_run_has_begun_fresh_is_still_to_be_done(cli, files, on_call):
+    config = str(files.config(files.rows({})))
+    on_call(EvaluationView, "__enter__", lambda: signal.raise_signal(signal.SIGINT))
+    line = cli.fails(130, "eval", "run", config, "--fresh")
+    assert line == (
+        "rollout: interrupted by SIGINT; no attempt had started; "
+        f"go on with: rollout eval run {config} --fresh"
+    )
+    assert not (files.output / "manifest.json").exists()
+
+
 def test_the_command_that_goes_on_goes_on(cli, files, on_call):
     files.rows({}, {"sleep": 0.01}, name="other rows.jsonl")
     config = str(files.config(files.rows({})))
