@@ -190,6 +190,7 @@ class Executions:
 
     Attributes:
         slots: What an execution acquires before it runs.
+        by_id: The executions, by the ids of their rollouts.
     """
 
     def __init__(self, max_concurrent: int | None, max_queue_depth: int | None) -> None:
@@ -204,24 +205,24 @@ class Executions:
         self.max_concurrent = max_concurrent
         self.max_queue_depth = max_queue_depth
         self.slots = trio.CapacityLimiter(max_concurrent or math.inf)
-        self._by_id: dict[str, Execution] = {}
+        self.by_id: dict[str, Execution] = {}
 
     def has_capacity(self) -> bool:
         """Whether a slot or a place in the queue is free, counting all that were admitted."""
         if self.max_concurrent is None or self.max_queue_depth is None:
             return True
-        return len(self._by_id) < self.max_concurrent + self.max_queue_depth
+        return len(self.by_id) < self.max_concurrent + self.max_queue_depth
 
     def reserve(self, rollout_id: str) -> bool:
         """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
-        if rollout_id in self._by_id or not self.has_capacity():
+        if rollout_id in self.by_id or not self.has_capacity():
             return False
-        self._by_id[rollout_id] = Execution(rollout_id, trio.current_time())
+        self.by_id[rollout_id] = Execution(rollout_id, trio.current_time())
         return True
 
     def release(self, rollout_id: str) -> None:
         """Forget a rollout; see `ExecutionBackend.release`."""
-        self._by_id.pop(rollout_id, None)
+        self.by_id.pop(rollout_id, None)
 
     def begin(self, rollout_id: str) -> tuple[Execution, bool]:
         """Start the execution of a rollout.
@@ -232,10 +233,10 @@ class Executions:
         Raises:
             DuplicateRolloutError: It is running already.
         """
-        reserved = rollout_id in self._by_id
+        reserved = rollout_id in self.by_id
         if not reserved:
-            self._by_id[rollout_id] = Execution(rollout_id, trio.current_time())
-        execution = self._by_id[rollout_id]
+            self.by_id[rollout_id] = Execution(rollout_id, trio.current_time())
+        execution = self.by_id[rollout_id]
         if execution.started:
             raise DuplicateRolloutError(f"rollout {rollout_id} is running already")
         execution.started = True
@@ -243,7 +244,7 @@ class Executions:
 
     def status(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the status of a rollout that has not ended; see `rollout_status`."""
-        execution = self._by_id.get(rollout_id)
+        execution = self.by_id.get(rollout_id)
         return None if execution is None else {"status": execution.status}
 
     def cancel(
@@ -256,19 +257,17 @@ class Executions:
         if ids is None:
             ids = [
                 rollout_id
-                for rollout_id in self._by_id
+                for rollout_id in self.by_id
                 if all or (prefix is not None and rollout_id.startswith(prefix))
             ]
         return {
-            rollout_id: self._by_id[rollout_id].cancel()
-            if rollout_id in self._by_id
-            else "not_found"
+            rollout_id: self.by_id[rollout_id].cancel() if rollout_id in self.by_id else "not_found"
             for rollout_id in ids
         }
 
     def health(self) -> dict[str, Any]:
         """Return the counts of the slots."""
-        statuses = [execution.status for execution in self._by_id.values()]
+        statuses = [execution.status for execution in self.by_id.values()]
         queued = statuses.count(RolloutStatus.QUEUED)
         return {
             "concurrency": {

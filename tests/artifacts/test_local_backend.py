@@ -187,7 +187,7 @@ async def test_a_cancelled_rollout(tmp_path):
         local.cancel_rollouts(["r"])
     trajectory, diagnostics = saved(tmp_path)
     assert trajectory["extra"]["status"] == diagnostics["status"] == "cancelled"
-    assert diagnostics["error"]["message"] == "cancelled while its workflow ran"
+    assert diagnostics["error"]["message"] == "cancelled while its agent ran"
 
 
 async def test_a_rollout_that_is_ended_by_force(tmp_path):

@@ -128,8 +128,8 @@ def assert_nothing_is_left(local: LocalBackend) -> None:
     """Every slot and every place is free again."""
     assert counts(local) == (0, 0)
     assert local.has_capacity()
-    assert local._executions == {}
-    for limiter in (local._slots, local._grader_slots):
+    assert local._executions.by_id == {}
+    for limiter in (local._executions.slots, local._grader_slots):
         statistics = limiter.statistics()
         assert statistics.borrowed_tokens == 0
         assert statistics.tasks_waiting == 0

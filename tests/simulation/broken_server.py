@@ -29,10 +29,10 @@ from rollout.types import RolloutStatus
 
 
 def _leak(monkeypatch: pytest.MonkeyPatch, *statuses: RolloutStatus) -> None:
-    async def execute(honest, backend, request, execution):
-        outcome = await honest(backend, request, execution)
-        if outcome.result.status in statuses and backend._slots.total_tokens > 1:
-            backend._slots.total_tokens -= 1
+    async def execute(honest, backend, request, execution, context):
+        outcome = await honest(backend, request, execution, context)
+        if outcome.result.status in statuses and backend._executions.slots.total_tokens > 1:
+            backend._executions.slots.total_tokens -= 1
         return outcome
 
     wrap(monkeypatch, LocalBackend, "_execute", execute)
@@ -56,7 +56,7 @@ def one_slot_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(honest, backend, **options):
         honest(backend, **options)
-        backend._slots.total_tokens += 1
+        backend._executions.slots.total_tokens += 1
 
     wrap(monkeypatch, LocalBackend, "__init__", init)
 
@@ -67,7 +67,7 @@ def a_cancel_gives_two_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def cancel_rollouts(honest, backend, *args, **more):
         answer = honest(backend, *args, **more)
-        backend._slots.total_tokens += list(answer.values()).count("cancelled_running")
+        backend._executions.slots.total_tokens += list(answer.values()).count("cancelled_running")
         return answer
 
     wrap(monkeypatch, LocalBackend, "cancel_rollouts", cancel_rollouts)
@@ -80,7 +80,7 @@ def one_place_too_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     def has_capacity(honest, backend):
         if backend.max_concurrent is None or backend.max_queue_depth is None:
             return honest(backend)
-        return len(backend._executions) <= backend.max_concurrent + backend.max_queue_depth
+        return len(backend._executions.by_id) <= backend.max_concurrent + backend.max_queue_depth
 
     wrap(monkeypatch, LocalBackend, "has_capacity", has_capacity)
 
@@ -90,7 +90,7 @@ def a_place_in_the_queue_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout that was cancelled is counted for ever."""
 
     def release(honest, backend, rollout_id):
-        execution = backend._executions.get(rollout_id)
+        execution = backend._executions.by_id.get(rollout_id)
         if execution is None or execution.cancelled_at == float("inf"):
             honest(backend, rollout_id)
 
