@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rollout._files import write_atomic
 from rollout._redaction import redact
@@ -32,7 +32,7 @@ from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.folder import TRAJECTORIES
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.trajectory import build_trajectory, token_totals
-from rollout.types import RolloutResultResponse, RolloutStatus
+from rollout.types import RolloutResultResponse, RolloutSample, RolloutStatus
 
 __all__ = ["Attempt", "Credentials", "Ending", "check_usable", "keep_attempt", "run_rollout"]
 
@@ -101,21 +101,12 @@ class Ending:
     """How a rollout ended, as the client saw it.
 
     Attributes:
-        result: Its terminal result, if there is one.
-        failure: The fields of a record that say why there is none.
-        submitted_at: When the request was made (wall clock).
-        duration_sec: Seconds from there to the end.
+        record: What is going to be on record, but for its trajectory.
+        sample: The sample of its terminal result, if there is one.
     """
 
-    result: RolloutResultResponse | None
-    failure: dict[str, Any]
-    submitted_at: datetime
-    duration_sec: float
-
-    @property
-    def unreachable(self) -> bool:
-        """Whether the server was out of reach."""
-        return self.failure.get("err_category") == UNREACHABLE
+    record: AttemptRecord
+    sample: RolloutSample | None
 
 
 async def run_rollout(
@@ -142,8 +133,7 @@ async def run_rollout(
     Cancelling this leaves the rollout on the server; the caller cancels it there.
     """
     submitted_at, started = datetime.now(UTC), trio.current_time()
-    result: RolloutResultResponse | None = None
-    failure: dict[str, Any] = {}
+    sample: RolloutSample | None = None
     handle: RolloutHandle | None = None
     try:
         handle = await client.run_rollout_async(
@@ -158,23 +148,28 @@ async def run_rollout(
         )
         on_admitted()
         result = await handle
+        sample, facts = result.sample, _facts(result, config, credentials)
     except (RolloutHandleCancelled, RolloutClientClosedError):
         raise  # it says nothing about the rollout
     except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
         if handle is None:
             check_usable(error, client.url)
-        failure = _failure(error, credentials, admitted=handle is not None)
+        facts = _failure(error, credentials, admitted=handle is not None)
     finally:
         if handle is not None:
             handle.cancel()  # nobody is going to await it again
             # Nor to hear why it failed, if it did so while this was being cancelled.
             handle._tell_failure()  # noqa: SLF001
-    return Ending(
-        result=result,
-        failure=failure,
+    record = AttemptRecord(
+        row=attempt.row.index,
+        attempt=attempt.number,
+        retry=attempt.retry,
+        rollout_id=attempt.rollout_id,
         submitted_at=submitted_at,
         duration_sec=trio.current_time() - started,
+        **facts,
     )
+    return Ending(record=record, sample=sample)
 
 
 def check_usable(error: Exception, url: str) -> None:
@@ -203,12 +198,12 @@ def keep_attempt(
     ending: Ending,
     folder: Path,
 ) -> AttemptRecord:
-    """Write the trajectory of an attempt and make its record. Blocking.
+    """Write the trajectory of an attempt, and return its record with that. Blocking.
 
     Raises:
         EvaluationError: The trajectory cannot be written (a full disk, say).
     """
-    document = _trajectory(config, credentials, attempt, ending.result)
+    document = _trajectory(config, credentials, attempt, ending.sample)
     name = f"{attempt.row.index}-{attempt.number}-{attempt.retry}.json"
     path = folder / TRAJECTORIES / name
     try:
@@ -220,19 +215,11 @@ def keep_attempt(
             "be kept"
         ) from error
     prompt_tokens, completion_tokens = token_totals(document)
-    result = ending.result
-    facts = ending.failure if result is None else _facts(result, config, credentials)
-    return AttemptRecord(
-        row=attempt.row.index,
-        attempt=attempt.number,
-        retry=attempt.retry,
-        rollout_id=attempt.rollout_id,
-        submitted_at=ending.submitted_at,
-        duration_sec=ending.duration_sec,
+    return evolve(
+        ending.record,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         trajectory=name,
-        **facts,
     )
 
 
@@ -292,10 +279,9 @@ def _trajectory(
     config: EvaluationConfig,
     credentials: Credentials,
     attempt: Attempt,
-    result: RolloutResultResponse | None,
+    sample: RolloutSample | None,
 ) -> dict[str, Any]:
     """Build the trajectory of an attempt; without a sample it is the prompt."""
-    sample = None if result is None else result.sample
     messages = attempt.row.initial_messages
     if sample is not None and sample.messages:
         messages = [dict(message) for message in sample.messages]

@@ -75,8 +75,8 @@ class Ledger:
     n: int
     retry_failed: bool = False
     _settled: SparseArray = field(factory=lambda: SparseArray("B"), init=False)
-    _records: SparseArray = field(factory=lambda: SparseArray("L"), init=False)
-    _setup_retries: SparseArray = field(factory=lambda: SparseArray("L"), init=False)
+    _records: SparseArray = field(factory=lambda: SparseArray("I"), init=False)
+    _setup_retries: SparseArray = field(factory=lambda: SparseArray("I"), init=False)
 
     def add(self, record: AttemptRecord) -> None:
         """Take a record, in the order in which they were written.

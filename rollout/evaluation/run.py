@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import httpx
 import trio
-from attrs import evolve
+from attrs import define, evolve
 
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError, EvaluationStoppedError, RolloutError
-from rollout.evaluation.attempts import Attempt, Credentials, keep_attempt, run_rollout
+from rollout.evaluation.attempts import UNREACHABLE, Attempt, Credentials, keep_attempt, run_rollout
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.decisions import (
@@ -32,6 +32,8 @@ __all__ = ["EvaluationRun"]
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_A_TIME = 64
+_ENDING_AT_A_TIME = 32
+"""How many ends are written down at a time, so that they share syncs of the disk."""
 _CANCEL_SEC = 10.0
 _UNDER_WAY_SEC = 0.25
 _SERVER_ENDS_SEC = 2.0
@@ -64,7 +66,8 @@ class EvaluationRun:
         self._dataset = opened.dataset
         self._ledger = opened.ledger
         self._breaker = CircuitBreaker(config.run.breaker_failures)
-        self._places = trio.CapacityLimiter(config.run.max_in_flight)
+        self._running = trio.CapacityLimiter(config.run.max_in_flight)
+        self._ending = trio.CapacityLimiter(max(config.run.max_in_flight, _ENDING_AT_A_TIME))
         # Rollouts that the server may have, and whether it has said so.
         self._started: dict[str, bool] = {}
         self._working = trio.CancelScope()
@@ -108,8 +111,7 @@ class EvaluationRun:
             async for row in rows_out:
                 for number in range(self._ledger.n):
                     if self._ledger.settled(row.index, number) is None:
-                        place = object()
-                        await self._places.acquire_on_behalf_of(place)
+                        place = await self._enter()
                         nursery.start_soon(
                             self._attempt, client, row, number, place, self._send.clone()
                         )
@@ -187,14 +189,13 @@ class EvaluationRun:
         client: RolloutClient,
         row: DatasetRow,
         number: int,
-        place: object,
+        place: _Place,
         send: trio.MemorySendChannel[AttemptRecord],
     ) -> None:
         async with send:
-            self.progress.in_flight += 1
             try:
                 while True:
-                    record = await self._try(client, row, number)
+                    record = await self._try(client, row, number, place)
                     await send.send(record)
                     if not record.superseded:
                         return
@@ -203,10 +204,11 @@ class EvaluationRun:
             except EvaluationError as error:
                 self._fail(error)
             finally:
-                self.progress.in_flight -= 1
-                self._places.release_on_behalf_of(place)
+                self._leave(place)
 
-    async def _try(self, client: RolloutClient, row: DatasetRow, number: int) -> AttemptRecord:
+    async def _try(
+        self, client: RolloutClient, row: DatasetRow, number: int, place: _Place
+    ) -> AttemptRecord:
         """Run one rollout of an attempt; return its record once that is on the disk."""
         retry = self._ledger.records(row.index, number)
         attempt = Attempt.fresh(self.manifest["run_id"], row, number, retry)
@@ -219,26 +221,61 @@ class EvaluationRun:
             client, self._config, self._credentials, attempt, on_admitted=admitted
         )
         del self._started[attempt.rollout_id]
-        if ending.unreachable and self._config.server.app is not None:
+        if ending.record.err_category == UNREACHABLE and self._config.server.app is not None:
             # The run's own server is about to be found dead, and its end is no attempt's fault.
             await trio.sleep(_SERVER_ENDS_SEC)
+        used = self._ledger.setup_retries(row.index, number)
+        again = wants_setup_retry(ending.record, used, self._config.run.retry_setup_failures)
+        if self._breaker.add(ending.record):
+            self._working.cancel()
         # What has ended is kept, whoever cancels what in the meantime.
         with trio.CancelScope(shield=True):
+            if not again:
+                await self._move_on(place)
             record = await trio.to_thread.run_sync(
                 keep_attempt, self._config, self._credentials, attempt, ending, self.folder
             )
-            used = self._ledger.setup_retries(*record.key)
-            if wants_setup_retry(record, used, self._config.run.retry_setup_failures):
-                record = evolve(record, superseded=True)
+            record = evolve(record, superseded=again)
             await self.journal.append(record)
+            self._count(record)
+            return record
+        raise AssertionError("nothing cancels that scope")
+
+    def _count(self, record: AttemptRecord) -> None:
+        """Take note of a record that is on the disk."""
         self._ledger.add(record)
         if record.superseded:
             self.progress.retries += 1
         else:
             self.progress.add(record)
-        if self._breaker.add(record):
-            self._working.cancel()
-        return record
+
+    async def _enter(self) -> _Place:
+        """Wait until one more rollout may run."""
+        place = _Place(self._running)
+        await self._running.acquire_on_behalf_of(place)
+        self.progress.in_flight += 1
+        return place
+
+    async def _move_on(self, place: _Place) -> None:
+        """Let another rollout run while this one's end is written down.
+
+        Nobody who has come this far waits for a place to run, so this comes to an end.
+        """
+        await self._ending.acquire_on_behalf_of(place)
+        self._leave(place)
+        place.limiter = self._ending
+
+    def _leave(self, place: _Place) -> None:
+        if place.limiter is self._running:
+            self.progress.in_flight -= 1
+        place.limiter.release_on_behalf_of(place)
+
+
+@define(eq=False)
+class _Place:
+    """What an attempt occupies: one of those to run, or one of those to be written down."""
+
+    limiter: trio.CapacityLimiter
 
 
 def _take(source: Iterator[DatasetRow]) -> list[DatasetRow]:

@@ -11,6 +11,7 @@ from evaluation.run.cases import all_keys, config_of, keys, run_all, scripted
 from evaluation.run.fake import failure, success
 from support import Script, local_backend, make_app, prompt, served
 
+import rollout.evaluation.run
 from rollout.context import get_rollout_context
 from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, evaluate, final_records, read_records
@@ -114,15 +115,19 @@ async def test_never_more_in_flight_than_allowed(tmp_path):
 
 
 async def test_a_consumer_that_does_not_read_holds_the_run_back(tmp_path, server):
-    config = config_of(tmp_path, server="http://fake", rows=scripted(40), max_in_flight=2)
+    config = config_of(tmp_path, server="http://fake", rows=scripted(100), max_in_flight=2)
+    # Two in the channel, and those that wait to hand theirs over; what ended is kept.
+    kept = 2 + rollout.evaluation.run._ENDING_AT_A_TIME
     async with evaluate(config) as run:
-        while run.progress.settled < 4 or run.progress.in_flight > 2:
+        while run.progress.settled < kept:
             await trio.lowlevel.checkpoint()
-        # Two in the channel and two that wait to hand theirs over; what ended is kept.
         await trio.testing.wait_all_tasks_blocked()
-        assert run.progress.settled == server.tries.total() == 4
+        assert run.progress.settled == kept
+        assert run.progress.in_flight == 2
+        assert server.tries.total() == kept + 2
+        assert len(list(read_records(run.folder))) == kept
         records = [record async for record in run]
-    assert keys(records) == all_keys(40)
+    assert keys(records) == all_keys(100)
 
 
 async def test_rows_are_not_read_ahead_without_end(tmp_path, server, monkeypatch):
@@ -212,3 +217,20 @@ async def test_removed_and_ungraded_samples(tmp_path, server):
     assert (ungraded.removed, ungraded.reward, ungraded.passed) == (False, None, False)
     assert run.metrics.results.attempts.removed == 1
     assert len(list(read_records(run.folder))) == 2
+
+
+async def test_odd_texts_and_numbers_of_a_server(tmp_path, server):
+    async def end(started):
+        if started.row == 0:
+            return {**failure(), "err_message": "half a pair: \ud800 and \x00"}
+        odd = {"\udfff": 1.0, "big": 10**400, "text": "no number", "whole": 7, "yes": True}
+        return {**success(), "sample": {**success()["sample"], "metrics": odd}}
+
+    server.end = end
+    run, records = await run_all(config_of(tmp_path, server="http://fake", rows=scripted(2)))
+    failed, ended = sorted(records, key=lambda record: record.row)
+    assert failed.err_message.startswith("half a pair: ")
+    assert ended.metrics["whole"] == 7
+    assert {"text", "yes"}.isdisjoint(ended.metrics)
+    assert sorted(read_records(run.folder), key=lambda r: r.key) == [failed, ended]
+    assert run.metrics.results.attempts.settled == 2
