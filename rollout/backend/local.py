@@ -126,7 +126,7 @@ class LocalBackend(ExecutionBackend):
 
     def reserve(self, rollout_id: str) -> bool:
         """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
-        return self.has_capacity() and self._executions.reserve(rollout_id)
+        return self._executions.reserve(rollout_id)
 
     def release(self, rollout_id: str) -> None:
         """Forget a rollout; see `ExecutionBackend.release`."""

@@ -10,6 +10,7 @@ import trio
 from attrs import evolve
 from simulation.mutants import STOPPING, Run, drawn, mutant, wrap, written
 
+from rollout.backend.executions import Executions
 from rollout.backend.local import LocalBackend
 from rollout.errors import UnknownRolloutError
 from rollout.server import RolloutServer, ShutdownBudget
@@ -77,12 +78,12 @@ def a_cancel_gives_two_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_place_too_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue holds one rollout more than configured."""
 
-    def has_capacity(honest, backend):
-        if backend.max_concurrent is None or backend.max_queue_depth is None:
-            return honest(backend)
-        return len(backend._executions.by_id) <= backend.max_concurrent + backend.max_queue_depth
+    def has_capacity(honest, table):
+        if table.max_concurrent is None or table.max_queue_depth is None:
+            return honest(table)
+        return len(table.by_id) <= table.max_concurrent + table.max_queue_depth
 
-    wrap(monkeypatch, LocalBackend, "has_capacity", has_capacity)
+    wrap(monkeypatch, Executions, "has_capacity", has_capacity)
 
 
 @mutant("slots", drawn("none"))
