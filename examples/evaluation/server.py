@@ -16,8 +16,10 @@ import httpx
 
 from rollout import (
     AgentWorkflow,
+    AgentWorkflowConfig,
     AgentWorkflowContext,
     AgentWorkflowOutput,
+    ConcurrencyConfig,
     Grader,
     GraderContext,
     LocalBackend,
@@ -81,5 +83,13 @@ async def lifespan(_: RolloutServer) -> AsyncGenerator[None, None]:
 
 
 app = create_rollout_server(
-    backend=LocalBackend(workflow=Solve, grader=LastNumberIsRight), lifespan=lifespan
+    backend=LocalBackend(
+        workflow=Solve,
+        workflow_config=AgentWorkflowConfig(
+            name="arithmetic", concurrency=ConcurrencyConfig(max_concurrent=16)
+        ),
+        grader=LastNumberIsRight,
+        artifact_root=False,  # the evaluation keeps every conversation in its own folder
+    ),
+    lifespan=lifespan,
 )

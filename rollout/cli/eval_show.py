@@ -46,7 +46,7 @@ def metrics_of(folder: Path, manifest: dict[str, Any]) -> EvaluationMetrics:
     )
 
 
-@click.command()
+@click.command(short_help="Print what came of the run in DIR.")
 @folder_argument("dir")
 @click.option("--failures", is_flag=True, help="List the attempts that failed, too.")
 @json_option
@@ -66,7 +66,7 @@ def show(dir: Path, failures: bool, as_json: bool) -> None:
             click.echo(attempt_line(record))
 
 
-@click.command()
+@click.command(short_help="Make the report of the run in DIR again.")
 @folder_argument("dir")
 def report(dir: Path) -> None:
     """Make metrics.json, index.jsonl and report.html of the run in DIR again.

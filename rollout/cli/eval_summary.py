@@ -131,7 +131,7 @@ def _costs(metrics: EvaluationMetrics) -> _Cells:
 
 def _sample_metrics(metrics: EvaluationMetrics) -> _Cells:
     for name, metric in metrics.results.sample_metrics.items():
-        yield one_line(name), f"{metric.mean:.4g} (of {metric.count})"
+        yield one_line(name), f"{metric.mean:.4g}  ({metric.count} attempts)"
 
 
 def _without_report(folder: Path) -> str:
@@ -150,13 +150,11 @@ def _title(manifest: dict[str, Any], metrics: EvaluationMetrics) -> Text:
 def _estimate(estimate: Estimate) -> str:
     if estimate.value is None:
         return "-"
-    text = f"{reward_text(estimate.value)} of {estimate.attempts}"
+    notes = [f"{estimate.attempts} attempts"]
     if estimate.low is not None and estimate.high is not None:
-        text += (
-            f"  ({estimate.level:.0%} interval "
-            f"{reward_text(estimate.low)} to {reward_text(estimate.high)})"
-        )
-    return text
+        low, high = reward_text(estimate.low), reward_text(estimate.high)
+        notes.insert(0, f"{estimate.level:.0%} interval {low} to {high}")
+    return f"{reward_text(estimate.value)}  ({', '.join(notes)})"
 
 
 def _curve(estimates: tuple[KEstimate, ...]) -> str:

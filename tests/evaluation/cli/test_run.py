@@ -52,8 +52,8 @@ def test_a_line_for_each_attempt_and_the_summary(cli, files):
     rows = rows_of(done.stdout)
     assert rows["success"] == "4"
     assert rows["failure"] == rows["agent_error"] == "2"
-    assert rows["mean reward"].startswith("0.5 of 4")
-    assert rows["pass rate"].startswith("0.3333 of 6")
+    assert re.fullmatch(r"0\.5  \(95% interval \S+ to \S+, 4 attempts\)", rows["mean reward"])
+    assert re.fullmatch(r"0\.3333  \(95% interval \S+ to \S+, 6 attempts\)", rows["pass rate"])
     assert rows["attempts"] == "6 of 6 have ended"
     assert rows["duration"].startswith("median ")
     assert done.stdout.endswith(f"Report: {files.output / 'report.html'}\n")

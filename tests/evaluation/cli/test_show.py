@@ -24,8 +24,8 @@ def test_show(cli, finished):
     done = cli("eval", "show", str(finished))
     assert (done.exit_code, done.stderr) == (0, "")
     assert "5 rows, n = 2" in done.stdout
-    assert "0.5 of 8" in done.stdout
-    assert "0.4 of 10" in done.stdout
+    assert "8 attempts)" in done.stdout
+    assert "10 attempts)" in done.stdout
     assert "1: 0.4  2: 0.4" in done.stdout
     assert "not complete" not in done.stdout
     assert done.stdout.endswith(f"Report: {finished / 'report.html'}\n")
