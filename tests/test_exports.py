@@ -49,10 +49,23 @@ FLOORS = {
 
 TOP = 4
 
+EXTRAS = {"harbor", "openai", "agents", "strands", "pydantic_ai", "mcp", "xllamacpp"}
+"""Packages of extras. Modules that they load by name import them, and are left out without."""
+
+
+def load(name):
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in EXTRAS:
+            raise
+        pytest.skip(f"{name} needs {missing}, which is not installed")
+
 
 @pytest.mark.parametrize("name", ["rollout", *MODULES])
 def test_every_name_in_all_exists(name):
-    module = importlib.import_module(name)
+    module = load(name)
     names = getattr(module, "__all__", None)
     assert names is not None, f"{name} has no __all__"
     assert len(names) == len(set(names))
@@ -79,7 +92,7 @@ def public_members(path, cls):
 
 @pytest.mark.parametrize("name", ["rollout", *MODULES])
 def test_everything_public_has_a_docstring(name):
-    module = importlib.import_module(name)
+    module = load(name)
     assert module.__doc__, name
     bare = []
     for path, value in public_objects(module):
@@ -234,10 +247,12 @@ def test_importing_one_does_not_load_the_other(module, unwanted):
 
 
 def test_nothing_imports_asyncio_outside_the_bridges():
+    # Harbor is asyncio: what it calls, in the loop of a bridge, has to be so too.
+    harbor = ROOT / "backend" / "harbor"
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path, tree in sources()
-        if room_of(path) != "integrations"
+        if room_of(path) != "integrations" and harbor not in path.parents
         for name, line in imports(tree)
         if name.split(".")[0] in {"asyncio", "anyio", "trio_asyncio"}
     ]
