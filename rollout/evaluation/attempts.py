@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -31,8 +30,10 @@ from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.folder import TRAJECTORIES
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.jsonfit import utf8
 from rollout.trajectory import build_trajectory, token_totals
 from rollout.types import RolloutResultResponse, RolloutSample, RolloutStatus
+from rollout.types._fields import is_finite_number
 
 __all__ = ["Attempt", "Credentials", "Ending", "check_usable", "keep_attempt", "run_rollout"]
 
@@ -253,7 +254,7 @@ def _facts(
     reward = sample.reward if sample is not None and success and not removed else None
     message = result.err_message
     if message is not None:
-        message = redact(message, (credentials.chat, credentials.server))
+        message = redact(utf8(message), (credentials.chat, credentials.server))
     return {
         "outcome": outcome,
         "reward": reward,
@@ -268,11 +269,7 @@ def _facts(
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    return {utf8(name): value for name, value in metrics.items() if is_finite_number(value)}
 
 
 def _trajectory(

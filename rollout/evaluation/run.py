@@ -12,7 +12,7 @@ import trio
 from attrs import define, evolve
 
 from rollout.client import RolloutClient
-from rollout.errors import EvaluationError, EvaluationStoppedError, RolloutError
+from rollout.errors import EvaluationStoppedError, RolloutError
 from rollout.evaluation.attempts import UNREACHABLE, Attempt, Credentials, keep_attempt, run_rollout
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
@@ -71,7 +71,7 @@ class EvaluationRun:
         # Rollouts that the server may have, and whether it has said so.
         self._started: dict[str, bool] = {}
         self._working = trio.CancelScope()
-        self._failure: EvaluationError | None = None
+        self._failure: Exception | None = None
         self._send, self._receive = trio.open_memory_channel[AttemptRecord](
             config.run.max_in_flight
         )
@@ -106,16 +106,24 @@ class EvaluationRun:
 
     async def _feed(self, client: RolloutClient) -> None:
         rows_in, rows_out = trio.open_memory_channel[DatasetRow](_ROWS_AT_A_TIME)
-        async with self._send, trio.open_nursery() as nursery, rows_out:
-            nursery.start_soon(self._read_rows, rows_in)
-            async for row in rows_out:
-                for number in range(self._ledger.n):
-                    if self._ledger.settled(row.index, number) is None:
+        # Channels are closed without a checkpoint, where a cancellation would take the place
+        # of the error that is on its way out.
+        with self._send, rows_out:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_rows, rows_in)
+                async for row in rows_out:
+                    for number in self._open_attempts(row.index):
                         place = await self._enter()
                         nursery.start_soon(
                             self._attempt, client, row, number, place, self._send.clone()
                         )
-            self._send.close()
+                self._send.close()
+
+    def _open_attempts(self, row: int) -> Iterator[int]:
+        """Yield those attempts of a row that are not settled."""
+        for number in range(self._ledger.n):
+            if self._ledger.settled(row, number) is None:
+                yield number
 
     async def cancel_in_flight(self, client: RolloutClient) -> None:
         """Cancel on the server what was in flight; bounded, whatever happens."""
@@ -167,21 +175,21 @@ class EvaluationRun:
 
     # --- tasks --------------------------------------------------------------------------------
 
-    def _fail(self, error: EvaluationError) -> None:
+    def _fail(self, error: Exception) -> None:
         """Stop everything. The first reason counts, since others only follow from it."""
         if self._failure is None:
             self._failure = error
             self._working.cancel()
 
     async def _read_rows(self, rows: trio.MemorySendChannel[DatasetRow]) -> None:
-        async with rows:
+        with rows:
             source = cast("Generator[DatasetRow, None, None]", self._dataset.rows())
             with closing(source):
                 try:
                     while batch := await trio.to_thread.run_sync(_take, source):
                         for row in batch:
                             await rows.send(row)
-                except EvaluationError as error:
+                except Exception as error:  # noqa: BLE001 - whatever it is, it comes out plain
                     self._fail(error)
 
     async def _attempt(
@@ -192,7 +200,7 @@ class EvaluationRun:
         place: _Place,
         send: trio.MemorySendChannel[AttemptRecord],
     ) -> None:
-        async with send:
+        with send:
             try:
                 while True:
                     record = await self._try(client, row, number, place)
@@ -201,7 +209,7 @@ class EvaluationRun:
                         return
                     used = self._ledger.setup_retries(*record.key)
                     await trio.sleep(setup_retry_delay_sec(used - 1))
-            except EvaluationError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it comes out plain
                 self._fail(error)
             finally:
                 self._leave(place)

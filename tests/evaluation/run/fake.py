@@ -99,7 +99,8 @@ class FakeRollouts(httpx.AsyncBaseTransport):
         if isinstance(fields, Exception):
             raise fields
         self.active.pop(rollout_id, None)
-        return httpx.Response(200, json={"rollout_id": rollout_id, **fields})
+        body = json.dumps({"rollout_id": rollout_id, **fields}).encode()
+        return httpx.Response(200, content=body)
 
 
 def answer(what: httpx.Response | Exception) -> httpx.Response:

@@ -339,3 +339,33 @@ async def test_dataset_that_is_replaced_before_it_is_read(tmp_path, server, monk
     with pytest.raises(DatasetError, match="changed"):
         await run_all(config)
     assert list(read_records(config.run.output)) == []
+
+
+# --- bugs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KeyError, ZeroDivisionError])
+async def test_a_bug_in_the_way_is_never_swallowed(tmp_path, server, kind):
+    async def end(started):
+        return kind(f"row {started.row}")
+
+    server.end = end
+    config = config_of(tmp_path, server="http://fake", rows=scripted(20))
+    with pytest.raises(kind, match=r"row \d+"):
+        await run_all(config)
+    assert list(read_records(config.run.output)) == []
+    server.end = None
+    run, _ = await run_all(config)
+    assert run.complete
+
+
+async def test_a_bug_in_reading_rows_is_never_swallowed(tmp_path, server, monkeypatch):
+    config = config_of(tmp_path, server="http://fake", rows=scripted(20))
+
+    def rows(_):
+        yield from ()
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("rollout.evaluation.datasets.Dataset.rows", rows)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await run_all(config)
