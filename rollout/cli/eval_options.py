@@ -17,7 +17,11 @@ __all__ = ["config_options", "overrides_of", "resume_command"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FRESH = "--fresh"
-_CREDENTIALS = re.compile(r"(://)[^/?#\s]*@")
+_SECRETS = (
+    (re.compile(r"(://)[^/?#\s]*@"), r"\1***@"),
+    (re.compile(r"(://[^?#]*[?#]).*", re.DOTALL), r"\1***"),
+)
+"""What may be secret in a URL: its credentials, and its query."""
 _COUNT = click.IntRange(min=1)
 _FROM_ZERO = click.IntRange(min=0)
 
@@ -123,10 +127,11 @@ def resume_command(path: str, arguments: Sequence[str], *, begun: bool) -> str:
 
     Args:
         path: The command, as in ``rollout eval run``.
-        arguments: What it was called with. What may be a password in a URL is left out.
+        arguments: What it was called with. What may be secret in a URL is left out.
         begun: Whether the run has begun. Then ``--fresh`` is left out, since it would start
             anew.
     """
     kept = [each for each in arguments if each != _FRESH or not begun]
-    hidden = [_CREDENTIALS.sub(r"\1***@", each) for each in kept]
-    return f"{path} {shlex.join(hidden)}"
+    for pattern, replacement in _SECRETS:
+        kept = [pattern.sub(replacement, each) for each in kept]
+    return f"{path} {shlex.join(kept)}"

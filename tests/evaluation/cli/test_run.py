@@ -393,13 +393,13 @@ def test_keys_stay_out_of_sight(cli, files, on_call):
     on_call(EvaluationView, "show", interrupt)
     done = cli(
         "eval", "run", config, "--llm-api-key-env", "MODEL_KEY",
-        "--chat-url", "http://user:password-2@127.0.0.1:9/v1",
+        "--chat-url", "http://user:password-2@127.0.0.1:9/v1?key=password-3",
         MODEL_KEY="key-of-the-model-1",
     )  # fmt: skip
     assert done.exit_code == 130
     assert "key-of-the-model-1" not in done.output
-    assert "password-2" not in done.output
-    assert "--chat-url 'http://***@127.0.0.1:9/v1'" in done.stderr
+    assert "password-" not in done.output
+    assert "--chat-url 'http://***@127.0.0.1:9/v1?***'" in done.stderr
 
 
 def test_arguments_are_remembered_as_they_came():
