@@ -24,6 +24,9 @@ __all__ = ["grade"]
 
 logger = logging.getLogger(__name__)
 
+_ARTIFACTS = "artifacts/logs/artifacts"
+"""Where Harbor collects what is in ``/logs/artifacts`` inside of the sandbox."""
+
 
 async def grade(handover: Handover) -> RolloutSample:
     """Grade a trial's sample, keep it in the handover, and return it.
@@ -41,7 +44,7 @@ async def grade(handover: Handover) -> RolloutSample:
         label=plan.request.label,
         sample=sample,
         project_path=None if plan.task.folder is None else str(plan.task.folder),
-        artifacts_dir=await _artifacts_dir(plan.trial_dir / "artifacts"),
+        artifacts_dir=await _artifacts_dir(plan.trial_dir / _ARTIFACTS),
     )
 
     async def body() -> RolloutSample:

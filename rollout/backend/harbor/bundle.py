@@ -1,0 +1,237 @@
+"""Find what a workflow needs in a sandbox: its own sources, and the distributions they import.
+
+Sources that are not part of an installed distribution are followed through their import
+statements. Distributions of pure Python come along as wheels. Compiled ones do not: the
+sandbox has to have them, or gets them from an index.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from attrs import define, field, frozen
+
+import rollout
+from rollout.backend.harbor.packaging import (
+    Wheel,
+    build_wheel,
+    is_compiled,
+    normalized,
+    repacked_wheel,
+    tree_files,
+)
+from rollout.errors import BackendConfigurationError
+
+__all__ = ["Bundle", "Need", "make_bundle"]
+
+_CORE = ("attrs", "cattrs", "trio", "platformdirs", "httpx")
+"""What this library needs where a workflow runs; the rest of it serves servers."""
+
+_OWN = "trio-rollout"
+
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?([^;]*);?(.*)")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+_ELSEWHERE = re.compile(
+    r"(?:os_name|sys_platform|platform_system)\s*==\s*"
+    r"['\"](?:nt|win32|cygwin|darwin|Windows|Darwin|emscripten)['\"]"
+)
+
+
+@frozen
+class Need:
+    """A distribution that the sandbox has to have by itself.
+
+    Attributes:
+        requirement: It, as pip takes it.
+        imports: The modules by whose presence it is recognised.
+    """
+
+    requirement: str
+    imports: tuple[str, ...]
+
+
+@frozen
+class Bundle:
+    """What is brought into a sandbox.
+
+    Attributes:
+        wheels: In the order in which they are unpacked.
+        needs: What is not among them.
+    """
+
+    wheels: tuple[Wheel, ...]
+    needs: tuple[Need, ...]
+
+
+def make_bundle(
+    modules: Iterable[str],
+    *,
+    main: tuple[str, Path] | None = None,
+    requirements: Iterable[str] = (),
+) -> Bundle:
+    """Gather what modules need. Blocking: reads all of it.
+
+    Args:
+        modules: Names of modules that can be imported here.
+        main: A file that runs as ``__main__`` here, and the module's name in the sandbox.
+        requirements: More distributions, for what no import statement shows. One that is not
+            installed here is left to the sandbox.
+
+    Raises:
+        BackendConfigurationError: A module cannot be found, is too large, or is compiled.
+    """
+    search = _Search()
+    search.require(_CORE)
+    search.require(requirements, from_index=True)
+    if main is not None:
+        search.add_file(*main)
+    for module in modules:
+        top = module.partition(".")[0]
+        if not search.visit(top):
+            raise BackendConfigurationError(f"module {top!r} has no source that can be packaged")
+    return search.bundle()
+
+
+@define
+class _Search:
+    """One walk over sources and distributions."""
+
+    sources: dict[str, bytes] = field(factory=dict)
+    distributions: dict[str, metadata.Distribution] = field(factory=dict)
+    needs: dict[str, Need] = field(factory=dict)
+    seen: set[str] = field(factory=set)
+    required: set[tuple[str, str]] = field(factory=set)
+    owners: dict[str, list[str]] = field(factory=lambda: dict(metadata.packages_distributions()))
+
+    def bundle(self) -> Bundle:
+        own = metadata.version(_OWN)
+        folder = Path(rollout.__file__).parent
+        wheels = [build_wheel(_OWN, own, tree_files(folder, "rollout"))]
+        wheels += [repacked_wheel(self.distributions[name]) for name in sorted(self.distributions)]
+        if self.sources:
+            wheels.append(build_wheel("rollout-workflow", "0", self.sources))
+        return Bundle(tuple(wheels), tuple(self.needs[name] for name in sorted(self.needs)))
+
+    # --- modules ------------------------------------------------------------------------------
+
+    def visit(self, top: str) -> bool:
+        """Take along a top-level module; whether it is known at all."""
+        if top in self.seen or top in sys.stdlib_module_names or top == "rollout":
+            return True
+        self.seen.add(top)
+        spec = _find(top)
+        if spec is None:
+            return False
+        owners = self.owners.get(top, [])
+        if owners and _in_site_packages(spec):
+            for owner in owners:
+                self.require([owner])
+            return True
+        for owner in owners:  # installed from here, in editable form
+            self.require(metadata.requires(owner) or ())
+        return self._take(top, spec)
+
+    def _take(self, top: str, spec: ModuleSpec) -> bool:
+        if spec.submodule_search_locations is not None:
+            for place in spec.submodule_search_locations:
+                self._add(tree_files(Path(place), top))
+            return True
+        if spec.origin is None or not spec.origin.endswith(".py"):
+            return False
+        self.add_file(top, Path(spec.origin))
+        return True
+
+    def add_file(self, name: str, path: Path) -> None:
+        """Take along one file as a module of that name."""
+        self.seen.add(name)
+        self._add({f"{name}.py": path.read_bytes()})
+
+    def _add(self, files: dict[str, bytes]) -> None:
+        self.sources |= files
+        for path, data in files.items():
+            if path.endswith(".py"):
+                for top in _imports(data):
+                    self.visit(top)
+
+    # --- distributions ------------------------------------------------------------------------
+
+    def require(self, requirements: Iterable[str], *, from_index: bool = False) -> None:
+        """Take along distributions, and what they require in turn.
+
+        Args:
+            requirements: As in a distribution's metadata.
+            from_index: Leave what is not installed here to the sandbox; else it is passed
+                over, for it is not needed here either.
+        """
+        pending = [(text, frozenset[str]()) for text in requirements]
+        while pending:
+            text, extras = pending.pop()
+            parsed = _REQUIREMENT.fullmatch(text)
+            if parsed is None:
+                raise BackendConfigurationError(f"not a requirement: {text!r}")
+            name, wanted, version, marker = (part or "" for part in parsed.groups())
+            asked = _EXTRA.findall(marker)
+            if _ELSEWHERE.search(marker) or (asked and not extras & set(asked)):
+                continue
+            more = frozenset(filter(None, map(str.strip, wanted.split(","))))
+            for extra in more or {""}:
+                pending += self._require(name, extra, f"{name}{version}", from_index)
+
+    def _require(
+        self, name: str, extra: str, text: str, from_index: bool
+    ) -> Iterator[tuple[str, frozenset[str]]]:
+        key = normalized(name)
+        if (key, extra) in self.required or key == _OWN:
+            return
+        self.required.add((key, extra))
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if from_index:
+                self.needs[key] = Need(text.strip(), (key.replace("-", "_"),))
+            return
+        if is_compiled(found):
+            imports = tuple(sorted(top for top, names in self.owners.items() if name in names))
+            requirement = f"{found.metadata['Name']}=={found.version}"
+            self.needs[key] = Need(requirement, imports or (key.replace("-", "_"),))
+        else:
+            self.distributions[key] = found
+        for required in found.requires or ():
+            yield required, frozenset({extra}) if extra else frozenset()
+
+
+def _find(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+
+
+def _in_site_packages(spec: ModuleSpec) -> bool:
+    place = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    roots = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    roots |= {path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}}
+    return any(Path(place).is_relative_to(root) for root in roots)
+
+
+def _imports(source: bytes) -> set[str]:
+    """Return the top-level modules that a source imports anywhere; none if it is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
