@@ -24,6 +24,7 @@ __all__ = [
     "EvaluationLockedError",
     "EvaluationStoppedError",
     "FieldProblem",
+    "IntegrationError",
     "InvalidBodyError",
     "InvalidFieldError",
     "InvalidLeaseError",
@@ -238,6 +239,29 @@ class BridgeCancelledError(BridgeError):
     Something on the asyncio side cancelled it. A cancellation by trio is no error: it stays
     `trio.Cancelled`.
     """
+
+
+class IntegrationError(RolloutError, RuntimeError):
+    """An integration cannot do its work here, or the endpoint of the policy refused a call.
+
+    Raised by `rollout.integrations.openai` and `rollout.integrations.chat`: no rollout is
+    running, it names no endpoint, an optional package is missing; and by
+    `rollout.integrations.chat.chat` for an answer that is none.
+
+    Attributes:
+        status_code: The HTTP status of the endpoint's answer, ``None`` if there is none.
+    """
+
+    def __init__(self, message: str, *, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_integration_error, (str(self), self.status_code))
+
+
+def _rebuild_integration_error(message: str, status_code: int | None) -> IntegrationError:
+    return IntegrationError(message, status_code=status_code)
 
 
 class EvaluationError(RolloutError, RuntimeError):

@@ -1,0 +1,186 @@
+"""Which calls of a model continue which conversation. Pure.
+
+Theory of operation: a chat endpoint has no memory, so an agent sends the whole history with each
+call. A call whose messages begin with a recorded conversation, its last reply included, goes on
+with it: the new messages and the reply are added at its end. Any other call begins a branch,
+which shares with the recorded conversations what it has in common with the closest of them.
+
+Messages are compared by what they say: role, text, calls, ids. Agents drop and reformat the rest
+when they send a reply back; what is recorded is the reply as the model gave it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from attrs import define, field, frozen
+
+from rollout.integrations._model_answers import Choice
+from rollout.integrations._model_calls import Call
+
+__all__ = ["Conversation", "Conversations", "Entry"]
+
+
+@frozen
+class Entry:
+    """A message of a conversation.
+
+    Attributes:
+        message: It, in chat form.
+        key: What it says, for comparisons.
+        call: The call that brought it; a reply if `choice` is there, else a message that was
+            first sent with it.
+        choice: The reply that it is, or the first message of.
+    """
+
+    message: dict[str, Any]
+    key: str
+    call: Call
+    choice: Choice | None = None
+
+
+@define(eq=False)
+class Conversation:
+    """A history of messages.
+
+    Attributes:
+        name: Whose it is; conversations of different names have nothing in common.
+        entries: The messages.
+        last: The call that went on with it last.
+        choice: Which choice of that call it goes on with.
+    """
+
+    name: str
+    entries: list[Entry] = field(factory=list)
+    last: Call | None = None
+    choice: int = 0
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages in chat form."""
+        return [entry.message for entry in self.entries]
+
+    @property
+    def rank(self) -> tuple[int, int, int, int]:
+        """What decides which conversation counts: the highest one does."""
+        replies = sum(
+            1 for entry in self.entries if entry.choice is not None and entry.call.complete
+        )
+        number = self.last.number if self.last is not None else 0
+        return replies, len(self.entries), number, -self.choice
+
+    def shared(self, keys: Sequence[str]) -> int:
+        """Return how many messages it has in common with a history, from the beginning on."""
+        count = 0
+        for entry, key in zip(self.entries, keys, strict=False):
+            if entry.key != key:
+                break
+            count += 1
+        return count
+
+
+class Conversations:
+    """All conversations of a rollout."""
+
+    def __init__(self) -> None:
+        self._all: list[Conversation] = []
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, call: Call) -> None:
+        """Take a call that has been answered, in whole or in part."""
+        sent = [Entry(message, _key(message), call) for message in call.messages]
+        keys = [entry.key for entry in sent]
+        extended: Conversation | None = None
+        closest: Conversation | None = None
+        common = 0
+        for each in self._all:
+            if each.name != call.conversation:
+                continue
+            shared = each.shared(keys)
+            if shared == len(each.entries) and (
+                extended is None or shared >= len(extended.entries)
+            ):
+                extended = each
+            if shared > common:
+                closest, common = each, shared
+        if extended is not None and len(extended.entries) < common:
+            extended = None  # it would split what another conversation has as a whole
+        base = extended or closest
+        history = [*base.entries[:common], *sent[common:]] if base is not None else sent
+        for choice in call.choices:
+            reply = [
+                Entry(message, _key(message), call, choice if not place else None)
+                for place, message in enumerate(choice.messages)
+            ]
+            target = extended
+            if target is None:
+                target = Conversation(call.conversation)
+                self._all.append(target)
+            extended = None
+            target.entries = [*history, *reply]
+            target.last, target.choice = call, choice.index
+
+    def of_response(self, response_id: str) -> Conversation | None:
+        """Find the conversation that ends with a response, by the response's id."""
+        for each in reversed(self._all):
+            if each.last is not None and each.last.response_id == response_id:
+                return each
+        return None
+
+    def before_response(self, response_id: str) -> list[dict[str, Any]] | None:
+        """Return the history up to a response, its reply included; ``None`` if unknown."""
+        for each in reversed(self._all):
+            for place in range(len(each.entries) - 1, -1, -1):
+                entry = each.entries[place]
+                if entry.choice is not None and entry.call.response_id == response_id:
+                    end = place + len(entry.choice.messages)
+                    return [entry.message for entry in each.entries[:end]]
+        return None
+
+    def best(self, name: str) -> Conversation | None:
+        """Return the conversation that counts: of that name, or else of any."""
+        named = [each for each in self._all if each.name == name]
+        return max(named or self._all, key=lambda each: each.rank, default=None)
+
+
+def _key(message: dict[str, Any]) -> str:
+    role = message.get("role")
+    said: list[Any] = [role, _said(message.get("content"), strip=role == "assistant")]
+    if isinstance(message.get("tool_calls"), list):
+        said.append([_call_key(call) for call in message["tool_calls"]])
+    if message.get("function_call"):
+        said.append(_call_key({"function": message["function_call"]}))
+    said += [message[name] for name in ("tool_call_id", "name") if message.get(name)]
+    if role is None:
+        said.append({key: value for key, value in message.items() if key != "status"})
+    return json.dumps(said, sort_keys=True)
+
+
+def _said(content: Any, *, strip: bool) -> Any:
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        content = "".join(part["text"] for part in content)
+    if isinstance(content, str) and strip:
+        content = content.strip()
+    return content or None
+
+
+def _call_key(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    inner = call.get("function") or call.get("custom") or {}
+    if not isinstance(inner, dict):
+        return call
+    given: Any = inner.get("arguments", inner.get("input"))
+    with suppress(TypeError, ValueError):  # text that is no JSON is compared as it is
+        given = json.loads(given)
+    return [call.get("id"), inner.get("name"), given]

@@ -1,0 +1,291 @@
+"""Records what an agent says to its model: the sample of a rollout, without a line of its code."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+import trio
+
+from rollout._redaction import Redactor
+from rollout.context import RolloutContext, SampleSource, get_rollout_context
+from rollout.errors import IntegrationError, InvalidFieldError, SampleSourceError
+from rollout.integrations._conversations import Conversation, Conversations
+from rollout.integrations._model_answers import Answer
+from rollout.integrations._model_calls import Call
+from rollout.integrations._responses_items import input_as_messages
+from rollout.types import RolloutSample
+
+__all__ = ["MAIN", "ConversationRecorder", "active_rollout", "get_recorder"]
+
+logger = logging.getLogger(__name__)
+
+MAIN = "main"
+_MOST_PROBLEMS = 50
+_MOST_BRANCHES = 100
+_CACHED = (
+    ("prompt_tokens_details", "cached_tokens"),
+    ("input_tokens_details", "cached_tokens"),
+    ("prompt_cache_hit_tokens",),
+)
+
+
+def active_rollout() -> RolloutContext:
+    """Return the context of the rollout that runs here.
+
+    Raises:
+        IntegrationError: None does, or it names no endpoint.
+    """
+    context = get_rollout_context()
+    if context is None:
+        raise IntegrationError(
+            "no rollout is running here, so there is no endpoint to talk to. Call this inside of "
+            "a workflow or a grader; in a test or a script, enter a context around it: "
+            "`with RolloutContext(chat_completions_url=..., api_key=...):`"
+        )
+    if not context.chat_completions_url:
+        raise IntegrationError(
+            "the rollout that runs here has no chat_completions_url, so there is no endpoint to "
+            "talk to"
+        )
+    return context
+
+
+def get_recorder() -> ConversationRecorder:
+    """Return the recorder of the rollout that runs here; the first call registers it.
+
+    It becomes the rollout's sample source, which is used once the workflow returns ``None``.
+
+    Raises:
+        IntegrationError: No rollout is running here.
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
+    return recorder_of(active_rollout())
+
+
+def recorder_of(context: RolloutContext) -> ConversationRecorder:
+    """Return the recorder of a rollout, see `get_recorder`."""
+    source = context.sample_source
+    if isinstance(source, ConversationRecorder):
+        return source
+    if source is not None:
+        raise SampleSourceError(
+            f"this rollout has a sample source already ({type(source).__name__}), so its calls "
+            "cannot be recorded as its sample; ask for a client with record=False"
+        )
+    recorder = ConversationRecorder(secrets=(context.api_key,))
+    context.set_sample_source(recorder)
+    return recorder
+
+
+class ConversationRecorder(SampleSource):
+    """The sample source of a rollout whose agent calls its model through this package.
+
+    Safe to use from any number of tasks: nothing here waits.
+
+    Attributes:
+        calls: Every request so far, in the order of sending.
+    """
+
+    def __init__(self, *, secrets: tuple[str | None, ...] = ()) -> None:
+        self.calls: list[Call] = []
+        self._conversations = Conversations()
+        self._unrecorded: Counter[str] = Counter()
+        self._redactor = Redactor(secrets)
+        self._chosen: Conversation | None = None
+        self._chosen_name = MAIN
+
+    def __repr__(self) -> str:
+        return (
+            f"<ConversationRecorder: {len(self.calls)} calls, "
+            f"{len(self._conversations)} conversations>"
+        )
+
+    # --- what the transport tells ---------------------------------------------------------------
+
+    def start(
+        self, body: dict[str, Any], *, api: str, conversation: str, at: datetime, retry: int = 0
+    ) -> Call:
+        """Take a request that is about to be sent.
+
+        Args:
+            body: Its body.
+            api: ``chat`` or ``responses``.
+            conversation: The name of the conversations that it belongs to.
+            at: The wall clock, in UTC.
+            retry: How many times it was tried before.
+        """
+        if api == "responses":
+            messages = input_as_messages(body)
+            previous = body.get("previous_response_id")
+            if isinstance(previous, str):
+                messages = [*(self._conversations.before_response(previous) or ()), *messages]
+        else:
+            messages = [each for each in _list(body.get("messages")) if isinstance(each, dict)]
+        model = body.get("model")
+        call = Call(
+            number=len(self.calls) + 1,
+            conversation=conversation,
+            api=api,
+            model=model if isinstance(model, str) else None,
+            messages=messages,
+            tools=_list(body.get("tools")),
+            streamed=body.get("stream") is True,
+            retry=retry,
+            started_at=at,
+        )
+        self.calls.append(call)
+        return call
+
+    def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
+        """Take the answer of a call, or as much of it as there is. Only the first one counts."""
+        if call.outcome != "running":
+            return
+        call.latency_sec = latency_sec
+        call.take(answer)
+        if answer.error is not None:
+            call.error = self._redactor.text(answer.error)
+            call.outcome = "failed"
+        else:
+            call.outcome = "complete" if answer.complete else "interrupted"
+        if call.choices:
+            self._conversations.add(call)
+
+    def note_unrecorded(self, path: str) -> None:
+        """Take a request that a conversation cannot be made of."""
+        if not self._unrecorded[path]:
+            logger.warning(
+                "a call of %s was not recorded: a conversation is made of chat completions and "
+                "responses only",
+                path,
+            )
+        self._unrecorded[path] += 1
+
+    # --- for users --------------------------------------------------------------------------------
+
+    def choose(self, which: str) -> None:
+        """Say which conversation is the sample, instead of the longest one.
+
+        Args:
+            which: The id of a reply's response (``reply.id``), or the name of a conversation.
+
+        Raises:
+            InvalidFieldError: There is no such response and no such conversation.
+        """
+        found = self._conversations.of_response(which)
+        if found is None and all(each.name != which for each in self._conversations):
+            raise InvalidFieldError(
+                "which", "must be the id of a last response, or the name of a conversation"
+            )
+        self._chosen = found
+        self._chosen_name = which if found is None else found.name
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """A copy of the conversation that is the sample as things stand."""
+        main = self._main()
+        return copy.deepcopy(main.messages if main is not None else self._only_sent())
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what all calls took so far, branches included.
+
+        Tokens are left out where no answer tells of them.
+        """
+        calls = self.calls
+        retries = sum(1 for call in calls if call.retry)
+        failed = sum(1 for call in calls if call.outcome == "failed")
+        answered = [call for call in calls if call.outcome in {"complete", "interrupted"}]
+        metrics: dict[str, Any] = {
+            "calls": len(calls) - retries,
+            # Each retry follows one failed request, so what is left failed for good.
+            "failed_calls": max(failed - retries, 0),
+            "interrupted_calls": sum(1 for c in calls if c.outcome in {"interrupted", "running"}),
+            "retries": retries,
+            "tool_calls": sum(
+                len(message.get("tool_calls") or ())
+                for call in answered
+                for choice in call.choices
+                for message in choice.messages
+            ),
+            "latency_sec": sum(call.latency_sec or 0.0 for call in answered),
+        }
+        for name, ways in (
+            ("prompt_tokens", (("prompt_tokens",), ("input_tokens",))),
+            ("completion_tokens", (("completion_tokens",), ("output_tokens",))),
+            ("cached_tokens", _CACHED),
+        ):
+            counts = [count for call in calls if (count := _count(call.usage, ways)) is not None]
+            if counts:
+                metrics[name] = sum(counts)
+        return metrics
+
+    async def get_sample(self) -> RolloutSample:
+        """Return the sample as it stands: the conversation that counts, with all metrics."""
+        await trio.lowlevel.checkpoint()
+        main = self._main()
+        return RolloutSample(
+            messages=self.messages,
+            trajectory_messages=copy.deepcopy(
+                [entry.call.enriched(entry.message, entry.choice) for entry in main.entries]
+                if main is not None
+                else self._only_sent()
+            ),
+            metrics=self.metrics(),
+            extra_fields=copy.deepcopy(self._extra_fields(main)),
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _main(self) -> Conversation | None:
+        return self._chosen or self._conversations.best(self._chosen_name)
+
+    def _only_sent(self) -> list[dict[str, Any]]:
+        """Return what was sent last where nothing was ever answered."""
+        return self.calls[-1].messages if self.calls else []
+
+    def _extra_fields(self, main: Conversation | None) -> dict[str, Any]:
+        extra: dict[str, Any] = {}
+        branches = [
+            _branch(each, main)
+            for each in self._conversations
+            if main is not None and each is not main
+        ]
+        if branches:
+            extra["branches"] = branches[-_MOST_BRANCHES:]
+        problems = [call.problem() for call in self.calls if call.outcome != "complete"]
+        if problems:
+            extra["call_problems"] = problems[-_MOST_PROBLEMS:]
+        if main is not None and main.last is not None and main.last.tools:
+            extra["tools"] = main.last.tools
+        if self._unrecorded:
+            extra["unrecorded_calls"] = dict(self._unrecorded)
+        return extra
+
+
+def _branch(branch: Conversation, main: Conversation) -> dict[str, Any]:
+    shared = 0
+    if branch.name == main.name:
+        shared = main.shared([entry.key for entry in branch.entries])
+    return {
+        "conversation": branch.name,
+        "after": shared,
+        "messages": [entry.message for entry in branch.entries[shared:]],
+    }
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(usage: dict[str, Any] | None, ways: tuple[tuple[str, ...], ...]) -> int | None:
+    for way in ways:
+        value: Any = usage
+        for key in way:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return int(value)
+    return None

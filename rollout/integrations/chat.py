@@ -1,0 +1,142 @@
+"""One call of the rollout's model, without an SDK.
+
+`chat` sends messages to the endpoint of the rollout that runs here and returns the reply, over
+httpx alone. It is recorded like the calls of `rollout.integrations.openai`, in the same recorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+from attrs import field, frozen
+
+from rollout._redaction import redact
+from rollout.errors import IntegrationError, InvalidFieldError
+from rollout.integrations._connections import share_connections
+from rollout.integrations._model_answers import error_message, parse, read_answer
+from rollout.integrations._recorder import (
+    MAIN,
+    ConversationRecorder,
+    active_rollout,
+    get_recorder,
+    recorder_of,
+)
+from rollout.integrations._recording_transport import Endpoint, RecordingTransport
+
+__all__ = ["ChatReply", "ConversationRecorder", "chat", "get_recorder", "share_connections"]
+
+_OK = range(200, 300)
+_CONNECT_TIMEOUT_SEC = 30.0
+
+
+@frozen(kw_only=True)
+class ChatReply:
+    """What the model answered.
+
+    Attributes:
+        message: Its message in chat form, as the next call's history takes it.
+        finish_reason: Why it ended.
+        usage: Tokens, as the endpoint counted them; empty if it told nothing.
+        model: The model that answered.
+        id: The endpoint's id of the answer.
+        body: The whole answer.
+    """
+
+    message: dict[str, Any]
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(factory=dict)
+    model: str | None = None
+    id: str | None = None
+    body: dict[str, Any] = field(factory=dict, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The text of the message, empty if it has none."""
+        content = self.message.get("content")
+        return content if isinstance(content, str) else ""
+
+
+async def chat(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    model: str,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    conversation: str = MAIN,
+    record: bool = True,
+    timeout_sec: float | None = 600.0,
+    **options: Any,
+) -> ChatReply:
+    """Send a chat completion to the endpoint of the rollout that runs here.
+
+    Nothing is tried again: wrap it in a retry library of your choice where that is wanted.
+    A cancellation closes the connection, and the call is recorded as interrupted.
+
+    Args:
+        messages: The history.
+        model: The model's name.
+        tools: The tools that it may call.
+        conversation: The name of the conversations that the call belongs to; see
+            `rollout.integrations.openai.rollout_client`.
+        record: Whether to record the call.
+        timeout_sec: How long to wait for each part of the answer, in seconds; ``None`` for as
+            long as it takes.
+        options: Further fields of the request, such as ``temperature``.
+
+    Raises:
+        IntegrationError: No rollout is running here, or the endpoint answered with an error
+            (its status is the error's ``status_code``) or with something else than a reply.
+        InvalidFieldError: A stream was asked for, or several choices.
+        SampleSourceError: The rollout has a sample source of another kind.
+        httpx.TransportError: The endpoint cannot be reached, or did not answer in time.
+    """
+    if options.get("stream"):
+        raise InvalidFieldError("stream", "must not be set: this helper returns whole replies")
+    context = active_rollout()
+    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
+    transport = RecordingTransport(
+        endpoint, recorder_of(context) if record else None, conversation=conversation
+    )
+    body = {"model": model, "messages": list(messages), **options}
+    if tools is not None:
+        body["tools"] = list(tools)
+    headers = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
+    timeout = httpx.Timeout(
+        timeout_sec,
+        connect=_CONNECT_TIMEOUT_SEC if timeout_sec is None else min(timeout_sec, 30.0),
+        pool=None,
+    )
+    async with httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as http:
+        response = await http.post(
+            f"{endpoint.base_url}/chat/completions",
+            params=endpoint.query or None,
+            headers=headers,
+            json=body,
+        )
+    return _reply(response, endpoint.api_key)
+
+
+def _reply(response: httpx.Response, api_key: str | None) -> ChatReply:
+    status = response.status_code
+    if status not in _OK:
+        said = error_message(parse(response.content)) or response.reason_phrase
+        raise IntegrationError(
+            redact(f"the model's endpoint answered {status}: {said}", [api_key]),
+            status_code=status,
+        )
+    answer = read_answer(response.content, "chat")
+    if not answer.choices:
+        raise IntegrationError(
+            redact(f"the model's endpoint answered {status}, but {answer.error}", [api_key]),
+            status_code=status,
+        )
+    choice = answer.choices[0]
+    return ChatReply(
+        message=choice.messages[0],
+        finish_reason=choice.finish_reason,
+        usage=answer.usage or {},
+        model=answer.model,
+        id=answer.response_id,
+        body=parse(response.content),
+    )

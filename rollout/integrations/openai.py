@@ -1,0 +1,116 @@
+"""The OpenAI SDK inside of a rollout, natively on trio; needs the extra ``openai``.
+
+`rollout_client` makes a client of the SDK that is bound to the endpoint and the key of the rollout
+that runs here, and that records what is said over it::
+
+    class Solve(AgentWorkflow):
+        async def run(self, ctx):
+            client = rollout_client()
+            await client.chat.completions.create(model="policy", messages=ctx.prompt)
+            # The recorded conversation is the sample.
+
+See the page about the OpenAI SDK for what counts as one conversation.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from rollout.errors import IntegrationError
+from rollout.integrations._connections import share_connections
+from rollout.integrations._recorder import (
+    MAIN,
+    ConversationRecorder,
+    active_rollout,
+    get_recorder,
+    recorder_of,
+)
+from rollout.integrations._recording_transport import NO_KEY, Endpoint, RecordingTransport
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+__all__ = ["ConversationRecorder", "get_recorder", "rollout_client", "share_connections"]
+
+_CONNECT_TIMEOUT_SEC = 30.0
+
+
+def rollout_client(
+    *,
+    conversation: str = MAIN,
+    record: bool = True,
+    timeout_sec: float | None = 600.0,
+    max_retries: int = 2,
+    stream_usage: bool = True,
+    **options: Any,
+) -> AsyncOpenAI:
+    """Return a client of the OpenAI SDK for the rollout that runs here.
+
+    It costs well below a millisecond, so make one wherever it is needed; all clients of a rollout
+    share its recorder. Nothing has to be closed. It belongs to the trio run that it was made in.
+
+    Deadlines are cancel scopes, as everywhere: when the rollout's time is over or it is
+    cancelled, the call that is under way ends and its connection is closed.
+
+    Args:
+        conversation: The name of the conversations that its calls belong to. Only ``"main"``
+            becomes the sample, unless `ConversationRecorder.choose` says otherwise.
+        record: Whether to record the calls; ``False`` for a judge, or beside another
+            framework's sample source.
+        timeout_sec: How long to wait for each part of an answer, in seconds; ``None`` for as
+            long as it takes.
+        max_retries: How often the SDK tries again after 408, 409, 429, 5xx and lost
+            connections.
+        stream_usage: Whether to ask for the usage of streams, for endpoints that cannot
+            (``stream_options``), say ``False``.
+        options: Further arguments of ``openai.AsyncOpenAI``, such as ``default_headers``.
+
+    Raises:
+        IntegrationError: No rollout is running here, or the SDK is not installed.
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
+    context = active_rollout()
+    openai = _sdk()
+    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
+    transport = RecordingTransport(
+        endpoint,
+        recorder_of(context) if record else None,
+        conversation=conversation,
+        stream_usage=stream_usage,
+    )
+    timeout = httpx.Timeout(timeout_sec, connect=_connect_timeout(timeout_sec), pool=None)
+    client: AsyncOpenAI = openai.AsyncOpenAI(
+        api_key=endpoint.api_key or NO_KEY,
+        base_url=endpoint.base_url,
+        default_query={**endpoint.query, **options.pop("default_query", {})} or None,
+        http_client=httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False),
+        timeout=timeout,
+        max_retries=max_retries,
+        **options,
+    )
+    # The SDK takes these from the environment. They are for its maker's endpoint, not for this.
+    if "organization" not in options:
+        client.organization = None
+    if "project" not in options:
+        client.project = None
+    return client
+
+
+def _connect_timeout(timeout_sec: float | None) -> float:
+    return _CONNECT_TIMEOUT_SEC if timeout_sec is None else min(timeout_sec, _CONNECT_TIMEOUT_SEC)
+
+
+def _sdk() -> Any:
+    try:
+        return importlib.import_module("openai")
+    except ModuleNotFoundError as error:
+        if error.name != "openai":
+            raise
+        raise IntegrationError(
+            'the OpenAI SDK is not installed: pip install "trio-rollout[openai]"'
+        ) from None
