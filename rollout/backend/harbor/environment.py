@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollout.backend.harbor.opensandbox import OPENSANDBOX_IMPORT_PATH, with_defaults
-from rollout.backend.harbor.validation import problems_of
+from rollout.backend.harbor.validation import has_harbor, problems_of
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["EnvironmentSpec"]
@@ -139,7 +138,7 @@ def _copied(value: Any) -> Any:
 
 
 def _check_type(name: str) -> None:
-    if importlib.util.find_spec("harbor") is None:
+    if not has_harbor():
         return
     from harbor.models.environment_type import EnvironmentType  # noqa: PLC0415 - an extra
 
@@ -152,7 +151,7 @@ def _check_type(name: str) -> None:
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
-    if importlib.util.find_spec("harbor") is None:
+    if not has_harbor():
         return
     from harbor.models.trial.config import EnvironmentConfig  # noqa: PLC0415 - an extra
 

@@ -9,10 +9,11 @@ this process runs in one itself.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rollout.backend.harbor.facts import TrialError
     from rollout.backend.harbor.plan import TrialPlan
 
-__all__ = ["leftover_note", "with_defaults"]
+__all__ = ["leftover_note", "tell_statuses", "told_status", "with_defaults"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,60 @@ def _request_timeout_sec(text: str | None) -> int | None:
     return None
 
 
+# --- what the server answered -----------------------------------------------------------------
+
+_API_ERROR = "SandboxApiException"
+_NOTE = "OpenSandbox answered HTTP {}"
+_TOLD = re.compile(_NOTE.format(r"([0-9]{3})\b"))
+_IN_MESSAGE = re.compile(r"\bHTTP ([0-9]{3})\b")
+_CALLS = (
+    "start",
+    "stop",
+    "exec",
+    "upload_file",
+    "upload_dir",
+    "download_file",
+    "download_dir",
+)
+
+
+def tell_statuses(environment: Any) -> None:
+    """Have the errors of an OpenSandbox environment say which HTTP status the server gave.
+
+    Harbor keeps an error's name, text and traceback. The SDK writes the status into the text
+    only if the server gave no message of its own, so it is added as a note, which a traceback
+    shows. Changes that one object; another environment is left alone.
+
+    Args:
+        environment: The environment of a trial that has been created and not run.
+    """
+    if type(environment).__name__ != "OpenSandboxEnvironment":
+        return
+    for name in _CALLS:
+        setattr(environment, name, _telling(getattr(environment, name)))
+
+
+def _telling(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(call)
+    async def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await call(*args, **kwargs)
+        except Exception as error:
+            status = getattr(error, "status_code", None)
+            names = {cls.__name__ for cls in type(error).__mro__}
+            if _API_ERROR in names and isinstance(status, int):
+                error.add_note(_NOTE.format(int(status)))
+            raise
+
+    return told
+
+
+def told_status(error: TrialError) -> int | None:
+    """Return the HTTP status behind an error that a trial recorded, ``None`` if none is known."""
+    match = _TOLD.search(error.traceback) or _IN_MESSAGE.search(error.message)
+    return None if match is None else int(match[1])
+
+
 # --- what may still run -----------------------------------------------------------------------
 
 _LOST = frozenset(
@@ -92,6 +147,9 @@ _LOST = frozenset(
     }
 )
 """Errors after which nobody knows whether the server made the sandbox that it was asked for."""
+
+_GATEWAY = frozenset({502, 504})
+"""Statuses of somebody in between, which do not say what the server did."""
 
 _CREATING = "_create_sandbox"
 """The function of Harbor's environment that asks for one; later calls know whom to stop."""
@@ -117,11 +175,14 @@ def leftover_note(
     """
     if error is None or not environment.is_opensandbox:
         return None
-    kind = error_name(error)
-    trace = getattr(error, "traceback", "")
-    if kind not in _LOST or getattr(error, "in_verifier", False):
-        return None
-    if trace and _CREATING not in trace:
+    if isinstance(error, BaseException):
+        lost = type(error).__name__ in _LOST
+    else:
+        lost = not error.in_verifier and (
+            error.type in _LOST or (error.type == _API_ERROR and told_status(error) in _GATEWAY)
+        )
+        lost = lost and (not error.traceback or _CREATING in error.traceback)
+    if not lost:
         return None
     return {
         "opensandbox": {
@@ -135,8 +196,3 @@ def leftover_note(
 def session_id(trial: str) -> str:
     """Return what Harbor calls a trial's agent environment, also in a sandbox's metadata."""
     return f"{trial}__env"
-
-
-def error_name(error: TrialError | BaseException) -> str:
-    """Return the bare name of an error's class."""
-    return type(error).__name__ if isinstance(error, BaseException) else error.type

@@ -7,7 +7,6 @@ them): the rollout fails for the agent's error, and the graded sample is kept be
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import attrs
@@ -15,6 +14,7 @@ import attrs
 from rollout._redaction import redact
 from rollout.backend.executions import failure
 from rollout.backend.harbor.facts import TrialError, TrialFacts
+from rollout.backend.harbor.opensandbox import told_status
 from rollout.backend.harbor.usererrors import CATEGORIES
 from rollout.types import (
     ExecutionOutcome,
@@ -62,7 +62,7 @@ _PROVIDER = frozenset(
     }
 )
 _PROVIDER_API = "SandboxApiException"
-_PROVIDER_STATUS = re.compile(r"(?<!\d)(401|402|403|429|500|502|503|504)(?!\d)")
+_PROVIDER_STATUSES = frozenset({401, 402, 403, 429, 500, 502, 503, 504})
 
 
 def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
@@ -74,7 +74,7 @@ def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
     if error.type in _VALIDATION:
         return RolloutErrorCategory.VALIDATION_ERROR
     if error.type in _PROVIDER or (
-        error.type == _PROVIDER_API and _PROVIDER_STATUS.search(error.message)
+        error.type == _PROVIDER_API and told_status(error) in _PROVIDER_STATUSES
     ):
         return RolloutErrorCategory.HTTP_ERROR
     return RolloutErrorCategory.AGENT_ERROR

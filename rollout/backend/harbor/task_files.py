@@ -6,7 +6,6 @@ apply; elsewhere the documented keys are read as they stand.
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from attrs import frozen
 
 from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.task_links import UnfitTaskError, check_tree
-from rollout.backend.harbor.validation import problems_of
+from rollout.backend.harbor.validation import has_harbor, problems_of
 
 __all__ = [
     "INSTRUCTION",
@@ -106,7 +105,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UnfitTaskError(f"it has no {TASK_FILE}")
     text = path.read_text(encoding="utf-8")
     try:
-        if importlib.util.find_spec("harbor") is None:
+        if not has_harbor():
             return tomllib.loads(text)
         return _harbor_config(text)
     except tomllib.TOMLDecodeError as error:

@@ -91,13 +91,17 @@ def _link_target(link: Path, root: Path, name: str) -> Path:
     text = os.readlink(link)  # noqa: PTH115 - the text as it stands
     if posixpath.isabs(text):
         raise UnfitTaskError(f"{name} is an absolute link")
-    by_text = Path(os.path.normpath(link.parent / text))
     try:
         target = link.resolve(strict=True)
+        target.stat()
     except (OSError, RuntimeError) as error:
         raise UnfitTaskError(f"{name} is a link that leads nowhere") from error
-    if not target.is_relative_to(root) or not by_text.is_relative_to(root):
-        raise UnfitTaskError(f"{name} is a link out of the task")
+    here = link.parent
+    for part in text.split("/"):
+        # Each step of the way, so that it does not leave and come back by the folder's name.
+        here = here.parent if part == ".." else Path(os.path.realpath(here / part))
+        if not here.is_relative_to(root):
+            raise UnfitTaskError(f"{name} is a link out of the task")
     return target
 
 

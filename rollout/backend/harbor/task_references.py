@@ -36,7 +36,7 @@ _PACKAGE_NAME = re.compile(rf"{_NAME}/{_NAME}")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+-]*")
 _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]*")
 _SCP = re.compile(r"git@([A-Za-z0-9][A-Za-z0-9.-]*):(?!-)[^\s:]+")
-_HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9.:\]_-]*")
+_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_-]*")
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")
 

@@ -1,8 +1,19 @@
-"""What pydantic has to say against a value, without the value. Needs no pydantic."""
+"""Whether Harbor is here, and what its models have to say against a value. Imports neither."""
 
 from __future__ import annotations
 
-__all__ = ["problems_of"]
+import importlib.util
+
+__all__ = ["has_harbor", "problems_of"]
+
+
+def has_harbor() -> bool:
+    """Whether Harbor can be imported, without importing it.
+
+    A folder that happens to be called ``harbor`` on Python's path is not taken for it.
+    """
+    spec = importlib.util.find_spec("harbor")
+    return spec is not None and spec.origin is not None
 
 
 def problems_of(error: ValueError) -> str:

@@ -93,7 +93,7 @@ def test_a_message_never_shows_the_key():
         ("ValueError", "", "validation_error"),
         ("RewardFileNotFoundError", "", "validation_error"),
         ("SandboxConnectionException", "", "http_error"),
-        ("SandboxApiException", "the server said 503", "http_error"),
+        ("SandboxApiException", "Create sandbox failed: HTTP 503", "http_error"),
         ("SandboxApiException", "the server said 404", "agent_error"),
         ("SandboxApiException", "sandbox 15035 is gone", "agent_error"),
         ("RuntimeError", "", "agent_error"),

@@ -1,0 +1,174 @@
+"""Nothing leads out of a task, and nothing in it can hang whoever reads it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+import pytest
+
+from rollout.backend.harbor.task_links import UnfitTaskError, check_tree, copy_tree
+
+
+@pytest.fixture
+def task(tmp_path):
+    folder = tmp_path / "task"
+    (folder / "tests" / "data").mkdir(parents=True)
+    (folder / "environment").mkdir()
+    (folder / "tests" / "test.sh").write_text("test")
+    (folder / "tests" / "data" / "x").write_text("x")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret")
+    return folder
+
+
+def refused(task, why):
+    with pytest.raises(UnfitTaskError, match=why):
+        check_tree(task)
+
+
+def test_links_within_are_fine(task):
+    (task / "tests" / "a").symlink_to("data/x")
+    (task / "environment" / "b").symlink_to("../tests/a")
+    (task / "environment" / "data").symlink_to("../tests/data")
+    (task / "environment" / "deep").symlink_to("data/../data/x")
+    check_tree(task)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("/etc/passwd", "absolute link"),
+        ("{task}/tests/test.sh", "absolute link"),
+        ("../../outside/secret", "out of the task"),
+        ("../../outside", "out of the task"),
+        ("../..", "out of the task"),
+        ("../../task/tests/test.sh", "out of the task"),
+        ("data/../../../outside/secret", "out of the task"),
+        ("nowhere", "leads nowhere"),
+        ("link", "leads nowhere"),
+        ("test.sh/x", "leads nowhere"),
+    ],
+)
+def test_a_link_that_leads_elsewhere(task, target, why):
+    (task / "tests" / "link").symlink_to(target.format(task=task))
+    refused(task, f"tests/link is .*{why}")
+
+
+def test_chains(task):
+    (task / "tests" / "a").symlink_to("b")
+    (task / "tests" / "b").symlink_to("data/c")
+    (task / "tests" / "data" / "c").symlink_to("../../../outside/secret")
+    refused(task, "out of the task")
+
+
+def test_a_way_out_by_another_link(task):
+    # By its text it stays inside; by way of the folder that it goes through it does not.
+    (task / "environment" / "inner").mkdir()
+    (task / "tests" / "deep").symlink_to("../environment/inner")
+    (task / "environment" / "up").symlink_to("../tests/deep/../../../outside/secret")
+    refused(task, "out of the task")
+
+
+def test_loops_of_links(task):
+    (task / "tests" / "a").symlink_to("b")
+    (task / "tests" / "b").symlink_to("a")
+    refused(task, "leads nowhere")
+
+
+@pytest.mark.parametrize("target", [".", "..", "../tests", "../environment/../tests"])
+def test_a_walk_without_end(task, target):
+    (task / "tests" / "again").symlink_to(target)
+    refused(task, "no end")
+
+
+def test_a_walk_without_end_by_two_links(task):
+    (task / "tests" / "to-env").symlink_to("../environment")
+    (task / "environment" / "to-tests").symlink_to("../tests")
+    refused(task, "no end")
+
+
+def test_many_ways_to_one_folder_are_fine_and_fast(task):
+    # Walked naively, those are 2 ** 40 ways.
+    here = task / "environment"
+    for level in range(40):
+        (task / f"d{level}").mkdir()
+    for level in range(39):
+        for name in ("a", "b"):
+            (task / f"d{level}" / name).symlink_to(f"../d{level + 1}")
+    (here / "start").symlink_to("../d0")
+    check_tree(task)
+
+
+def test_special_files(task):
+    os.mkfifo(task / "tests" / "fifo")
+    refused(task, "tests/fifo is neither a file, a folder nor a link")
+
+
+def test_links_to_special_files(task):
+    os.mkfifo(task / "tests" / "fifo")
+    (task / "environment" / "x").symlink_to("../tests/fifo")
+    refused(task, "neither")
+
+
+def test_sockets(task, monkeypatch):
+    monkeypatch.chdir(task)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        refused(task, "socket is neither")
+
+
+def test_devices(task):
+    try:
+        os.mknod(task / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("no right to make a device")
+    refused(task, "null is neither")
+
+
+def test_the_folder_itself_may_be_behind_a_link(task, tmp_path):
+    (task / "tests" / "a").symlink_to("data/x")
+    (tmp_path / "alias").symlink_to("task")
+    check_tree(tmp_path / "alias")
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_keeps_links_permissions_and_times(task, tmp_path):
+    (task / "tests" / "a").symlink_to("data/x")
+    (task / "tests" / "test.sh").chmod(0o750)
+    (task / "environment").chmod(0o555)
+    os.utime(task / "tests" / "test.sh", (1, 2))
+    copy = tmp_path / "copy"
+    copy_tree(task, copy)
+    assert str((copy / "tests" / "a").readlink()) == "data/x"
+    assert (copy / "tests" / "a").read_text() == "x"
+    script = (copy / "tests" / "test.sh").stat()
+    assert stat.S_IMODE(script.st_mode) == 0o750
+    assert script.st_mtime == 2
+    # Whoever owns the copy can remove it.
+    assert stat.S_IMODE((copy / "environment").stat().st_mode) == 0o755
+    (task / "environment").chmod(0o755)
+
+
+def test_a_file_may_be_left_out_at_the_top_only(task, tmp_path):
+    (task / "instruction.md").write_text("old")
+    (task / "tests" / "instruction.md").write_text("another")
+    copy_tree(task, tmp_path / "copy", without="instruction.md")
+    assert not (tmp_path / "copy" / "instruction.md").exists()
+    assert (tmp_path / "copy" / "tests" / "instruction.md").read_text() == "another"
+
+
+def test_what_becomes_a_fifo_after_the_check_does_not_hang_a_copy(task, tmp_path):
+    check_tree(task)
+    os.mkfifo(task / "tests" / "fifo")
+    with pytest.raises(UnfitTaskError, match="no longer a file"):
+        copy_tree(task, tmp_path / "copy")
+
+
+def test_a_copy_does_not_overwrite(task, tmp_path):
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(FileExistsError):
+        copy_tree(task, tmp_path / "copy")
