@@ -11,10 +11,11 @@ folder get another one, so no rollout writes anywhere else.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -22,6 +23,7 @@ import platformdirs
 import trio
 
 from rollout._folders import Folder, folder_name, open_root
+from rollout._trees import put_tree
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["ARTIFACT_ROOT_VARIABLE", "ArtifactStore"]
@@ -103,6 +105,32 @@ class ArtifactStore:
                 await trio.lowlevel.checkpoint()
                 return
             await self._call(rollout_id, self._save, self.root, build)
+
+    def take_in(
+        self, rollout_id: str, name: str, tree: Path, *, move: bool, without: Collection[str] = ()
+    ) -> None:
+        """Put a folder into a rollout's folder, in the place of what has its name. Blocking.
+
+        For threads that have the time that it takes. Links in the folder must not lead out of
+        it (see `rollout._trees.tame_tree`). It is in its place as a whole or not at all.
+
+        Args:
+            rollout_id: The rollout.
+            name: The folder's name there.
+            tree: The folder.
+            move: Whether it is gone afterwards from where it was.
+            without: What in it is not copied. What is moved, is moved as a whole.
+
+        Raises:
+            OSError: It cannot be put there, or nothing is kept.
+        """
+        if self.root is None:
+            raise OSError(errno.ENOENT, "nothing is kept")
+        with (
+            open_root(self.root, mode=self._mode) as root,
+            root.enter(self._name(root, rollout_id), make=True) as folder,
+        ):
+            put_tree(tree, folder, name, move=move, without=without)
 
     async def _call(self, rollout_id: str, function: Callable[..., T], *args: Any) -> T | None:
         """Run a function in a thread; ``None``, and a warning, if it fails or takes too long."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rollout._redaction import Redactor
 from rollout.codec import MAX_JSON_DEPTH, dump_json, format_timestamp
@@ -44,6 +44,9 @@ class FinishedRollout:
         agent_started_at: When its agent started.
         timings: Seconds by name; ``None`` for what never began.
         secrets: What is never kept.
+        document: The trajectory as the agent itself wrote it, a valid ATIF document; without
+            one it is made of the sample's messages.
+        diagnostics: More for the note, by name.
     """
 
     request: ExecutionRequest
@@ -52,6 +55,8 @@ class FinishedRollout:
     agent_started_at: datetime | None
     timings: Mapping[str, float | None]
     secrets: tuple[str | None, ...] = ()
+    document: Mapping[str, Any] | None = field(default=None, repr=False)
+    diagnostics: Mapping[str, Any] = field(factory=dict)
 
     def files(self) -> dict[str, bytes | None]:
         """Make the contents of its files by name; ``None`` for one that is not to exist.
@@ -65,6 +70,8 @@ class FinishedRollout:
         request, result = self.request, self.outcome.result
         sample = self._sample()
         messages = request.prompt if sample is None else sample.trajectory_messages
+        if self.document is not None:
+            messages = []  # what there is to say of them is said there
         if messages is None:
             return None
         extra: dict[str, Any] = {"status": str(result.status)}
@@ -74,22 +81,27 @@ class FinishedRollout:
         if sample is None:
             extra["label"] = request.label
         try:
-            return dump_json(
-                build_trajectory(
-                    messages,
-                    rollout_id=request.id,
-                    sample=sample,
-                    metadata=request.metadata,
-                    secrets=self.secrets,
-                    extra=extra,
-                )
+            built = build_trajectory(
+                messages,
+                rollout_id=request.id,
+                sample=sample,
+                metadata=request.metadata,
+                secrets=self.secrets,
+                extra=extra,
             )
+            return dump_json(built if self.document is None else self._adopted(built["extra"]))
         except Exception as error:  # noqa: BLE001 - a message may hold anything
             # Without its text, which may hold what no log should.
             logger.warning(
                 "rollout %s: its trajectory is not saved (%s)", request.id, type(error).__name__
             )
             return None
+
+    def _adopted(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Add to an agent's own document what became of the rollout."""
+        clean: dict[str, Any] = Redactor(self.secrets).value(dict(self.document or {}))
+        ours = {"rollout_id": self.request.id, **extra}
+        return clean | {"extra": (clean.get("extra") or {}) | ours}
 
     def _sample(self) -> RolloutSample | None:
         sample = self.outcome.result_to_save.sample

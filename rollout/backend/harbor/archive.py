@@ -1,0 +1,126 @@
+"""Move what a trial left to the rollout's artifact folder, and remove the rest. Blocking.
+
+``<root>/<rollout_id>/artifacts/`` gets what the task or the agent published, and
+``<root>/<rollout_id>/harbor/`` Harbor's own files and logs. Only folders come here that are
+known to be free of the rollout's key.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from rollout._trees import drop_links_out, remove_tree
+from rollout.artifacts import ARTIFACTS, ArtifactStore
+from rollout.backend.harbor.plan import TrialPlan
+
+__all__ = ["HARBOR", "ArchiveReport", "archive_trial", "remove_workspace"]
+
+logger = logging.getLogger(__name__)
+
+HARBOR = "harbor"
+"""The folder of a rollout with Harbor's files of it."""
+
+_MOST_LINES = 20
+
+
+@define
+class ArchiveReport:
+    """What went to the rollout's artifact folder.
+
+    Attributes:
+        folders: The folders that are there now, by name.
+        dropped: What was left out, a line each.
+        problem: Why something is not there.
+    """
+
+    folders: list[str] = field(factory=list)
+    dropped: list[str] = field(factory=list)
+    problem: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in JSON types, without what is empty."""
+        found = {
+            "folders": self.folders,
+            "dropped": self.dropped[:_MOST_LINES],
+            "problem": self.problem,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+def archive_trial(plan: TrialPlan, store: ArtifactStore, *, keep: bool) -> ArchiveReport:
+    """Bring artifacts and logs of a trial into the rollout's artifact folder.
+
+    Never raises for storage that cannot be used: that is logged and reported.
+
+    Args:
+        plan: The trial, whose folder is tame and clean.
+        store: Where they go.
+        keep: Whether the trial's folder stays as it is, so that they are copied.
+    """
+    report = ArchiveReport()
+    if store.root is None or not plan.trial_dir.is_dir():
+        return report
+    try:
+        for name, tree in ((ARTIFACTS, plan.trial_dir / ARTIFACTS), (HARBOR, plan.trial_dir)):
+            if not tree.is_dir() or tree.is_symlink():
+                continue
+            drop_links_out(tree, lambda path, why: report.dropped.append(_said(f"{path}: {why}")))
+            store.take_in(
+                plan.request.id,
+                name,
+                tree,
+                move=not keep,
+                without=(ARTIFACTS,) if name == HARBOR else (),
+            )
+            report.folders.append(name)
+    except OSError as error:
+        report.problem = error.strerror or type(error).__name__
+        logger.warning(
+            "rollout %s: what its trial left cannot be kept below %s: %s",
+            plan.request.id,
+            store.root,
+            report.problem,
+        )
+    return report
+
+
+def remove_workspace(rollout_id: str, workspace: Path, *, keep: Path | None = None) -> bool:
+    """Remove the folder of a rollout's trial, task and all.
+
+    Args:
+        rollout_id: The rollout, for the log.
+        workspace: The folder.
+        keep: A folder in it that stays.
+
+    Returns:
+        Whether all of it is gone. If not, that is logged.
+    """
+    problems = remove_tree(workspace) if keep is None else _remove_around(workspace, keep)
+    if problems:
+        logger.warning(
+            "rollout %s: %s cannot be removed completely: %s",
+            rollout_id,
+            workspace,
+            "; ".join(map(_said, problems[:3])),
+        )
+    return not problems
+
+
+def _remove_around(folder: Path, keep: Path) -> list[str]:
+    problems: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path == keep:
+            continue
+        if keep.is_relative_to(path):
+            problems += _remove_around(path, keep)
+        else:
+            problems += remove_tree(path)
+    return problems
+
+
+def _said(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,232 @@
+"""Put in order what a trial left: read its sample, free it of the key, move it, remove it.
+
+`settle` is blocking and runs in a thread. Nothing here changes what the agent or the verifier
+said. When the rollout's outcome is known, `save_outcome` writes its trajectory and a note on
+how it went, as `LocalBackend` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from rollout._redaction import Redactor, redact
+from rollout._trees import tame_tree
+from rollout.artifacts import ArtifactStore
+from rollout.backend.failures import describe_exception
+from rollout.backend.harbor.agents import AgentSpec, NativeAgent
+from rollout.backend.harbor.archive import archive_trial, remove_workspace
+from rollout.backend.harbor.credentials import scrub_folder
+from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.facts import TrialFacts
+from rollout.backend.harbor.opensandbox import leftover_note
+from rollout.backend.harbor.outcomes import REWARD
+from rollout.backend.harbor.plan import TrialPlan
+from rollout.backend.harbor.trajectories import Adoption, adopt_trajectory
+from rollout.backend.saving import FinishedRollout
+from rollout.types import ExecutionOutcome, ExecutionRequest, RolloutSample, RolloutStatus
+from rollout.types._fields import plain_number
+
+__all__ = ["Settled", "save_outcome", "settle"]
+
+logger = logging.getLogger(__name__)
+
+_CANCELLED = "CancelledError"
+
+
+@define
+class Settled:
+    """What a trial left, in order.
+
+    Attributes:
+        sample: What the agent made, without a reward.
+        diagnostics: What went on, for the rollout's ``diagnostics.json``.
+        document: The one trajectory document that was adopted.
+        facts: What Harbor said of the trial.
+    """
+
+    sample: RolloutSample = field(factory=RolloutSample)
+    diagnostics: dict[str, Any] = field(factory=dict)
+    document: dict[str, Any] | None = field(default=None, repr=False)
+    facts: TrialFacts | None = None
+
+
+def settle(
+    plan: TrialPlan | None,
+    workspace: Path,
+    facts: TrialFacts,
+    *,
+    agent: AgentSpec,
+    store: ArtifactStore,
+    keep_failed: bool,
+    environment: EnvironmentSpec | None = None,
+    error: BaseException | None = None,
+) -> Settled:
+    """Put in order what a trial left in *workspace*.
+
+    What is not known to be free of the rollout's key is neither archived nor kept. A trial
+    that was cancelled has not failed.
+
+    Args:
+        plan: The trial's plan; ``None`` if it never had one.
+        workspace: The rollout's folder.
+        facts: What Harbor said of the trial.
+        agent: Who made the sample.
+        store: Where artifacts and logs go.
+        keep_failed: Whether the folder of a failed trial stays.
+        environment: Where it ran, to name a sandbox that may still be there.
+        error: What the trial raised, rather than recorded.
+    """
+    if plan is None:
+        remove_workspace(workspace.name, workspace)
+        return Settled()
+    notes: dict[str, Any] = _facts(plan, facts)
+    leftover = _leftover(plan, facts, environment, error)
+    if leftover is not None:
+        notes["leftover"] = leftover
+    settled = Settled(diagnostics={"harbor": notes})
+    there = plan.trial_dir.is_dir() and not plan.trial_dir.is_symlink()
+    if there:
+        tame_tree(plan.trial_dir, lambda _path, _why: None)
+    settled.sample, adoption = _sample(plan, agent, notes, scrub=there)
+    clean = not there or notes["scrubbed"]["verified"]
+    if adoption is not None:
+        notes["trajectory"] = adoption.note
+        settled.document = adoption.document if clean else None
+    undecided = adoption is not None and adoption.undecided
+    keep = there and clean and ((keep_failed and _failed(plan, facts, error)) or undecided)
+    if there and clean:
+        notes["archive"] = archive_trial(plan, store, keep=keep).to_dict()
+    elif there:
+        logger.warning(
+            "rollout %s: nothing of its trial is kept, since it may hold the key: %s",
+            plan.request.id,
+            notes["scrubbed"].get("reason"),
+        )
+    if keep:
+        notes["kept_in"] = str(plan.trial_dir)
+        logger.info(
+            "rollout %s: the folder of its trial stays: %s", plan.request.id, plan.trial_dir
+        )
+    if not remove_workspace(plan.request.id, workspace, keep=plan.trial_dir if keep else None):
+        notes["not_removed"] = str(workspace)
+    settled.diagnostics = Redactor(plan.secrets).value(settled.diagnostics)
+    return settled
+
+
+def _facts(plan: TrialPlan, facts: TrialFacts) -> dict[str, Any]:
+    channels = {str(name): plain_number(value) for name, value in (facts.rewards or {}).items()}
+    return {
+        "trial": plan.name,
+        "task": plan.task.name,
+        "agent": None
+        if facts.agent is None
+        else {"name": facts.agent[0], "version": facts.agent[1]},
+        "timings": {name: round(seconds, 6) for name, seconds in facts.timings.items()},
+        "errors": [{"type": each.type, "in_verifier": each.in_verifier} for each in facts.errors],
+        "rewards": channels,
+        "usage": {
+            "prompt_tokens": facts.prompt_tokens,
+            "cached_tokens": facts.cached_tokens,
+            "completion_tokens": facts.completion_tokens,
+            "cost_usd": facts.cost_usd,
+        },
+    }
+
+
+def _leftover(
+    plan: TrialPlan,
+    facts: TrialFacts,
+    environment: EnvironmentSpec | None,
+    error: BaseException | None,
+) -> dict[str, Any] | None:
+    if environment is None:
+        return None
+    for each in (error, *facts.errors):
+        note = leftover_note(plan, environment, each, os.environ)
+        if note is not None:
+            return note
+    return None
+
+
+def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> bool:
+    """Whether somebody may want to know what went wrong."""
+    if any(each.type == _CANCELLED for each in facts.errors):
+        return False
+    if error is not None or facts.errors:
+        return True
+    return plan.request.grade and plain_number((facts.rewards or {}).get(REWARD)) is None
+
+
+def _sample(
+    plan: TrialPlan, agent: AgentSpec, notes: dict[str, Any], *, scrub: bool
+) -> tuple[RolloutSample, Adoption | None]:
+    """Read the sample, as it is, before the folder is cleaned; a document after that."""
+    sample: RolloutSample | None = None
+    try:
+        sample = agent.sample(plan)
+    except Exception as error:  # noqa: BLE001 - what came out of a sandbox may be anything
+        notes["sample"] = redact(describe_exception(error, plan.secrets), plan.secrets)
+        logger.warning(
+            "rollout %s: what its agent handed back is no sample: %s",
+            plan.request.id,
+            notes["sample"],
+        )
+    if scrub:
+        notes["scrubbed"] = scrub_folder(plan.trial_dir, plan.secrets).to_dict()
+    if sample is not None:
+        return sample, None
+    adoption = adopt_trajectory(plan)
+    return RolloutSample(
+        messages=adoption.messages or _prompt(plan, agent), label=plan.request.label
+    ), adoption
+
+
+def _prompt(plan: TrialPlan, agent: AgentSpec) -> list[dict[str, Any]]:
+    if isinstance(agent, NativeAgent) and plan.task.instruction is not None:
+        return [{"role": "user", "content": plan.task.instruction}]
+    return list(plan.request.prompt)
+
+
+async def save_outcome(
+    store: ArtifactStore,
+    request: ExecutionRequest,
+    outcome: ExecutionOutcome,
+    settled: Settled,
+    *,
+    phase: RolloutStatus,
+    agent_started_at: datetime | None,
+    timings: Mapping[str, float | None],
+    secrets: tuple[str | None, ...],
+) -> None:
+    """Write the rollout's trajectory and the note on how it went; see `ArtifactStore.save`.
+
+    Waits for a bounded time, whatever is cancelled, and never raises.
+
+    Args:
+        store: Where they go.
+        request: What was asked for.
+        outcome: How it ended.
+        settled: What its trial left.
+        phase: How far it came.
+        agent_started_at: When its agent started.
+        timings: Seconds by name.
+        secrets: What is never kept.
+    """
+    finished = FinishedRollout(
+        request=request,
+        outcome=outcome,
+        phase=phase,
+        agent_started_at=agent_started_at,
+        timings=timings,
+        secrets=secrets,
+        document=settled.document,
+        diagnostics=settled.diagnostics,
+    )
+    await store.save(request.id, finished.files)
