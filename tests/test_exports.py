@@ -34,6 +34,7 @@ FLOORS = {
     "_redaction": 0,
     "_files": 0,
     "_folders": 0,
+    "_trees": 0,
     "context": 1,
     "workflow": 1,
     "grader": 1,

@@ -31,16 +31,16 @@ def test_the_file_is_what_such_a_run_writes():
     assert EvaluationMetrics.from_dict(document) == metrics
 
 
-def test_the_examples_run(tmp_path, monkeypatch, capsys):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    run_folder(runs / "before", table("P", "P", "f"))
-    after = run_folder(runs / "after", table("w", "P", "P"))
+def test_the_examples_run(tmp_path, capsys):
+    before = run_folder(tmp_path / "before", table("P", "P", "f"))
+    after = run_folder(tmp_path / "after", table("w", "P", "P"))
     (after / "metrics.json").write_text(block("json"))
-    monkeypatch.chdir(tmp_path)
-    exec(compile(block("python", "from_dict"), "metrics.md", "exec"), {})
+    examples = {}
+    exec(compile(block("python", "from_dict"), "metrics.md", "exec"), examples)
+    examples["print_pass_rate"](after)
     assert capsys.readouterr().out == "0.6666666666666666 6\n"
-    exec(compile(block("python", "compare_runs"), "metrics.md", "exec"), {})
+    exec(compile(block("python", "compare_runs"), "metrics.md", "exec"), examples)
+    examples["print_change"](before, after)
     assert capsys.readouterr().out == (
         "pass rate 0.667 to 0.667: -1.000 to +1.000\nno longer pass: 0\n"
     )
