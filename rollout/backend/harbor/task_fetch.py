@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -187,7 +187,7 @@ async def _live(task: ResolvedTask, download: _Download, forget: Callable[[], No
 
 async def _obtain(task: ResolvedTask, staging: list[Path]) -> Path:
     """Return where a task is, after a download into a new folder of *staging* if need be."""
-    client = await asyncio.to_thread(_client)
+    client = await asyncio.to_thread(_client, str(task.source.get("path", "")))
     task_id = _task_id(task)
     kept = _kept_at(task_id)
     if kept is not None and _is_filled(kept):
@@ -242,8 +242,11 @@ def _kept_at(task_id: Any) -> Path | None:
     return None
 
 
-def _client() -> Any:
-    """Make Harbor's client, with a git that asks nobody and ends when it is cancelled."""
+def _client(path: str) -> Any:
+    """Make Harbor's client, with a git that asks nobody and ends when it is cancelled.
+
+    It also checks a task within its clone: Harbor up to 0.20 copies what its links lead to.
+    """
     from harbor.tasks.client import TaskClient  # noqa: PLC0415 - an extra
 
     class Client(TaskClient):  # type: ignore[misc,unused-ignore]
@@ -255,7 +258,23 @@ def _client() -> Any:
         async def _run_git_stdout(self, *args: Any, cwd: Path | None = None) -> str:
             return (await _git(args, cwd)).decode("utf-8", "replace").strip()
 
+        def _copy_task_source_to_target(
+            self, source_path: Path, target_path: Path, **kwargs: Any
+        ) -> None:
+            _check_clone(source_path, path)
+            super()._copy_task_source_to_target(source_path, target_path, **kwargs)
+
     return Client()
+
+
+def _check_clone(folder: Path, path: str) -> None:
+    """Check a task in a clone, and the way to it from the clone's top."""
+    here = folder
+    for _ in PurePosixPath(path).parts:
+        if here.is_symlink():
+            raise UnfitTaskError("the way to it in the repository has a link")
+        here = here.parent
+    check_tree(folder)
 
 
 async def _git(args: Sequence[Any], cwd: Path | None, given: bytes | None = None) -> bytes:

@@ -225,11 +225,10 @@ def credentials_of(url: str) -> list[str]:
     A user name counts where it may be a token: over HTTPS.
     """
     match = _USERINFO.search(url)
-    if match is None:
-        return []
-    userinfo = match[0][:-1]
+    userinfo = "" if match is None else match[0][:-1]
     user, _, password = userinfo.partition(":")
-    parts = [userinfo, password, user if url.startswith("https:") else ""]
+    _, _, query = url.partition("?")
+    parts = [userinfo, password, user if url.startswith("https:") else "", query]
     return [text for part in parts if part for text in (part, unquote(part))]
 
 
