@@ -131,6 +131,19 @@ class Endpoint:
     connections: int = 0
     open_connections: int = 0
     _arrived: trio.Event = field(factory=trio.Event)
+    _closed: trio.Event = field(factory=trio.Event)
+
+    async def all_closed(self) -> None:
+        """Wait until no connection is open; fails where one leaks."""
+        with trio.fail_after(20):
+            while self.open_connections:
+                await self._closed.wait()
+
+    def close_one(self) -> None:
+        """Take that a connection has closed."""
+        self.open_connections -= 1
+        self._closed.set()
+        self._closed = trio.Event()
 
     async def received(self, number: int = 0) -> Received:
         """Wait until a request has come, and return it."""
@@ -171,7 +184,7 @@ async def scripted_endpoint(*steps: Step | Script) -> AsyncGenerator[Endpoint, N
             except (trio.BrokenResourceError, h11.RemoteProtocolError):
                 pass  # the client has gone
             finally:
-                endpoint.open_connections -= 1
+                endpoint.close_one()
 
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]

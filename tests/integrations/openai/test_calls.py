@@ -6,22 +6,11 @@ import pytest
 
 pytest.importorskip("openai", reason='needs pip install "trio-rollout[openai]"')
 
+from integrations.openai.agents import KEY, QUESTION, trajectory
 from integrations.scripted import call, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
 from rollout.integrations.openai import rollout_client
-from rollout.trajectory import build_trajectory, trajectory_problems
-
-KEY = "secret-of-this-rollout"
-QUESTION = {"role": "user", "content": "What is 6 + 7?"}
-
-
-def trajectory(sample):
-    document = build_trajectory(
-        sample.trajectory_messages, rollout_id="r", sample=sample, secrets=[KEY]
-    )
-    assert trajectory_problems(document) == []
-    return document
 
 
 async def test_a_call_becomes_the_sample():
