@@ -10,6 +10,7 @@ this process runs in one itself.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rollout.backend.harbor.facts import TrialError
     from rollout.backend.harbor.plan import TrialPlan
 
-__all__ = ["leftover_note", "tell_statuses", "told_status", "with_defaults"]
+__all__ = ["is_provider_failure", "leftover_note", "tell_statuses", "with_defaults"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +85,12 @@ def _request_timeout_sec(text: str | None) -> int | None:
 # --- what the server answered -----------------------------------------------------------------
 
 _API_ERROR = "SandboxApiException"
+_ARGUMENT_ERROR = "InvalidArgumentException"
 _NOTE = "OpenSandbox answered HTTP {}"
 _TOLD = re.compile(_NOTE.format(r"([0-9]{3})\b"))
 _IN_MESSAGE = re.compile(r"\bHTTP ([0-9]{3})\b")
+_NO_JSON = "OpenSandbox answered with something else than JSON"
+_PROVIDER_STATUSES = frozenset({401, 402, 403, 429, 500, 502, 503, 504})
 _CALLS = (
     "start",
     "stop",
@@ -102,8 +106,9 @@ def tell_statuses(environment: Any) -> None:
     """Have the errors of an OpenSandbox environment say which HTTP status the server gave.
 
     Harbor keeps an error's name, text and traceback. The SDK writes the status into the text
-    only if the server gave no message of its own, so it is added as a note, which a traceback
-    shows. Changes that one object; another environment is left alone.
+    only if the server gave no message of its own, and where it expects JSON and gets a page of
+    some gateway, its error is one of a wrong argument. So what happened is added as a note, which
+    a traceback shows. Changes that one object; another environment is left alone.
 
     Args:
         environment: The environment of a trial that has been created and not run.
@@ -120,19 +125,39 @@ def _telling(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
         try:
             return await call(*args, **kwargs)
         except Exception as error:
-            status = getattr(error, "status_code", None)
-            names = {cls.__name__ for cls in type(error).__mro__}
-            if _API_ERROR in names and isinstance(status, int):
-                error.add_note(_NOTE.format(int(status)))
+            note = _note(error)
+            if note is not None:
+                error.add_note(note)
             raise
 
     return told
 
 
-def told_status(error: TrialError) -> int | None:
-    """Return the HTTP status behind an error that a trial recorded, ``None`` if none is known."""
-    match = _TOLD.search(error.traceback) or _IN_MESSAGE.search(error.message)
-    return None if match is None else int(match[1])
+def _note(error: BaseException) -> str | None:
+    status = getattr(error, "status_code", None)
+    if _API_ERROR in {cls.__name__ for cls in type(error).__mro__} and isinstance(status, int):
+        return _NOTE.format(int(status))
+    cause = error.__cause__
+    if type(error).__name__ == _ARGUMENT_ERROR and isinstance(cause, json.JSONDecodeError):
+        return _NO_JSON
+    return None
+
+
+def _status(error: TrialError) -> int | None:
+    # The last one is of the error itself, those before it of what it came from.
+    told = _TOLD.findall(error.traceback)[-1:] or _IN_MESSAGE.findall(error.message)[:1]
+    return int(told[0]) if told else None
+
+
+def is_provider_failure(error: TrialError) -> bool:
+    """Whether an error that a trial recorded is an OpenSandbox server's own, not the agent's.
+
+    Those are refusals with the statuses of authentication, payment, rate limits and failing
+    servers, and answers that are no JSON, as gateways give them.
+    """
+    if error.type == _API_ERROR:
+        return _status(error) in _PROVIDER_STATUSES
+    return error.type == _ARGUMENT_ERROR and _NO_JSON in error.traceback
 
 
 # --- what may still run -----------------------------------------------------------------------
@@ -179,7 +204,9 @@ def leftover_note(
         lost = type(error).__name__ in _LOST
     else:
         lost = not error.in_verifier and (
-            error.type in _LOST or (error.type == _API_ERROR and told_status(error) in _GATEWAY)
+            error.type in _LOST
+            or (error.type == _API_ERROR and _status(error) in _GATEWAY)
+            or (error.type == _ARGUMENT_ERROR and _NO_JSON in error.traceback)
         )
         lost = lost and (not error.traceback or _CREATING in error.traceback)
     if not lost:

@@ -14,7 +14,7 @@ import attrs
 from rollout._redaction import redact
 from rollout.backend.executions import failure
 from rollout.backend.harbor.facts import TrialError, TrialFacts
-from rollout.backend.harbor.opensandbox import told_status
+from rollout.backend.harbor.opensandbox import is_provider_failure
 from rollout.backend.harbor.usererrors import CATEGORIES
 from rollout.types import (
     ExecutionOutcome,
@@ -61,8 +61,6 @@ _PROVIDER = frozenset(
         "SandboxRateLimitException",
     }
 )
-_PROVIDER_API = "SandboxApiException"
-_PROVIDER_STATUSES = frozenset({401, 402, 403, 429, 500, 502, 503, 504})
 
 
 def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
@@ -73,9 +71,7 @@ def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
         return RolloutErrorCategory.TIMEOUT
     if error.type in _VALIDATION:
         return RolloutErrorCategory.VALIDATION_ERROR
-    if error.type in _PROVIDER or (
-        error.type == _PROVIDER_API and told_status(error) in _PROVIDER_STATUSES
-    ):
+    if error.type in _PROVIDER or is_provider_failure(error):
         return RolloutErrorCategory.HTTP_ERROR
     return RolloutErrorCategory.AGENT_ERROR
 

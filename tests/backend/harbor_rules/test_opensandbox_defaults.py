@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from pathlib import Path
 
+import attrs
 import pytest
 
 from rollout.backend.harbor import opensandbox
@@ -121,6 +123,10 @@ class SandboxApiException(Exception):
         self.status_code = status_code
 
 
+class InvalidArgumentException(Exception):
+    pass
+
+
 class OpenSandboxEnvironment:
     def __init__(self, error):
         self.error = error
@@ -175,6 +181,20 @@ async def test_a_status_in_the_text_is_enough():
     found = await failed(error, kind=OtherEnvironment)
     assert "OpenSandbox answered" not in found.traceback
     assert categorize_trial_error(found) == "http_error"
+
+
+async def test_an_answer_that_is_no_json_is_the_servers_fault():
+    # The SDK takes what its parser of JSON says for a wrong argument of its caller.
+    try:
+        json.loads("<html>")
+    except ValueError as error:
+        wrapped = InvalidArgumentException(str(error))
+        wrapped.__cause__ = error
+    found = await failed(wrapped)
+    assert categorize_trial_error(found) == "http_error"
+    assert leftover_note(PLAN, SPEC, attrs.evolve(found, traceback=found.traceback + CREATING))
+    other = await failed(InvalidArgumentException("File path cannot be null"))
+    assert categorize_trial_error(other) == "agent_error"
 
 
 async def test_other_errors_and_results_are_left_alone():
