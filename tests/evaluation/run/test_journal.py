@@ -91,7 +91,8 @@ ENTRIES = [
 @pytest.mark.usefixtures("unsynced")
 def test_cut_at_every_byte(tmp_path):
     """No record whose line was whole is lost, and nothing is read twice or made up."""
-    data = write(tmp_path, *ENTRIES)
+    entries = ENTRIES[::2]
+    data = write(tmp_path, *entries)
     path = tmp_path / EVENTS
     ends = [len(line) for line in data.split(b"\n")[:-1]]
     whole_at = [sum(ends[: number + 1]) + number for number in range(len(ends))]
@@ -99,14 +100,14 @@ def test_cut_at_every_byte(tmp_path):
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
         # A line is whole once all of it but its line break is there.
-        expected = ENTRIES[: max(0, sum(end <= cut for end in whole_at) - 1)]
+        expected = entries[: max(0, sum(end <= cut for end in whole_at) - 1)]
         assert list(read_records(tmp_path)) == expected
         assert path.read_bytes() == data[:cut]
         assert list(recover(tmp_path, RUN_ID)) == expected
         path.write_bytes(path.read_bytes() + record_line(record(9)))
         assert list(recover(tmp_path, RUN_ID)) == [*expected, record(9)]
         seen.add(len(expected))
-    assert seen == {0, 1, 2, 3}
+    assert seen == {0, 1, 2}
 
 
 def test_torn_tail_of_zeros(tmp_path):
@@ -118,13 +119,12 @@ def test_torn_tail_of_zeros(tmp_path):
 
 
 @pytest.mark.usefixtures("unsynced")
-@pytest.mark.parametrize("bit", [0x01, 0x04, 0x80])
-def test_a_flipped_bit_anywhere_is_refused_with_its_line(tmp_path, bit):
+def test_a_flipped_bit_anywhere_is_refused_with_its_line(tmp_path):
     data = write(tmp_path, *ENTRIES)
     path = tmp_path / EVENTS
     for place in range(len(data)):
         damaged = bytearray(data)
-        damaged[place] ^= bit
+        damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
         line = data[:place].count(b"\n") + 1
         with pytest.raises(EvaluationDamagedError, match=f"{EVENTS}, line {line}: "):
