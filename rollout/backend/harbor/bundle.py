@@ -12,7 +12,8 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -100,22 +101,38 @@ def make_bundle(
     return search.bundle()
 
 
+# What is installed does not change while a process runs, so it is read once.
+
+
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+@cache
+def _own_wheel() -> Wheel:
+    folder = Path(rollout.__file__).parent
+    return build_wheel(_OWN, metadata.version(_OWN), tree_files(folder, "rollout"))
+
+
+@cache
+def _wheel_of(name: str) -> Wheel:
+    return repacked_wheel(metadata.distribution(name))
+
+
 @define
 class _Search:
     """One walk over sources and distributions."""
 
     sources: dict[str, bytes] = field(factory=dict)
-    distributions: dict[str, metadata.Distribution] = field(factory=dict)
+    distributions: set[str] = field(factory=set)
     needs: dict[str, Need] = field(factory=dict)
     seen: set[str] = field(factory=set)
     required: set[tuple[str, str]] = field(factory=set)
-    owners: dict[str, list[str]] = field(factory=lambda: dict(metadata.packages_distributions()))
+    owners: Mapping[str, list[str]] = field(factory=_owners)
 
     def bundle(self) -> Bundle:
-        own = metadata.version(_OWN)
-        folder = Path(rollout.__file__).parent
-        wheels = [build_wheel(_OWN, own, tree_files(folder, "rollout"))]
-        wheels += [repacked_wheel(self.distributions[name]) for name in sorted(self.distributions)]
+        wheels = [_own_wheel(), *map(_wheel_of, sorted(self.distributions))]
         if self.sources:
             wheels.append(build_wheel("rollout-workflow", "0", self.sources))
         return Bundle(tuple(wheels), tuple(self.needs[name] for name in sorted(self.needs)))
@@ -199,11 +216,12 @@ class _Search:
                 self.needs[key] = Need(text.strip(), (key.replace("-", "_"),))
             return
         if is_compiled(found):
-            imports = tuple(sorted(top for top, names in self.owners.items() if name in names))
+            tops = sorted(top for top, names in self.owners.items() if name in names)
+            imports = tuple(top for top in tops if not top.startswith("_")) or tuple(tops)
             requirement = f"{found.metadata['Name']}=={found.version}"
             self.needs[key] = Need(requirement, imports or (key.replace("-", "_"),))
         else:
-            self.distributions[key] = found
+            self.distributions.add(key)
         for required in found.requires or ():
             yield required, frozenset({extra}) if extra else frozenset()
 

@@ -97,8 +97,8 @@ class WorkflowAgent(AgentSpec):
         self._staging: Path | None = None
 
     def _try_config(self, config: AgentWorkflowConfig) -> None:
-        if self._main is not None and type(config).__module__ == "__main__":
-            return  # its class has that name in the sandbox only
+        if type(config).__module__ == "__main__":
+            return  # its class goes by another name in the sandbox
         if load_config(self._config) != config:
             raise BackendConfigurationError(
                 "agent_config is not made again from its fields; put it into a module and give "

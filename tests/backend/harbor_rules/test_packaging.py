@@ -1,0 +1,184 @@
+"""Wheels written by hand, and what goes into them. No Harbor is needed for that."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+
+import pytest
+
+from rollout.backend.harbor.bundle import make_bundle
+from rollout.backend.harbor.packaging import build_wheel, repacked_wheel, tree_files
+from rollout.errors import BackendConfigurationError
+
+
+def entries(wheel):
+    with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
+        assert archive.testzip() is None
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def check_record(wheel):
+    """Every file but RECORD itself is in it, with its digest and its length."""
+    files = entries(wheel)
+    [record] = [name for name in files if name.endswith(".dist-info/RECORD")]
+    rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(files[record].decode()))}
+    assert set(rows) == set(files)
+    assert rows.pop(record) == ["", ""]
+    for name, (digest, size) in rows.items():
+        kind, _, text = digest.partition("=")
+        expected = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest())
+        assert (kind, text) == ("sha256", expected.decode().rstrip("="))
+        assert int(size) == len(files[name])
+    return files
+
+
+def test_a_wheel_is_one_by_the_specification():
+    wheel = build_wheel(
+        "My.Own-flow", "1.0", {"m.py": b"A = 1\n", 'a, "b".txt': b""}, requires=["trio>=0.30"]
+    )
+    assert wheel.filename == "my_own_flow-1.0-py3-none-any.whl"
+    files = check_record(wheel)
+    assert files["m.py"] == b"A = 1\n"
+    assert b"Requires-Dist: trio>=0.30\n" in files["my_own_flow-1.0.dist-info/METADATA"]
+    assert b"Root-Is-Purelib: true\n" in files["my_own_flow-1.0.dist-info/WHEEL"]
+
+
+def test_the_same_files_make_the_same_bytes():
+    one = build_wheel("w", "1", {"a.py": b"1", "b.py": b"2"})
+    assert one == build_wheel("w", "1", {"b.py": b"2", "a.py": b"1"})
+
+
+def test_an_installed_distribution_is_packed_again():
+    wheel = repacked_wheel(metadata.distribution("sortedcontainers"))
+    files = check_record(wheel)
+    assert "sortedcontainers/sortedlist.py" in files
+    assert not [name for name in files if "__pycache__" in name or ".." in name]
+    assert not [name for name in files if name.endswith(("INSTALLER", "direct_url.json"))]
+
+
+def test_a_tree_leaves_out_what_is_hidden_and_compiled_for_nobody(tmp_path):
+    for name in ("a.py", "sub/b.txt", ".env", ".git/config", "__pycache__/a.cpython-311.pyc"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    assert tree_files(tmp_path, "p") == {"p/a.py": b"a.py", "p/sub/b.txt": b"sub/b.txt"}
+    (tmp_path / "fast.so").write_bytes(b"")
+    with pytest.raises(BackendConfigurationError, match="compiled"):
+        tree_files(tmp_path, "p")
+
+
+def test_a_tree_that_is_too_large(tmp_path):
+    with (tmp_path / "model.bin").open("wb") as file:
+        file.truncate(65 * 1024 * 1024)
+    with pytest.raises(BackendConfigurationError, match="larger than 64 MiB"):
+        tree_files(tmp_path, "p")
+
+
+# --- bundles ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Writes modules that can be imported, and forgets them afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(flow, **files):
+        for name, text in {"bundled_flow.py": flow, **files}.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.startswith("bundled_"):
+            del sys.modules[name]
+
+
+def own(bundle):
+    [wheel] = [each for each in bundle.wheels if each.filename.startswith("rollout_workflow-")]
+    return {name for name in check_record(wheel) if ".dist-info/" not in name}
+
+
+def names(bundle):
+    return {each.filename.partition("-")[0] for each in bundle.wheels}
+
+
+def test_a_bundle_follows_imports_through_sources(project):
+    project(
+        "import bundled_a.deep, json\nfrom .gone import x\nimport no_such_module_at_all",
+        **{
+            "bundled_a/__init__.py": "",
+            "bundled_a/deep.py": "def late():\n    from bundled_b import B\n    import outcome",
+            "bundled_b.py": "import bundled_flow\nB = 1",
+            "bundled_unused.py": "",
+            "bundled_a/no_python.py": "import (",
+        },
+    )
+    bundle = make_bundle(["bundled_flow"])
+    assert own(bundle) == {
+        "bundled_flow.py", "bundled_a/__init__.py", "bundled_a/deep.py", "bundled_b.py",
+        "bundled_a/no_python.py",
+    }  # fmt: skip
+    assert names(bundle) >= {"trio_rollout", "trio", "attrs", "cattrs", "outcome", "sniffio"}
+    assert bundle.needs == ()
+
+
+def test_installed_distributions_come_along_with_what_they_require(project):
+    project("import quart\n")
+    assert {"quart", "werkzeug", "jinja2"} <= names(make_bundle(["bundled_flow"]))
+
+
+def test_compiled_distributions_are_left_to_the_sandbox(project):
+    project("import pyarrow\nimport markupsafe")
+    bundle = make_bundle(["bundled_flow"])
+    needs = {need.requirement.partition("==")[0].lower(): need.imports for need in bundle.needs}
+    assert needs == {"markupsafe": ("markupsafe",)} | (
+        {"pyarrow": ("pyarrow",)} if "pyarrow" in needs else {}
+    )
+
+
+def test_requirements_that_no_import_shows(project):
+    project("")
+    bundle = make_bundle(["bundled_flow"], requirements=["sortedcontainers", "not-here-0815>=2"])
+    assert "sortedcontainers" in names(bundle)
+    assert [need.requirement for need in bundle.needs] == ["not-here-0815>=2"]
+    with pytest.raises(BackendConfigurationError, match="not a requirement"):
+        make_bundle(["bundled_flow"], requirements=["!"])
+
+
+def test_a_module_without_source(project):
+    with pytest.raises(BackendConfigurationError, match="no_such_module_at_all"):
+        make_bundle(["no_such_module_at_all"])
+
+
+def test_a_script_becomes_a_module(project):
+    folder = project("", **{"bundled_b.py": ""})
+    script = folder / "serve_it.py"
+    script.write_text("import bundled_b\n")
+    assert own(make_bundle([], main=("serve_it", script))) == {"serve_it.py", "bundled_b.py"}
+
+
+def test_a_bundle_is_enough_for_a_python_without_packages(project, tmp_path):
+    project("import rollout, httpx, trio\nprint(rollout.AgentWorkflow.__name__)")
+    site = tmp_path / "site"
+    for wheel in make_bundle(["bundled_flow"]).wheels:
+        with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
+            archive.extractall(site)
+    program = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); import bundled_flow, trio;"
+        "import rollout.backend.harbor.sandbox_runner; print(trio.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["AgentWorkflow", str(site / "trio" / "__init__.py")]
