@@ -129,10 +129,15 @@ class FinishedRollout:
             },
             "version": package_version(),
         }
-        if result.extra_fields:
-            document["extra_fields"], dropped = fit(result.extra_fields, max_depth=_EXTRA_DEPTH)
-            if dropped:
-                document["dropped"] = dropped
+        notes, dropped = fit(dict(self.diagnostics), max_depth=_EXTRA_DEPTH)
+        document = (notes or {}) | document
+        # A backend may give its notes along with a result, too.
+        own = {k: v for k, v in (result.extra_fields or {}).items() if k not in self.diagnostics}
+        if own:
+            document["extra_fields"], more = fit(own, max_depth=_EXTRA_DEPTH)
+            dropped += more
+        if dropped:
+            document["dropped"] = dropped
         clean = Redactor(self.secrets).value(document)
         return json.dumps(clean, indent=2, allow_nan=False).encode("ascii") + b"\n"
 

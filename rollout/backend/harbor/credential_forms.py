@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from rollout.jsonfit import utf8
 
@@ -29,6 +29,13 @@ _BACKSLASHES = 8
 """So many at a time, for JSON within JSON within JSON."""
 
 _WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+_WIDEST = 4
+_LONGEST_CHARACTER = 160
+"""So many characters at most stand for one byte of a key, breaks of lines included."""
+
+_BETWEEN = b" :,-\r\n\t"
+_ESCAPE = re.compile(rb"\\[uUx]")
+_ESCAPED_BREAK = re.compile(rb"\\+[nrt]")
 _NARROW = ("utf-8", "latin-1", "cp1252")
 _SHORT_ESCAPES = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
@@ -78,66 +85,57 @@ class _Form:
     find: re.Pattern[bytes]
 
 
-@frozen
+@define
 class Forms:
     """All forms of some keys.
 
+    There are many patterns, and making them takes a while. So those that are hardly ever needed
+    are made only when something cheaper has shown that they may be.
+
     Attributes:
         keys: The keys that can be looked for.
-        longest: The length of the longest match, in bytes.
-        plain: Whether the keys are of ASCII characters only.
+        longest: The length of the longest match, in bytes, or a little more.
     """
 
-    keys: tuple[str, ...]
-    narrow: tuple[_Form, ...] = field(repr=False)
-    wide: tuple[_Form, ...] = field(repr=False)
-    longest: int
-    plain: bool
+    keys: tuple[str, ...] = field(repr=False)
+    longest: int = field(init=False)
 
     @classmethod
     def of(cls, keys: Iterable[str | None]) -> Forms:
         """Make the patterns for *keys*; ``None`` and short ones are passed over."""
-        usable = tuple(
-            dict.fromkeys(form for key in keys if key for form in (key, key.strip(), utf8(key)))
+        usable = dict.fromkeys(
+            form for key in keys if key for form in (key, key.strip(), utf8(key))
         )
-        usable = tuple(key for key in usable if len(key) >= SHORTEST)
-        narrow: list[_Form] = []
-        wide: list[_Form] = []
-        longest = 0
-        for encoding in ("ascii", *_WIDE):
-            for piece in _distinct(usable, encoding):
-                longest = max(longest, piece.longest)
-                form = _Form(encoding, re.compile(piece.pattern, re.DOTALL))
-                (narrow if encoding == "ascii" else wide).append(form)
-        return cls(
-            keys=usable,
-            narrow=tuple(narrow),
-            wide=tuple(wide),
-            longest=longest,
-            plain=all(key.isascii() for key in usable),
-        )
+        return cls(tuple(key for key in usable if len(key) >= SHORTEST))
 
-    def spans(self, data: bytes) -> list[Span]:
-        """Return where forms of the keys stand, in order; those that overlap become one."""
-        found: list[Span] = []
-        for form in (*self.narrow, *self._wide_for(data)):
-            found += [
-                Span(match.start(), match.end(), form.encoding)
-                for match in form.find.finditer(data)
-            ]
+    def __attrs_post_init__(self) -> None:
+        characters = max((len(utf8(key).encode()) for key in self.keys), default=0)
+        self.longest = _WIDEST * _LONGEST_CHARACTER * characters
+
+    def spans(self, data: bytes, origin: int = 0) -> list[Span]:
+        """Return where forms of the keys stand, in order; those that overlap become one.
+
+        Args:
+            data: Where to look.
+            origin: Where it begins in its file.
+        """
+        found = [
+            Span(match.start(), match.end(), form.encoding)
+            for form in self._for(data)
+            for match in form.find.finditer(data)
+        ]
         found.sort(key=lambda span: (span.start, -span.end))
-        merged: list[Span] = []
+        # A text of two bytes a character looks, a byte further on, like one of the other order.
+        odd: list[Span] = []
+        even: list[Span] = []
         for span in found:
-            if merged and span.start < merged[-1].end:
-                last = merged.pop()
-                span = Span(last.start, max(last.end, span.end), last.encoding)  # noqa: PLW2901
-            merged.append(span)
-        return merged
+            aligned = (origin + span.start) % _width(span.encoding) == 0
+            (even if aligned else odd).append(span)
+        return _merged(even, odd)
 
     def holds(self, data: bytes) -> bool:
         """Whether a form of a key stands in *data*."""
-        forms = chain(self.narrow, self._wide_for(data))
-        return any(form.find.search(data) for form in forms)
+        return any(form.find.search(data) for form in self._for(data))
 
     def blank(self, text: bytes) -> bytes:
         """Return *text* with a placeholder in the place of each form."""
@@ -145,23 +143,96 @@ class Forms:
             text = text[: span.start] + span.replacement + text[span.end :]
         return text
 
-    def _wide_for(self, data: bytes) -> Iterator[_Form]:
-        """The forms of more than one byte a character, where there may be one."""
-        if not self.plain:
-            yield from self.wide
+    # Which patterns
+
+    def _for(self, data: bytes) -> Iterator[_Form]:
+        yield from self._narrow_for(data)
+        if not all(key.isascii() for key in self.keys):
+            yield from self._wide
         elif b"\0" in data:
             # Without its zero bytes, such a form is one of one byte a character.
             narrowed = data.replace(b"\0", b"")
-            if any(form.find.search(narrowed) for form in self.narrow):
-                yield from self.wide
+            if any(form.find.search(narrowed) for form in self._narrow_for(narrowed)):
+                yield from self._wide
+
+    def _narrow_for(self, data: bytes) -> Iterator[_Form]:
+        yield from self._plain
+        if b"%" in data:
+            yield from self._in_urls
+        if _ESCAPE.search(data):
+            yield from self._in_code
+        if self._squeezed_hits(data):
+            yield from self._broken
+
+    def _squeezed_hits(self, data: bytes) -> bool:
+        """Whether a key, or its digits, come out when everything in between is left out."""
+        squeezed = data.translate(None, _BETWEEN)
+        if any(digits.search(squeezed) for digits in self._digits):
+            return True
+        squeezed = data.translate(None, b"\r\n\t ")
+        if b"\\" in squeezed:
+            squeezed = _ESCAPED_BREAK.sub(b"", squeezed)
+        return len(squeezed) < len(data) and any(
+            len(form.find.findall(squeezed)) > len(form.find.findall(data)) for form in self._plain
+        )
+
+    @cached_property
+    def _plain(self) -> list[_Form]:
+        return self._made("ascii", lambda patterns, key: patterns.plain(key, broken=False))
+
+    @cached_property
+    def _in_urls(self) -> list[_Form]:
+        return self._made("ascii", lambda patterns, key: [patterns.in_url(key)])
+
+    @cached_property
+    def _in_code(self) -> list[_Form]:
+        return self._made("ascii", lambda patterns, key: [patterns.in_code(key)])
+
+    @cached_property
+    def _digits(self) -> list[re.Pattern[bytes]]:
+        return [
+            re.compile(key.encode(charset).hex().encode(), re.IGNORECASE)
+            for key in self.keys
+            if _encodable(key, "utf-8")
+            for charset in ("utf-8", "utf-16-le")
+        ]
+
+    @cached_property
+    def _broken(self) -> list[_Form]:
+        return self._made("ascii", _Patterns.broken)
+
+    @cached_property
+    def _wide(self) -> list[_Form]:
+        return [form for encoding in _WIDE for form in self._made(encoding, _Patterns.all)]
+
+    def _made(
+        self, encoding: str, pieces: Callable[[_Patterns, str], Iterable[Piece]]
+    ) -> list[_Form]:
+        patterns = _Patterns(encoding)
+        found = {piece.pattern: None for key in self.keys for piece in pieces(patterns, key)}
+        return [_Form(encoding, re.compile(pattern, re.DOTALL)) for pattern in found]
+
+
+def _width(encoding: str) -> int:
+    return 1 if encoding == "ascii" else int(encoding[4:6]) // 8
+
+
+def _merged(even: list[Span], odd: list[Span]) -> list[Span]:
+    """Join spans that overlap; an odd one counts only where there is no other."""
+    merged: list[Span] = []
+    for span in even:
+        if merged and span.start < merged[-1].end:
+            last = merged.pop()
+            merged.append(Span(last.start, max(last.end, span.end), last.encoding))
+        else:
+            merged.append(span)
+    for span in odd:
+        if not any(span.start < other.end and other.start < span.end for other in merged):
+            merged.append(span)
+    return sorted(merged, key=lambda span: span.start)
 
 
 # --- patterns ---------------------------------------------------------------------------------
-
-
-def _distinct(keys: Sequence[str], encoding: str) -> list[Piece]:
-    found = {piece.pattern: piece for key in keys for piece in _Patterns(encoding).of(key)}
-    return list(found.values())
 
 
 @frozen
@@ -170,24 +241,46 @@ class _Patterns:
 
     encoding: str
 
-    def of(self, key: str) -> Iterator[Piece]:
-        breaks = self._breaks() if self._breakable(key) else Piece(b"", 0)
-        for charset in _NARROW if self.encoding == "ascii" else (self.encoding,):
-            if not _encodable(key, charset):
-                continue
-            yield self._join((self._run(run, charset) for run in _runs(key)), breaks)
-        if not _encodable(key, "utf-8"):
-            return
-        yield from self._whole(key)
-        breaks = self._breaks() if len(key) >= _BREAKABLE else Piece(b"", 0)
-        for charset in ("utf-8", "utf-16-le", "utf-16-be"):
-            data = key.encode(charset)
-            yield from self._base64(data, breaks)
-            yield self._hexadecimal(data, breaks)
+    def all(self, key: str) -> Iterator[Piece]:
+        """All forms of a key."""
+        yield from self.plain(key, broken=False)
+        yield from self.broken(key)
+        if _encodable(key, "utf-8"):
+            yield self.in_url(key)
+            yield self.in_code(key)
 
-    def _breakable(self, key: str) -> bool:
+    def plain(self, key: str, *, broken: bool) -> Iterator[Piece]:
+        """The key with escapes where it needs some, and its base64.
+
+        Args:
+            key: The key.
+            broken: Whether lines may be broken within it.
+        """
+        none = Piece(b"", 0)
+        breaks = self._breaks() if broken and len(key) >= _BREAKABLE else none
         # Otherwise one thing could be read in too many ways.
-        return len(key) >= _BREAKABLE and not re.search(r"[\s\\]", key)
+        between = none if re.search(r"[\s\\]", key) else breaks
+        for charset in _NARROW if self.encoding == "ascii" else (self.encoding,):
+            if _encodable(key, charset):
+                yield self._join((self._run(run, charset) for run in _runs(key)), between)
+        if _encodable(key, "utf-8"):
+            for charset in ("utf-8", "utf-16-le"):
+                yield from self._base64(key.encode(charset), breaks)
+
+    def broken(self, key: str) -> Iterator[Piece]:
+        """The same where lines may be broken, and hexadecimal digits."""
+        yield from self.plain(key, broken=True)
+        if _encodable(key, "utf-8"):
+            for charset in ("utf-8", "utf-16-le"):
+                yield self._hexadecimal(key.encode(charset))
+
+    def in_url(self, key: str) -> Piece:
+        """The key with each character escaped as in URLs."""
+        return self._join(self._escape_url(character, "utf-8") for character in utf8(key))
+
+    def in_code(self, key: str) -> Piece:
+        """The key with each character escaped as in source code."""
+        return self._join(self._escape_code(character) for character in key)
 
     # Characters
 
@@ -225,7 +318,7 @@ class _Patterns:
     def _breaks(self) -> Piece:
         """What may stand between two characters where a line was broken."""
         escaped = self._join((self._backslashes(), self._any("nrt")))
-        return self._times(self._either((self._any("\r\n\t "), escaped)), 0, 10)
+        return self._times(self._either((self._any("\r\n\t "), escaped)), 0, 6)
 
     def _run(self, run: str, charset: str) -> Piece:
         """The pattern of one character, or of a run of backslashes."""
@@ -298,12 +391,7 @@ class _Patterns:
             )
         )
 
-    # Wholes
-
-    def _whole(self, key: str) -> Iterator[Piece]:
-        """Forms that escape every character, whether it needs it or not."""
-        yield self._join(self._escape_url(character, "utf-8") for character in key)
-        yield self._join(self._escape_code(character) for character in key)
+    # Bytes
 
     def _base64(self, data: bytes, breaks: Piece) -> Iterator[Piece]:
         for offset, first in enumerate(_FIRST_WHOLE):
@@ -320,10 +408,8 @@ class _Patterns:
             return self._either((slash, self._text("_"), self._escape_url("/", "utf-8")))
         return self._text(character)
 
-    def _hexadecimal(self, data: bytes, breaks: Piece) -> Piece:
-        mark = self._join((self._any(" :,-"), self._times(self._text(" "), 0, 1)))
-        zero = self._times(self._join((self._text("0"), self._any("xX"))), 0, 1)
-        between = self._join((self._times(mark, 0, 1), breaks, zero))
+    def _hexadecimal(self, data: bytes) -> Piece:
+        between = self._times(self._any(_BETWEEN.decode()), 0, 4)
         return self._join((self._digits(f"{byte:02x}") for byte in data), between)
 
 

@@ -138,15 +138,11 @@ class Search:
         seen = Seen()
         streams: list[int] = []
         for start, data, fresh in _windows(file, self.forms.longest):
-            for span in self.forms.spans(data):
+            for span in self.forms.spans(data, start):
                 seen.encodings.add(span.encoding)
             seen.zeros = seen.zeros or b"\0" in data
             if _CONTROL.search(data):
-                streams += [
-                    start + match.start()
-                    for match in _STREAM.finditer(data, fresh)
-                    if start + match.start() > 0
-                ]
+                streams += [start + match.start() for match in _STREAM.finditer(data, fresh)]
         for position in streams:
             self._look_stream(file, position)
         self._look_inside(file, depth)
@@ -233,6 +229,7 @@ def rewrite(file: IO[bytes], target: IO[bytes], forms: Forms) -> None:
     """Copy a file, with a placeholder in the place of each form of a key."""
     file.seek(0)
     rest = b""
+    position = 0
     ended = False
     while not ended:
         piece = file.read(max(_PIECE, 2 * forms.longest))
@@ -241,7 +238,7 @@ def rewrite(file: IO[bytes], target: IO[bytes], forms: Forms) -> None:
         # What begins behind this may go on in the next piece.
         safe = len(data) if ended else max(len(data) - forms.longest, 0)
         done = 0
-        for span in forms.spans(data):
+        for span in forms.spans(data, position):
             if span.start >= safe:
                 break
             target.write(data[done : span.start])
@@ -250,6 +247,7 @@ def rewrite(file: IO[bytes], target: IO[bytes], forms: Forms) -> None:
         safe = max(safe, done)
         target.write(data[done:safe])
         rest = data[safe:]
+        position += safe
 
 
 def _windows(file: IO[bytes], overlap: int) -> Iterator[tuple[int, bytes, int]]:
@@ -286,7 +284,7 @@ def _open_packed(file: IO[bytes], head: bytes) -> Iterator[IO[bytes]] | None:
     """Return what is in an archive or a compressed file; ``None`` if it is neither."""
     file.seek(0, os.SEEK_SET)
     if head.startswith(b"\x1f\x8b"):
-        return iter([_as_bytes(gzip.GzipFile(fileobj=file))])
+        return iter([_as_bytes(gzip.GzipFile(fileobj=file, mode="rb"))])
     if head.startswith(b"BZh"):
         return iter([_as_bytes(bz2.BZ2File(file))])
     if head.startswith((b"\xfd7zXZ\0", b"\x5d\0\0")):

@@ -67,7 +67,9 @@ def adopt_trajectory(plan: TrialPlan) -> Adoption:
     except OSError as error:
         return _refused(shown, error.strerror or type(error).__name__)
     except InvalidBodyError as error:
-        why = "; ".join(problem.msg for problem in error.problems)
+        why = "; ".join(
+            " ".join((*map(str, problem.loc), problem.msg)) for problem in error.problems
+        )
         return _refused(shown, redactor.text(why.replace("the body ", "it ")))
     problems = trajectory_problems(document)
     if problems:
