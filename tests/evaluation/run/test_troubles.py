@@ -260,7 +260,7 @@ async def test_real_server_that_dies_and_comes_back(tmp_path):
 
 
 async def test_full_disk_for_the_journal(tmp_path, server, monkeypatch):
-    config = config_of(tmp_path, server="http://fake", rows=scripted(30), max_in_flight=4)
+    config = config_of(tmp_path, server="http://fake", rows=scripted(200), max_in_flight=4)
     fsync = os.fsync
     with monkeypatch.context() as patch:
         with pytest.raises(EvaluationError, match="No space left on device; the run stops") as got:
@@ -275,7 +275,7 @@ async def test_full_disk_for_the_journal(tmp_path, server, monkeypatch):
     kept = keys(read_records(run.folder))
     assert len(kept) >= 3
     _, records = await run_all(config)
-    assert sorted([*kept, *keys(records)]) == all_keys(30)
+    assert sorted([*kept, *keys(records)]) == all_keys(200)
 
 
 async def test_full_disk_for_trajectories(tmp_path, server, monkeypatch):
