@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache
 from ssl import SSLContext
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -86,8 +86,7 @@ class Connections:
         handed_over = False
         try:
             response = await pool.transport.handle_async_request(request)
-            stream = response.stream
-            assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - as transports have it
+            stream = cast("httpx.AsyncByteStream", response.stream)
             response.stream = _CountedStream(stream, pool)
             handed_over = True
             return response

@@ -7,6 +7,8 @@ which shares with the recorded conversations what it has in common with the clos
 
 Messages are compared by what they say: role, text, calls, ids. Agents drop and reformat the rest
 when they send a reply back; what is recorded is the reply as the model gave it.
+
+An agent's answer comes last, so the conversation of the last call is the one that counts.
 """
 
 from __future__ import annotations
@@ -64,13 +66,22 @@ class Conversation:
         return [entry.message for entry in self.entries]
 
     @property
-    def rank(self) -> tuple[int, int, int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """What decides which conversation counts: the highest one does."""
-        replies = sum(
-            1 for entry in self.entries if entry.choice is not None and entry.call.complete
+        answered = max(
+            (each.call.number for each in self.entries if each.choice and each.call.complete),
+            default=0,
         )
-        number = self.last.number if self.last is not None else 0
-        return replies, len(self.entries), number, -self.choice
+        return answered, self.last.number if self.last is not None else 0, -self.choice
+
+    def has_reply(self, response_id: str, choice: int) -> bool:
+        """Whether a reply is part of it."""
+        return any(
+            each.choice is not None
+            and each.choice.index == choice
+            and each.call.response_id == response_id
+            for each in self.entries
+        )
 
     def shared(self, keys: Sequence[str]) -> int:
         """Return how many messages it has in common with a history, from the beginning on."""
@@ -94,9 +105,9 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, call: Call) -> None:
-        """Take a call that has been answered, in whole or in part."""
-        sent = [Entry(message, _key(message), call) for message in call.messages]
+    def add(self, call: Call, messages: Sequence[dict[str, Any]]) -> None:
+        """Take what was sent with a call that has been answered, in whole or in part."""
+        sent = [Entry(message, _key(message), call) for message in messages]
         keys = [entry.key for entry in sent]
         extended: Conversation | None = None
         closest: Conversation | None = None
@@ -128,12 +139,10 @@ class Conversations:
             target.entries = [*history, *reply]
             target.last, target.choice = call, choice.index
 
-    def of_response(self, response_id: str) -> Conversation | None:
-        """Find the conversation that ends with a response, by the response's id."""
-        for each in reversed(self._all):
-            if each.last is not None and each.last.response_id == response_id:
-                return each
-        return None
+    def with_reply(self, response_id: str, choice: int) -> Conversation | None:
+        """Find the conversation that has a reply; of several, the one that counts most."""
+        found = [each for each in self._all if each.has_reply(response_id, choice)]
+        return max(found, key=lambda each: each.rank, default=None)
 
     def before_response(self, response_id: str) -> list[dict[str, Any]] | None:
         """Return the history up to a response, its reply included; ``None`` if unknown."""

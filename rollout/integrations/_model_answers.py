@@ -140,14 +140,14 @@ def reply_message(message: dict[str, Any]) -> dict[str, Any]:
 def _read_response(body: dict[str, Any]) -> Answer:
     answer = _read_head(body)
     status = body.get("status")
-    if status in {"failed", "cancelled"}:
+    if status in ("failed", "cancelled"):
         answer.error = error_message(body.get("error")) or f"the response is {status}"
         return answer
     items = _dicts(body.get("output"))
     reason = status
     if status == "incomplete" and isinstance(body.get("incomplete_details"), dict):
         reason = body["incomplete_details"].get("reason") or status
-    elif status in {"queued", "in_progress"}:
+    elif status in ("queued", "in_progress"):
         answer.complete = False
     if items:
         answer.choices.append(
@@ -334,7 +334,7 @@ class StreamedAnswer:
         kind, response, item = body.get("type"), body.get("response"), body.get("item")
         if isinstance(response, dict):
             self._head = response
-            if kind in {"response.completed", "response.incomplete", "response.failed"}:
+            if kind in ("response.completed", "response.incomplete", "response.failed"):
                 self._whole = response
                 self.done = True
         if kind == "response.output_item.done" and isinstance(item, dict):

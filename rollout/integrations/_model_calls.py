@@ -26,7 +26,6 @@ class Call:
         conversation: The name of the conversations that it belongs to.
         api: ``chat`` or ``responses``.
         model: The model that answered, before that the one that was asked for.
-        messages: What was sent, in chat form.
         tools: The tools that were offered.
         streamed: Whether the answer was asked for as a stream.
         retry: How many times it had been tried before.
@@ -46,7 +45,6 @@ class Call:
     conversation: str
     api: str
     model: str | None = None
-    messages: list[dict[str, Any]] = field(factory=list, repr=False)
     tools: list[Any] = field(factory=list, repr=False)
     streamed: bool = False
     retry: int = 0

@@ -40,6 +40,11 @@ def active_rollout() -> RolloutContext:
     Raises:
         IntegrationError: None does, or it names no endpoint.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise IntegrationError(
+            "this runs on trio alone, and here is no trio: not in a worker thread (make the "
+            "workflow's run an async function), nor in asyncio code behind a bridge"
+        )
     context = get_rollout_context()
     if context is None:
         raise IntegrationError(
@@ -96,6 +101,11 @@ class ConversationRecorder(SampleSource):
         self._conversations = Conversations()
         self._unrecorded: Counter[str] = Counter()
         self._redactor = Redactor(secrets)
+        # Histories grow with every call, so that each is kept once: until its answer has come,
+        # and then in its conversation.
+        self._sent: dict[int, list[dict[str, Any]]] = {}
+        self._last_unanswered: list[dict[str, Any]] = []
+        self._tools: list[Any] = []
         self._chosen: Conversation | None = None
         self._chosen_name = MAIN
 
@@ -127,23 +137,27 @@ class ConversationRecorder(SampleSource):
         else:
             messages = [each for each in _list(body.get("messages")) if isinstance(each, dict)]
         model = body.get("model")
+        tools = _list(body.get("tools"))
+        if tools != self._tools:
+            self._tools = tools
         call = Call(
             number=len(self.calls) + 1,
             conversation=conversation,
             api=api,
             model=model if isinstance(model, str) else None,
-            messages=messages,
-            tools=_list(body.get("tools")),
+            tools=self._tools,
             streamed=body.get("stream") is True,
             retry=retry,
             started_at=at,
         )
         self.calls.append(call)
+        self._sent[call.number] = messages
         return call
 
     def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
         """Take the answer of a call, or as much of it as there is. Only the first one counts."""
-        if call.outcome != "running":
+        messages = self._sent.pop(call.number, None)
+        if messages is None:
             return
         call.latency_sec = latency_sec
         call.take(answer)
@@ -153,7 +167,9 @@ class ConversationRecorder(SampleSource):
         else:
             call.outcome = "complete" if answer.complete else "interrupted"
         if call.choices:
-            self._conversations.add(call)
+            self._conversations.add(call, messages)
+        else:
+            self._last_unanswered = messages
 
     def note_unrecorded(self, path: str) -> None:
         """Take a request that a conversation cannot be made of."""
@@ -167,19 +183,23 @@ class ConversationRecorder(SampleSource):
 
     # --- for users --------------------------------------------------------------------------------
 
-    def choose(self, which: str) -> None:
-        """Say which conversation is the sample, instead of the longest one.
+    def choose(self, which: str, *, choice: int = 0) -> None:
+        """Say which conversation is the sample, instead of the one of the last call.
+
+        The sample follows the conversation as it goes on.
 
         Args:
-            which: The id of a reply's response (``reply.id``), or the name of a conversation.
+            which: The id of a response (``reply.id``), for the conversation that it is part of;
+                or the name of conversations, for the last one of these.
+            choice: Which of the response's choices, if it has several.
 
         Raises:
-            InvalidFieldError: There is no such response and no such conversation.
+            InvalidFieldError: There is no such response and no conversation of that name.
         """
-        found = self._conversations.of_response(which)
+        found = self._conversations.with_reply(which, choice)
         if found is None and all(each.name != which for each in self._conversations):
             raise InvalidFieldError(
-                "which", "must be the id of a last response, or the name of a conversation"
+                "which", "must be the id of a recorded response, or the name of a conversation"
             )
         self._chosen = found
         self._chosen_name = which if found is None else found.name
@@ -206,7 +226,7 @@ class ConversationRecorder(SampleSource):
             "interrupted_calls": sum(1 for c in calls if c.outcome in {"interrupted", "running"}),
             "retries": retries,
             "tool_calls": sum(
-                len(message.get("tool_calls") or ())
+                len(_list(message.get("tool_calls")))
                 for call in answered
                 for choice in call.choices
                 for message in choice.messages
@@ -245,7 +265,7 @@ class ConversationRecorder(SampleSource):
 
     def _only_sent(self) -> list[dict[str, Any]]:
         """Return what was sent last where nothing was ever answered."""
-        return self.calls[-1].messages if self.calls else []
+        return next(reversed(self._sent.values()), self._last_unanswered)
 
     def _extra_fields(self, main: Conversation | None) -> dict[str, Any]:
         extra: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -139,8 +139,7 @@ class RecordingTransport(httpx.AsyncBaseTransport):
             reading.fail(error)
             raise
         reading.begin(response)
-        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - see Connections
-        response.stream = _ReadAlong(response.stream, reading)
+        response.stream = _ReadAlong(cast("httpx.AsyncByteStream", response.stream), reading)
         return response
 
     def _guard_key(self, request: httpx.Request, here: bool) -> None:
@@ -196,6 +195,7 @@ class _Reading:
         self._hide_usage = hide_usage
         self._began = trio.current_time()
         self._status = 0
+        self._is_stream = False
         self._headers: httpx.Headers = httpx.Headers()
         self._body = bytearray()
         self._events: Events | None = None
@@ -207,7 +207,8 @@ class _Reading:
         self._headers = response.headers
         self._call.request_id = response.headers.get("x-request-id")
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if self._status in _OK and kind == "text/event-stream" and not self._encoded():
+        self._is_stream = kind == "text/event-stream"
+        if self._status in _OK and self._is_stream and not self._encoded():
             self._events = Events()
 
     def feed(self, chunk: bytes) -> bytes:
@@ -268,7 +269,7 @@ class _Reading:
             except httpx.DecodingError:
                 data = b""
         if self._status in _OK:
-            if self._call.streamed:
+            if self._is_stream:
                 return _compressed_stream(data, self._call.api)
             return read_answer(data, self._call.api)
         said = error_message(parse(data))

@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["input_as_messages", "items_as_messages"]
 
-_TEXTS = {"input_text", "output_text", "text", "summary_text", "reasoning_text"}
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 def input_as_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def items_as_messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if kind == "message" and item.get("role") != "assistant":
             open_reply = None
             messages.append(_message(item))
-        elif kind in {"function_call_output", "custom_tool_call_output"}:
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             open_reply = None
             output = item.get("output")
             messages.append(
@@ -45,7 +45,7 @@ def items_as_messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "content": output if isinstance(output, str) else _content(output),
                 }
             )
-        elif kind in {"message", "reasoning", "function_call", "custom_tool_call"}:
+        elif kind in ("message", "reasoning", "function_call", "custom_tool_call"):
             if open_reply is None or (kind == "reasoning" and "tool_calls" in open_reply):
                 open_reply = {"role": "assistant", "content": None}
                 messages.append(open_reply)
@@ -69,7 +69,7 @@ def _add_to_reply(reply: dict[str, Any], kind: str, item: dict[str, Any]) -> Non
         thought = "\n\n".join(
             part["text"]
             for key in ("summary", "content")
-            for part in item.get(key) or []
+            for part in _parts(item.get(key))
             if isinstance(part, dict) and isinstance(part.get("text"), str)
         )
         if thought:

@@ -120,7 +120,7 @@ async def chat(
 def _reply(response: httpx.Response, api_key: str | None) -> ChatReply:
     status = response.status_code
     if status not in _OK:
-        said = error_message(parse(response.content)) or response.reason_phrase
+        said = error_message(parse(response.content)) or httpx.codes.get_reason_phrase(status)
         raise IntegrationError(
             redact(f"the model's endpoint answered {status}: {said}", [api_key]),
             status_code=status,

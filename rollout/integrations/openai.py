@@ -58,7 +58,7 @@ def rollout_client(
     cancelled, the call that is under way ends and its connection is closed.
 
     Args:
-        conversation: The name of the conversations that its calls belong to. Only ``"main"``
+        conversation: The name of the conversations that its calls belong to. One of ``"main"``
             becomes the sample, unless `ConversationRecorder.choose` says otherwise.
         record: Whether to record the calls; ``False`` for a judge, or beside another
             framework's sample source.
