@@ -7,8 +7,12 @@ variable of this process, which all rollouts share. Needs Harbor.
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, ClassVar
 
+from harbor.agents.installed.base import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
+    BaseInstalledAgent,
+)
 from harbor.agents.installed.mini_swe_agent import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
     MiniSweAgent,
 )
@@ -35,19 +39,6 @@ def _context() -> RolloutContext:
     return context
 
 
-def _environment(extra: dict[str, str] | None, *more_names: str) -> dict[str, str]:
-    """Return what an agent inside of the sandbox finds its endpoint by."""
-    context = _context()
-    key, url = context.api_key or NO_KEY, chat_base(context.chat_completions_url)
-    wired = {
-        "OPENAI_API_KEY": key,
-        "OPENAI_BASE_URL": url,
-        "OPENAI_API_BASE": url,
-        **dict.fromkeys(more_names, key),
-    }
-    return {**wired, **(extra or {})}
-
-
 class RolloutTerminus2(Terminus2):  # type: ignore[misc,unused-ignore]
     """``terminus-2``, which calls the model from this process, with the rollout's key."""
 
@@ -58,15 +49,47 @@ class RolloutTerminus2(Terminus2):  # type: ignore[misc,unused-ignore]
         return super()._init_llm(*args, llm_kwargs={**(llm_kwargs or {}), **own}, **kwargs)
 
 
-class RolloutMiniSweAgent(MiniSweAgent):  # type: ignore[misc,unused-ignore]
+class _Inside:
+    """What agents that call the model from inside of the sandbox have in common.
+
+    Args:
+        *args: Harbor's own arguments.
+        extra_env: Environment variables, which go before those of the rollout.
+        skip_install: The sandbox has the program already. Newer versions of Harbor know this
+            option by themselves.
+        **kwargs: Harbor's own arguments.
+    """
+
+    KEY_NAMES: ClassVar[tuple[str, ...]] = ("OPENAI_API_KEY",)
+
+    def __init__(
+        self,
+        *args: Any,
+        extra_env: dict[str, str] | None = None,
+        skip_install: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if "skip_install" in inspect.signature(BaseInstalledAgent.__init__).parameters:
+            kwargs["skip_install"] = skip_install
+        self._is_there = skip_install
+        context = _context()
+        url = chat_base(context.chat_completions_url)
+        wired = dict.fromkeys(self.KEY_NAMES, context.api_key or NO_KEY)
+        wired |= {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url}
+        env = {**wired, **(extra_env or {})}
+        super().__init__(*args, extra_env=env, **kwargs)  # type: ignore[call-arg] # as below
+
+    async def install(self, environment: Any) -> None:
+        """Install the program, unless it is there."""
+        if not self._is_there:
+            await super().install(environment)  # type: ignore[misc] # the agent comes next
+
+
+class RolloutMiniSweAgent(_Inside, MiniSweAgent):  # type: ignore[misc,unused-ignore]
     """``mini-swe-agent``, which calls the model from inside of the sandbox."""
 
-    def __init__(self, *args: Any, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, extra_env=_environment(extra_env, "MSWEA_API_KEY"), **kwargs)
+    KEY_NAMES = ("OPENAI_API_KEY", "MSWEA_API_KEY")
 
 
-class RolloutOpenCode(OpenCode):  # type: ignore[misc,unused-ignore]
+class RolloutOpenCode(_Inside, OpenCode):  # type: ignore[misc,unused-ignore]
     """``opencode``, which calls the model from inside of the sandbox."""
-
-    def __init__(self, *args: Any, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, extra_env=_environment(extra_env), **kwargs)

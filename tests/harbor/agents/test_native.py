@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import trio
 
 from rollout.backend.harbor.agents import agent_spec
@@ -95,30 +96,44 @@ async def test_no_time_left_is_a_timeout_as_well(make_task, run_trial):
     assert ran.outcome.result.err_category is RolloutErrorCategory.TIMEOUT
 
 
-# What stands on PATH inside: takes what the real one would take from its environment.
-_FAKE_MINI = r"""#!/usr/bin/python3
-import json, os, subprocess, sys, urllib.request
+# What stands on PATH inside: each takes what the real program would take.
+FAKES = {
+    "mini-swe-agent": r"""#!/usr/bin/python3
+import json, os, subprocess, urllib.request
+url, key = os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"]
+""",
+    "opencode": r"""#!/usr/bin/python3
+import json, os, pathlib, subprocess, sys, urllib.request
+config = json.loads((pathlib.Path.home() / ".config/opencode/opencode.json").read_text())
+provider = config["provider"]["rollout"]
+assert any("rollout/policy" in argument for argument in sys.argv), sys.argv
+assert provider["npm"] == "@ai-sdk/openai-compatible"
+assert "policy" in provider["models"]
+assert provider["options"]["apiKey"] == "{env:OPENAI_API_KEY}"
+url, key = provider["options"]["baseURL"], os.environ["OPENAI_API_KEY"]
+""",
+}
+CALL = """
 request = urllib.request.Request(
-    os.environ["OPENAI_API_BASE"] + "/chat/completions",
+    url + "/chat/completions",
     json.dumps({"model": "policy", "messages": []}).encode(),
-    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"},
+    {"authorization": "Bearer " + key, "content-type": "application/json"},
 )
 command = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 subprocess.run(command, shell=True, check=True)
 """
 
 
-async def test_mini_swe_agent_finds_endpoint_and_key_inside(
-    make_task, run_trial, chat, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-server-itself")
-    monkeypatch.setenv("MSWEA_API_KEY", "sk-of-the-server-itself")
+@pytest.mark.parametrize("name", FAKES)
+async def test_agents_inside_find_endpoint_and_key(make_task, run_trial, chat, monkeypatch, name):
+    for variable in ("OPENAI_API_KEY", "MSWEA_API_KEY"):
+        monkeypatch.setenv(variable, "sk-of-the-server-itself")
     task = make_task()
-    program = task.folder / "environment" / "mini-swe-agent"
-    program.write_text(_FAKE_MINI)
+    program = task.folder / "environment" / name
+    program.write_text(FAKES[name] + CALL)
     program.chmod(0o755)
     endpoint = chat("echo 42 > /app/answer.txt")
-    spec = agent_spec("mini-swe-agent", None, {"skip_install": True})
+    spec = agent_spec(name, None, {"skip_install": True})
     await trio.to_thread.run_sync(spec.prepare)
     ran = await run_trial(
         spec, task, url=endpoint.url,
