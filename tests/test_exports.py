@@ -30,6 +30,7 @@ FLOORS = {
     "codec": 0,
     "jsonfit": 0,
     "_groups": 0,
+    "_beside": 0,
     "_keys": 0,
     "_redaction": 0,
     "_files": 0,

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -19,7 +20,7 @@ import httpx
 import trio
 from attrs import define, field
 
-from rollout._groups import sole_error
+from rollout._beside import beside
 from rollout.errors import InvalidFieldError, RolloutError
 from rollout.types import RolloutInitRequest, RolloutResultResponse, RolloutStatus
 from rollout.types._fields import is_whole_from_one
@@ -112,22 +113,28 @@ class _Bulk:
     client: RolloutClient
     places: _Places
     key: Callable[[RolloutInitRequest], Hashable]
-    nursery: trio.Nursery
     send: trio.MemorySendChannel[FinishedRollout]
     in_flight: dict[str, None]
 
     async def feed(self, requests: Requests) -> None:
+        """Start requests as places become free; returns when the last of them has ended."""
+        async with trio.open_nursery() as nursery:
+            await self._start_all(requests, nursery)
+            # Each request that still runs has a clone of it. After an error it stays open, so
+            # that the block hears of the error rather than of the end of the channel.
+            self.send.close()
+
+    async def _start_all(self, requests: Requests, nursery: trio.Nursery) -> None:
         puller = _Puller(requests)
         try:
-            async with self.send:
-                while True:
-                    await self.places.wait_free()
-                    request = await puller.pull()
-                    if request is None:
-                        return
-                    key = self.key(request)
-                    await self.places.take(key)
-                    self.nursery.start_soon(self._run, request, key, self.send.clone())
+            while True:
+                await self.places.wait_free()
+                request = await puller.pull()
+                if request is None:
+                    return
+                key = self.key(request)
+                await self.places.take(key)
+                nursery.start_soon(self._run, request, key, self.send.clone())
         finally:
             await puller.close()
 
@@ -192,25 +199,14 @@ async def run_many(
     send, receive = trio.open_memory_channel[FinishedRollout](max_in_flight)
     places = _Places(max_in_flight, max_in_flight_per_key)
     in_flight: dict[str, None] = {}
-    leaving: BaseException | None = None
+    bulk = _Bulk(client, places, key or _same, send, in_flight)
     try:
-        async with trio.open_nursery() as nursery:
-            bulk = _Bulk(client, places, key or _same, nursery, send, in_flight)
-            nursery.start_soon(bulk.feed, requests)
-            with receive:
-                try:
-                    yield receive
-                except BaseException as error:
-                    leaving = error
-                    raise
-            nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
         # The block's own exception comes out as it is, and so does one of the requests'.
-        plain = leaving
-        if plain is None or isinstance(plain, trio.Cancelled):
-            plain = sole_error(group)
-        raise plain from None
+        async with beside(partial(bulk.feed, requests)):
+            with receive:
+                yield receive
     finally:
+        send.close()
         if in_flight:
             await _cancel_left(client, list(in_flight))
 

@@ -22,7 +22,7 @@ import trio
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError, RolloutError
 from rollout.evaluation.attempts import Credentials, check_usable
-from rollout.evaluation.beside import beside
+from rollout._beside import beside
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.folder import SERVER_LOG, locked
 from rollout.evaluation.opening import credentials_of, open_run

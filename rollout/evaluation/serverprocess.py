@@ -20,7 +20,7 @@ from typing import IO
 import trio
 
 from rollout.errors import EvaluationError, EvaluationStoppedError
-from rollout.evaluation.beside import beside
+from rollout._beside import beside
 
 __all__ = ["server_process"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 from support import CHAT_URL, Script, in_process, local_backend, make_app, prompt
 
 from rollout.client import RolloutProtocolError
@@ -84,6 +85,31 @@ async def test_an_exception_in_the_block_comes_out_plain_and_cancels(autojump_cl
                 await trio.sleep(1)
                 raise KeyError("mine")
         await client.wait_idle(timeout_sec=5, poll_interval_sec=0.1)
+
+
+async def test_an_exception_in_the_block_keeps_its_cause(autojump_clock):
+    cause = KeyError("why")
+    async with in_process(unbounded()) as client:
+        with pytest.raises(LookupError) as caught:
+            async with client.run_rollouts([request("a", sleep=100)], max_in_flight=1):
+                raise LookupError("no") from cause
+    assert caught.value.__cause__ is cause
+
+
+async def test_an_exception_of_the_requests_is_not_lost_when_the_block_is_left(autojump_clock):
+    left = trio.Event()
+
+    async def requests():
+        yield request("a")
+        await left.wait()
+        raise LookupError("no more requests")
+
+    async with in_process(unbounded()) as client:
+        with pytest.raises(LookupError):
+            async with client.run_rollouts(requests(), max_in_flight=2) as finished:
+                await finished.receive()
+                left.set()
+                await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_an_exception_of_the_requests_comes_out_plain(autojump_clock):

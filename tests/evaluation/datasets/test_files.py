@@ -235,6 +235,102 @@ def test_a_file_that_grows_while_it_is_read(dataset, limit, scan):
         list(rows)
 
 
+# Far more than is read at a time, so that what is rewritten is read in part from each version.
+MANY = 200
+LONG = b'{"user_prompt": "' + b"u" * 2_000 + b'"}\n'
+
+
+@pytest.mark.parametrize("keep_size", [False, True])
+@pytest.mark.parametrize("limit", [None, MANY - 1])
+@pytest.mark.parametrize(
+    "rewritten",
+    [
+        LONG.replace(b"uuu", b"", 1) * (MANY + 1),
+        b"[" * len(LONG) * MANY,
+        b"\xff" * len(LONG) * MANY,
+        b"\n" * len(LONG) * MANY,
+        b"",
+    ],
+    ids=["other-lengths", "no-json", "no-text", "no-rows", "cut"],
+)
+def test_rows_that_fail_since_the_file_was_rewritten_say_so(dataset, limit, keep_size, rewritten):
+    source = dataset("a.jsonl", LONG * MANY, limit=limit)
+    source.scan()
+    rows = source.rows()
+    next(rows)
+    if keep_size:
+        rewritten = rewritten[: len(LONG) * MANY].ljust(len(LONG) * MANY, b" ")
+    source.config.path.write_bytes(rewritten)
+    with pytest.raises(DatasetError, match="changed after it was scanned") as caught:
+        list(rows)
+    assert caught.value.row is None
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv"])
+def test_rows_that_fail_since_bytes_changed_in_secret_say_so(dataset, monkeypatch, name):
+    data = b"user_prompt\n" + b'"%b"\n' % (b"u" * 2_000) * MANY if ".csv" in name else LONG * MANY
+    if name.endswith(".gz"):
+        # Not packed any smaller, so that there is more than is read at a time.
+        data = gzip.compress(data, compresslevel=0)
+    source = dataset(name, data)
+    source.scan()
+    stamp = source._scanned[0]
+    rows = source.rows()
+    next(rows)
+    source.config.path.write_bytes(data[: len(data) // 2] + b'"' * (len(data) - len(data) // 2))
+    monkeypatch.setattr("rollout.evaluation.datasets._source.Source.stamp", lambda _: stamp)
+    with pytest.raises(DatasetError, match="changed after it was scanned"):
+        list(rows)
+
+
+@pytest.mark.parametrize("read", ["scan", "rows"])
+def test_rows_that_fail_while_the_file_changes_say_so(dataset, monkeypatch, read):
+    source = dataset("a.jsonl", LONG + b"{}\n")
+    build = RowBuilder.build
+
+    def meddle(builder, record):
+        source.config.path.touch()
+        os.utime(source.config.path, ns=(1, 1))
+        return build(builder, record)
+
+    monkeypatch.setattr(RowBuilder, "build", meddle)
+    with pytest.raises(DatasetError, match="changed while it was read"):
+        source.scan() if read == "scan" else list(source.rows())
+
+
+def test_a_row_that_fails_in_a_file_that_is_the_same_is_still_named(dataset, monkeypatch):
+    source = scanned(dataset)
+    build = RowBuilder.build
+
+    def refuse(builder, record):
+        row = build(builder, record)
+        if row.index == 1:
+            raise DatasetError("a.jsonl", "is odd", row=1)
+        return row
+
+    monkeypatch.setattr(RowBuilder, "build", refuse)
+    with pytest.raises(DatasetError, match="is odd") as caught:
+        list(source.rows())
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_a_file_that_cannot_be_looked_at_any_more(dataset, monkeypatch, scan):
+    source = dataset("a.jsonl", LONG * MANY)
+    if scan:
+        source.scan()
+    rows = source.rows()
+    next(rows)
+    source.config.path.write_bytes(b"[" * len(LONG) * MANY)
+
+    def gone(_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("rollout.evaluation.datasets._source.Source.stamp", gone)
+    with pytest.raises(DatasetError, match="is not JSON"):
+        list(rows)
+
+
 def test_a_file_that_is_replaced_while_it_is_read_is_read_to_its_end(dataset):
     source = scanned(dataset)
     rows = source.rows()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from rollout.evaluation.beside import beside
+from rollout._beside import beside
 
 
 async def fail(error, started=None):
