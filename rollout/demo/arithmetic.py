@@ -20,7 +20,7 @@ from attrs import field, frozen
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import is_finite_number
 
-__all__ = ["MODEL_NAME", "Problem", "ScriptedModel", "last_number", "make_problems"]
+__all__ = ["MODEL_NAME", "Problem", "ScriptedModel", "last_number", "make_problems", "make_sums"]
 
 MODEL_NAME = "scripted-arithmetic"
 
@@ -32,6 +32,7 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 _EXPRESSION = re.compile(r"(-?\d{1,12})\s*([+\-*])\s*(-?\d{1,12})(?!\d)", re.ASCII)
 _NUMBER = re.compile(r"-?\d+", re.ASCII)
 _OPERANDS = range(2, 100)
+_SINGLE_DIGITS = range(1, 10)
 _LARGEST_SLIP = 9
 _SPREAD = 0.5
 
@@ -54,6 +55,13 @@ def make_problems(count: int, seed: int) -> list[Problem]:
         answer = _OPERATIONS[symbol](left, right)
         problems.append(Problem(f"What is {left} {symbol} {right}?", str(answer)))
     return problems
+
+
+def make_sums(count: int, seed: int) -> list[Problem]:
+    """Make *count* sums of two single digits, as `make_problems` makes its problems."""
+    draw = random.Random(f"sums {seed}")  # noqa: S311 - repeatable on purpose
+    pairs = [(draw.choice(_SINGLE_DIGITS), draw.choice(_SINGLE_DIGITS)) for _ in range(count)]
+    return [Problem(f"What is {left} + {right}?", str(left + right)) for left, right in pairs]
 
 
 def last_number(text: str) -> str | None:

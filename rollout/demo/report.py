@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import define, field
 
+from rollout.demo.groups import Groups
 from rollout.types import RolloutResultResponse, RolloutStatus
 
 __all__ = ["DemoReport", "percentile"]
@@ -35,6 +36,8 @@ class DemoReport:
         latencies: Seconds from the request to the result, likewise.
         elapsed_sec: How long all of it took.
         problems: What failures said, and how often.
+        completion_tokens: How many tokens the model wrote for the samples.
+        groups: The samples of each question, where a question has several; else ``None``.
     """
 
     rollouts: int
@@ -43,13 +46,19 @@ class DemoReport:
     latencies: list[float] = field(factory=list)
     elapsed_sec: float = 0.0
     problems: Counter[str] = field(factory=Counter)
+    completion_tokens: int = 0
+    groups: Groups | None = None
 
-    def add(self, result: RolloutResultResponse, latency_sec: float) -> None:
-        """Count a terminal result."""
+    def add(self, result: RolloutResultResponse, latency_sec: float, group: int = 0) -> None:
+        """Count a terminal result; *group* numbers its question."""
         self.outcomes[result.status] += 1
         self.latencies.append(latency_sec)
+        if result.sample is not None:
+            self.completion_tokens += int(result.sample.metrics.get("completion_tokens", 0))
         if result.sample is not None and result.sample.reward is not None:
             self.rewards.append(result.sample.reward)
+            if self.groups is not None:
+                self.groups.add(group, result.sample.reward)
         if result.status is not RolloutStatus.SUCCESS:
             category = "" if result.err_category is None else f"{result.err_category.value}: "
             self.problems[f"{category}{result.err_message or result.status.value}"] += 1
@@ -73,6 +82,16 @@ class DemoReport:
     def rollouts_per_sec(self) -> float | None:
         """How many rollouts ended per second."""
         return self.finished / self.elapsed_sec if self.elapsed_sec > 0 else None
+
+    @property
+    def right(self) -> int:
+        """How many answers were right."""
+        return sum(reward == 1 for reward in self.rewards)
+
+    @property
+    def tokens_per_sec(self) -> float | None:
+        """How many tokens the model wrote per second, for all rollouts together."""
+        return self.completion_tokens / self.elapsed_sec if self.elapsed_sec > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
@@ -17,8 +18,10 @@ from quart_trio import QuartTrio
 
 from rollout._groups import sole_error
 from rollout.client import RolloutClient
-from rollout.demo.arithmetic import Problem, ScriptedModel, make_problems
+from rollout.demo.arithmetic import MODEL_NAME, Problem, ScriptedModel, make_problems, make_sums
 from rollout.demo.chat import create_chat_app
+from rollout.demo.groups import Groups
+from rollout.demo.model import SMOLLM2, RealModel, model_server
 from rollout.demo.report import DemoReport
 from rollout.demo.server import create_demo_server
 from rollout.errors import InvalidFieldError
@@ -30,6 +33,9 @@ __all__ = ["DemoObserver", "DemoPlan", "run_demo"]
 
 _LOOPBACK = "127.0.0.1:0"
 _KEY_BYTES = 16
+_SEEDS = 2**31
+_REPLY_TOKENS = 40
+"""What a tool call takes, twice over."""
 
 
 def _count(_: Any, attribute: Any, value: Any) -> None:
@@ -44,15 +50,61 @@ class DemoPlan:
     Attributes:
         rollouts: How many rollouts.
         max_in_flight: How many of them at a time.
-        model: The scripted model; its seed also makes the questions.
+        samples_per_question: How many of them ask the same question.
+        model: The model; its seed also makes the questions.
 
     Raises:
-        InvalidFieldError: A count is no whole number from 1 up.
+        InvalidFieldError: A count is no whole number from 1 up, or the rollouts are no multiple
+            of the samples.
     """
 
     rollouts: int = field(default=32, validator=_count)
     max_in_flight: int = field(default=8, validator=_count)
-    model: ScriptedModel = field(factory=ScriptedModel)
+    samples_per_question: int = field(default=1, validator=_count)
+    model: ScriptedModel | RealModel = field(factory=ScriptedModel)
+
+    def __attrs_post_init__(self) -> None:
+        if self.rollouts % self.samples_per_question:
+            raise InvalidFieldError(
+                "rollouts", f"must be a multiple of the {self.samples_per_question} samples"
+            )
+
+    @property
+    def model_name(self) -> str:
+        """The name that requests ask for."""
+        return SMOLLM2 if isinstance(self.model, RealModel) else MODEL_NAME
+
+    def samples(self) -> Iterator[DemoSample]:
+        """Make the samples to draw; the same plan makes the same ones."""
+        make = make_sums if isinstance(self.model, RealModel) else make_problems
+        problems = make(self.rollouts // self.samples_per_question, self.model.seed)
+        for question, problem in enumerate(problems):
+            for sample in range(self.samples_per_question):
+                yield DemoSample(question, sample, problem, self._draw(question, sample))
+
+    def _draw(self, question: int, sample: int) -> int | None:
+        """Return the seed of a sample; a script that is asked once needs none."""
+        if self.samples_per_question == 1 and isinstance(self.model, ScriptedModel):
+            return None
+        draw = random.Random(f"sample {self.model.seed} {question} {sample}")  # noqa: S311 - repeatable on purpose
+        return draw.randrange(_SEEDS)
+
+
+@frozen
+class DemoSample:
+    """One rollout to run.
+
+    Attributes:
+        question: The number of its question.
+        sample: Which sample of that question it is.
+        problem: The question and its answer.
+        seed: For the model to draw with, ``None`` to leave that to the model.
+    """
+
+    question: int
+    sample: int
+    problem: Problem
+    seed: int | None
 
 
 class DemoObserver(Protocol):
@@ -69,7 +121,7 @@ async def run_demo(plan: DemoPlan, report: DemoReport, observer: DemoObserver) -
     nothing is left behind: no process, no file.
 
     Raises:
-        RolloutServerError: A piece cannot listen.
+        RolloutServerError: A piece cannot listen, or the process of a real model ended.
         RolloutProtocolError: The server answered outside of the protocol.
         httpx.TransportError: The client cannot reach the server.
 
@@ -86,25 +138,45 @@ async def run_demo(plan: DemoPlan, report: DemoReport, observer: DemoObserver) -
 
 async def _run(plan: DemoPlan, report: DemoReport, observer: DemoObserver) -> None:
     chat_key, server_key = (secrets.token_urlsafe(_KEY_BYTES) for _ in range(2))
-    app = create_demo_server(max_concurrent=plan.max_in_flight, api_key=server_key)
+    model, app = plan.model, _app(plan, server_key)
+    if plan.samples_per_question > 1:
+        report.groups = Groups(plan.samples_per_question)
+    endpoint = (
+        model_server(model, slots=plan.max_in_flight, api_key=chat_key)
+        if isinstance(model, RealModel)
+        else _chat_endpoint(create_chat_app(model, chat_key))
+    )
     async with (
-        _chat_endpoint(create_chat_app(plan.model, chat_key)) as chat_url,
+        endpoint as chat_url,
         _rollout_server(app) as server_url,
         RolloutClient(url=server_url, api_key=server_key) as client,
     ):
         run = _Run(client, f"{chat_url}/v1", chat_key, report, observer)
-        problems = enumerate(make_problems(plan.rollouts, plan.model.seed))
+        samples = plan.samples()
         started = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
                 for _ in range(min(plan.max_in_flight, plan.rollouts)):
-                    nursery.start_soon(run.work, problems)
+                    nursery.start_soon(run.work, samples)
         finally:
             report.elapsed_sec = trio.current_time() - started
 
 
+def _app(plan: DemoPlan, api_key: str) -> RolloutServer:
+    options: dict[str, Any] = {}
+    if isinstance(plan.model, RealModel):
+        options = {"temperature": plan.model.temperature, "max_tokens": _REPLY_TOKENS}
+    return create_demo_server(
+        max_concurrent=plan.max_in_flight,
+        api_key=api_key,
+        model=plan.model_name,
+        by_tool=isinstance(plan.model, RealModel),
+        options=options,
+    )
+
+
 class _Run:
-    """The client's side: workers that share one supply of problems."""
+    """The client's side: workers that share one supply of samples."""
 
     def __init__(
         self,
@@ -121,20 +193,21 @@ class _Run:
         self._observer = observer
         self._in_flight: Counter[RolloutStatus] = Counter()
 
-    async def work(self, problems: Iterator[tuple[int, Problem]]) -> None:
+    async def work(self, samples: Iterator[DemoSample]) -> None:
         """Run one rollout after another until the supply is used up."""
         await trio.lowlevel.checkpoint()
-        for number, problem in problems:
-            await self._rollout(number, problem)
+        for sample in samples:
+            await self._rollout(sample)
 
-    async def _rollout(self, number: int, problem: Problem) -> None:
+    async def _rollout(self, sample: DemoSample) -> None:
         started = trio.current_time()
         handle = await self._client.run_rollout_async(
-            initial_messages=[{"role": "user", "content": problem.question}],
+            initial_messages=[{"role": "user", "content": sample.problem.question}],
             chat_completions_url=self._chat_url,
-            rollout_id=f"demo-{number}",
+            rollout_id=f"demo-{sample.question}-{sample.sample}",
             llm_api_key=self._chat_key,
-            label=problem.answer,
+            label=sample.problem.answer,
+            metadata=None if sample.seed is None else {"seed": sample.seed},
         )
         phase: RolloutStatus | None = None
         async with handle.statuses() as statuses:
@@ -142,7 +215,7 @@ class _Run:
                 self._move(phase, status)
                 phase = status
         result = await handle
-        self._report.add(result, trio.current_time() - started)
+        self._report.add(result, trio.current_time() - started, sample.question)
         self._move(phase, None)
 
     def _move(self, old: RolloutStatus | None, new: RolloutStatus | None) -> None:

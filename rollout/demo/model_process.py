@@ -1,0 +1,59 @@
+"""The process in which a real model serves its OpenAI-compatible endpoint.
+
+Run as a script, by its path: it needs the standard library and `xllamacpp` alone, so it starts
+quickly. Settings come as one JSON object on the first line of stdin (a key among the arguments
+would show in process lists). Once the endpoint listens, one line on stdout says where. The
+process ends with its stdin, and so with whoever holds that open, however that one ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+__all__ = ["main"]
+
+_QUIET = 1
+"""Log level of the library: warnings and errors, to stderr."""
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    # Ctrl-C in a terminal reaches the whole group of processes; who started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    server = _serve(settings)
+    print(f"listening on {server.listening_address}", flush=True)  # noqa: T201 - the protocol
+    threading.Event().wait()
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(0)  # there is nothing to tidy up, and a generation would hold up an ordinary exit
+
+
+def _serve(settings: dict[str, Any]) -> Any:
+    xllamacpp = importlib.import_module("xllamacpp")  # an extra, needed by this process alone
+    params = xllamacpp.CommonParams()
+    params.model.path = settings["weights"]
+    params.model_alias = {settings["name"]}
+    params.hostnames = [settings["host"]]
+    params.port = settings["port"]
+    params.api_keys = [settings["api_key"]] if settings["api_key"] else []
+    params.n_parallel = settings["slots"]
+    params.n_ctx = settings["slots"] * settings["tokens_per_slot"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
+    params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, others need the processors
+    params.warmup = False
+    params.verbosity = _QUIET
+    return xllamacpp.Server(params)
+
+
+if __name__ == "__main__":
+    main()
