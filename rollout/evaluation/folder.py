@@ -18,6 +18,7 @@ __all__ = [
     "INDEX",
     "METRICS",
     "REPORT",
+    "ROLLOUTS",
     "SERVER_LOG",
     "TRAJECTORIES",
     "archive",
@@ -30,13 +31,14 @@ __all__ = [
 INDEX = "index.jsonl"
 METRICS = "metrics.json"
 REPORT = "report.html"
+ROLLOUTS = "rollouts"
 SERVER_LOG = "server.log"
 TRAJECTORIES = "trajectories"
 
 _ARCHIVE = "archive"
 _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
-_PARTS = (EVENTS, INDEX, METRICS, REPORT, SERVER_LOG, TRAJECTORIES, MANIFEST)
+_PARTS = (EVENTS, INDEX, METRICS, REPORT, ROLLOUTS, SERVER_LOG, TRAJECTORIES, MANIFEST)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ and is not cancelled, so that a record whose attempt is cancelled meanwhile is s
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,12 +20,13 @@ from pathlib import Path
 import httpx
 import trio
 
+from rollout._beside import beside
+from rollout.artifacts import ARTIFACT_ROOT_VARIABLE
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError, RolloutError
 from rollout.evaluation.attempts import Credentials, check_usable
-from rollout._beside import beside
 from rollout.evaluation.config import EvaluationConfig
-from rollout.evaluation.folder import SERVER_LOG, locked
+from rollout.evaluation.folder import ROLLOUTS, SERVER_LOG, locked
 from rollout.evaluation.opening import credentials_of, open_run
 from rollout.evaluation.outputs import summarize
 from rollout.evaluation.progress import EvaluationProgress
@@ -116,6 +118,14 @@ async def _summarizing(run: EvaluationRun) -> AsyncGenerator[None, None]:
                 leaving.add_note(f"meanwhile: {error}")
 
 
+def _server_environment(config: EvaluationConfig, folder: Path) -> dict[str, str]:
+    """Return what the run's own server finds in its environment, on top of what is there."""
+    environment = {} if config.chat.model is None else {"ROLLOUT_MODEL": config.chat.model}
+    if ARTIFACT_ROOT_VARIABLE not in os.environ:
+        environment[ARTIFACT_ROOT_VARIABLE] = str((folder / ROLLOUTS).absolute())
+    return environment
+
+
 async def _connect(
     stack: AsyncExitStack,
     config: EvaluationConfig,
@@ -131,9 +141,12 @@ async def _connect(
     """
     url = config.server.url
     if config.server.app is not None:
-        environment = {} if config.chat.model is None else {"ROLLOUT_MODEL": config.chat.model}
         url = await stack.enter_async_context(
-            server_process(config.server.app, log=run.folder / SERVER_LOG, environment=environment)
+            server_process(
+                config.server.app,
+                log=run.folder / SERVER_LOG,
+                environment=_server_environment(config, run.folder),
+            )
         )
     assert url is not None  # noqa: S101 - the config has one of both
     client = await stack.enter_async_context(

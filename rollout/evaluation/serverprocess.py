@@ -19,8 +19,8 @@ from typing import IO
 
 import trio
 
-from rollout.errors import EvaluationError, EvaluationStoppedError
 from rollout._beside import beside
+from rollout.errors import EvaluationError, EvaluationStoppedError
 
 __all__ = ["server_process"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import fields_dict, frozen
 
+from rollout.errors import DatasetError
 from rollout.evaluation.datasets._csv import read_csv
 from rollout.evaluation.datasets._jsonl import read_jsonl
 from rollout.evaluation.datasets._parquet import import_pyarrow, read_parquet
@@ -83,11 +85,12 @@ class Dataset:
         with Source(self.config.path, place) as source:
             # Parquet is not read from front to back, so its bytes are hashed before.
             digest = source.digest() if self.format == "parquet" else ""
-            for record in self._records(source, place, builder, self._picker()):
-                builder.build(record)
-                selected += 1
-            self._check_selection(place)
-            builder.check_mapped()
+            with self._change_first(source, place):
+                for record in self._records(source, place, builder, self._picker()):
+                    builder.build(record)
+                    selected += 1
+                self._check_selection(place)
+                builder.check_mapped()
             digest = digest or source.digest()
             if source.stamp() != source.opened:
                 raise place.file_error("changed while it was read")
@@ -99,7 +102,8 @@ class Dataset:
 
         Raises:
             DatasetError: As for `scan`, from the row on that it is about; or the file is not
-                the one that was scanned. If its bytes alone tell, that is said at the end.
+                the one that was scanned. If its bytes alone tell, that is said at the end, or
+                where a row fails.
         """
         place = self._place()
         builder = RowBuilder(self.config.columns, place)
@@ -107,15 +111,16 @@ class Dataset:
         with Source(self.config.path, place) as source:
             self._check_unchanged(source, place)
             whole = True
-            for record in self._records(source, place, builder, picker):
-                row = builder.build(record)
-                yield row
-                if picker.is_done(row.index + 1):
-                    whole = False
-                    break
-            if whole:
-                self._check_selection(place)
-                builder.check_mapped()
+            with self._change_first(source, place):
+                for record in self._records(source, place, builder, picker):
+                    row = builder.build(record)
+                    yield row
+                    if picker.is_done(row.index + 1):
+                        whole = False
+                        break
+                if whole:
+                    self._check_selection(place)
+                    builder.check_mapped()
             self._check_end(source, place, whole=whole)
 
     def _place(self) -> Place:
@@ -169,6 +174,31 @@ class Dataset:
                 if other.digest() == digest and other.opened == source.opened:
                     return
         raise self._changed(place)
+
+    @contextmanager
+    def _change_first(self, source: Source, place: Place) -> Generator[None, None, None]:
+        """Where reading fails in a file that changed, say that: rows may be torn by it."""
+        try:
+            yield
+        except DatasetError as error:
+            if not self._has_changed(source):
+                raise
+            if self._scanned is None:
+                raise place.file_error("changed while it was read") from error
+            raise self._changed(place) from error
+
+    def _has_changed(self, source: Source) -> bool:
+        try:
+            if source.stamp() != source.opened:
+                return True
+            if self._scanned is None:
+                return False
+            if self.format == "parquet":
+                source.file.seek(0)
+            return source.digest() != self._scanned[1]
+        except (OSError, DatasetError):
+            # It cannot be read at all any more, which is what the first error is about.
+            return False
 
     def _check_end(self, source: Source, place: Place, *, whole: bool) -> None:
         same = source.stamp() == source.opened

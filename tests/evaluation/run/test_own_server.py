@@ -117,6 +117,22 @@ async def test_without_a_model_there_is_none(tmp_path, app, monkeypatch):
     assert answer(run, "0-0-0") == "-"
 
 
+async def test_artifacts_of_its_rollouts_are_kept_with_the_run(tmp_path, app, monkeypatch):
+    monkeypatch.delenv("ROLLOUT_ARTIFACT_ROOT")
+    config = config_of(tmp_path, server={"app": f"{app}:app"}, rows=scripted(2))
+    run, records = await run_all(config)
+    kept = {path.name for path in (run.folder / "rollouts").iterdir()}
+    assert kept == {record.rollout_id for record in records}
+
+
+async def test_a_root_of_the_environment_goes_before_the_runs(tmp_path, app, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_ARTIFACT_ROOT", str(tmp_path / "elsewhere"))
+    config = config_of(tmp_path, server={"app": f"{app}:app"}, rows=scripted(1))
+    run, _ = await run_all(config)
+    assert not (run.folder / "rollouts").exists()
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
 async def test_its_key(tmp_path, app, monkeypatch):
     monkeypatch.setenv("OWN_KEY", "the-key")
     config = config_of(
