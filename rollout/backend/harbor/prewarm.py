@@ -23,8 +23,10 @@ from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.archive import remove_workspace
 from rollout.backend.harbor.configuration import trial_config
 from rollout.backend.harbor.facts import TrialError, facts_of
+from rollout.backend.harbor.handover import Handover
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, make_workspace, trial_name
 from rollout.backend.harbor.tasks import fetch_task
+from rollout.backend.harbor.verifier import with_placeholder_tests
 from rollout.context import RolloutContext
 from rollout.errors import BackendConfigurationError
 from rollout.types import ExecutionRequest
@@ -181,6 +183,11 @@ class _Prewarm:
         workspace = await trio.to_thread.run_sync(make_workspace, backend.trials_dir, name)
         try:
             with context:
+                fetched = await backend.bridge.run(fetch_task, task, workspace)
+                if backend.grader_cls is not None:
+                    fetched = await trio.to_thread.run_sync(
+                        with_placeholder_tests, fetched, workspace
+                    )
                 plan = TrialPlan(
                     request=ExecutionRequest(
                         id=name, prompt=[{"role": "user", "content": "prewarm"}], grade=False
@@ -188,11 +195,12 @@ class _Prewarm:
                     context=context,
                     workspace=workspace,
                     name=name,
-                    task=await backend.bridge.run(fetch_task, task, workspace),
+                    task=fetched,
                     model=backend.model or _MODEL,
                 )
-                config = await trio.to_thread.run_sync(self._config, plan)
-                return await backend.bridge.run(_run, config)
+                with Handover(plan=plan, read_sample=lambda: None):
+                    config = await trio.to_thread.run_sync(self._config, plan)
+                    return await backend.bridge.run(_run, config)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(remove_workspace, name, workspace)

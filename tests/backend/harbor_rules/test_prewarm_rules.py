@@ -36,6 +36,7 @@ class Backend:
     limit: int | None = 2
     bridge: object = None
     model: str | None = None
+    grader_cls: object = None
 
     def __attrs_post_init__(self):
         self.tasks = Tasks(self.names)
