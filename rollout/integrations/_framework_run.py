@@ -1,0 +1,166 @@
+"""What the adapters of asyncio frameworks share: versions, clients, tools, streams."""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+from collections.abc import Awaitable, Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Generic, ParamSpec, Self, TypeVar
+
+import httpx
+from attrs import define, field, frozen
+
+from rollout.errors import IntegrationError
+from rollout.integrations._asyncio_transport import AsyncioTransport
+from rollout.integrations._bridge_stream import AsyncioStream
+from rollout.integrations._framework_source import source_of, the_rollout
+from rollout.integrations._recorder import MAIN
+from rollout.integrations._recording_transport import NO_KEY, Endpoint
+from rollout.integrations.asyncio_bridge import run_in_trio
+
+__all__ = ["AgentStream", "Framework", "rollout_openai", "settle", "trio_tool"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CONNECT_TIMEOUT_SEC = 30.0
+
+
+@frozen
+class Framework:
+    """A framework that an adapter is for.
+
+    Attributes:
+        module: What is imported.
+        distribution: What is installed.
+        extra: The extra of this package that brings it.
+        versions: The oldest version that does, and the first one that does not.
+        openai: The same of the OpenAI SDK that it works with.
+    """
+
+    module: str
+    distribution: str
+    extra: str
+    versions: tuple[str, str]
+    openai: tuple[str, str]
+
+    def load(self, submodule: str = "") -> Any:
+        """Import the framework, or a module of it.
+
+        Raises:
+            IntegrationError: It is missing, or its version or that of the OpenAI SDK is wrong.
+        """
+        self._check(self.distribution, self.versions)
+        self._check("openai", self.openai)
+        return importlib.import_module(self.module + submodule)
+
+    def _check(self, distribution: str, versions: tuple[str, str]) -> None:
+        low, high = versions
+        advice = f'pip install "trio-rollout[{self.extra}]"'
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            raise IntegrationError(f"{distribution} is not installed: {advice}") from None
+        if not _number(low) <= _number(found) < _number(high):
+            raise IntegrationError(
+                f"{distribution} {found} is installed, but {self.module} here needs "
+                f">= {low} and < {high}: {advice}, in an environment of its own if another "
+                "package there wants other versions"
+            )
+
+
+def _number(text: str) -> tuple[int, ...]:
+    numbers = []
+    for part in text.split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def rollout_openai(
+    *,
+    record: bool,
+    timeout_sec: float | None,
+    max_retries: int,
+    **options: Any,
+) -> Any:
+    """Return a client of the OpenAI SDK, for asyncio, that is bound to the rollout.
+
+    It costs well below a millisecond; the connections belong to the loop that uses it.
+
+    Raises:
+        IntegrationError: No rollout is running here.
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
+    context = the_rollout()
+    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
+    transport = AsyncioTransport(
+        endpoint, source_of(context) if record else None, conversation=MAIN
+    )
+    connect = _CONNECT_TIMEOUT_SEC if timeout_sec is None else min(timeout_sec, 30.0)
+    timeout = httpx.Timeout(timeout_sec, connect=connect, pool=None)
+    client = importlib.import_module("openai").AsyncOpenAI(
+        api_key=endpoint.api_key or NO_KEY,
+        base_url=endpoint.base_url,
+        default_query={**endpoint.query, **options.pop("default_query", {})} or None,
+        http_client=httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False),
+        timeout=timeout,
+        max_retries=max_retries,
+        **options,
+    )
+    # The SDK takes these from the environment. They are for its maker's endpoint, not for this.
+    if "organization" not in options:
+        client.organization = None
+    if "project" not in options:
+        client.project = None
+    return client
+
+
+def trio_tool(fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Make a trio function one that asyncio code awaits, with the same name and signature.
+
+    For tools: put it below the framework's own decorator. The function runs on the trio side, with
+    the context variables of its caller, and is cancelled when its caller is; see `run_in_trio`.
+    """
+
+    @functools.wraps(fn)
+    async def tool(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await run_in_trio(functools.partial(fn, *args, **kwargs))
+
+    return tool
+
+
+@define(eq=False)
+class AgentStream(Generic[T]):
+    """The events of a run, as they come, for trio.
+
+    Attributes:
+        result: What the run ended with, ``None`` before that.
+    """
+
+    result: Any = None
+    _events: AsyncioStream[T] | None = field(default=None, repr=False)
+
+    def attach(self, events: AsyncioStream[T]) -> Self:
+        """Take where the events come from."""
+        self._events = events
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        assert self._events is not None  # noqa: S101 - it is attached before anybody has it
+        return await anext(self._events)
+
+
+async def settle(task: asyncio.Task[Any] | None) -> None:
+    """Wait until a task has ended, whatever it ends with; on the asyncio side."""
+    if task is not None:
+        await asyncio.wait([task])

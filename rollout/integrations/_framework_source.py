@@ -1,0 +1,241 @@
+"""The sample of a rollout whose agent belongs to a framework on the asyncio side.
+
+Theory of operation: two records come together. The framework has the history in its own form,
+which becomes the sample's messages. The wire has what the framework forgets: each request, which
+model answered, what it cost and how long it took. The trajectory is the framework's history in
+chat form, and each reply in it is given the call that brought it, found by the ids of its tool
+calls or by its text.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from rollout.context import RolloutContext, get_rollout_context
+from rollout.errors import IntegrationError, SampleSourceError
+from rollout.integrations._model_answers import Answer, Choice
+from rollout.integrations._model_calls import Call
+from rollout.integrations._recorder import ConversationRecorder
+from rollout.jsonfit import fit
+from rollout.types import RolloutSample
+
+__all__ = ["FrameworkSource", "source_of", "the_rollout"]
+
+_MOST_OTHERS = 50
+_SYSTEM = ("system", "developer")
+
+
+def the_rollout() -> RolloutContext:
+    """Return the context of the rollout that runs here, on either side of the bridge.
+
+    Raises:
+        IntegrationError: None does, or it names no endpoint.
+    """
+    context = get_rollout_context()
+    if context is None:
+        raise IntegrationError(
+            "no rollout is running here, so there is no endpoint to talk to. Call this inside of "
+            "a workflow or a grader; in a test or a script, enter a context around it: "
+            "`with RolloutContext(chat_completions_url=..., api_key=...):`"
+        )
+    if not context.chat_completions_url:
+        raise IntegrationError(
+            "the rollout that runs here has no chat_completions_url, so there is no endpoint to "
+            "talk to"
+        )
+    return context
+
+
+def source_of(context: RolloutContext) -> FrameworkSource:
+    """Return the sample source of a rollout; the first call registers it.
+
+    Raises:
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
+    source = context.sample_source
+    if isinstance(source, FrameworkSource):
+        return source
+    if source is not None:
+        raise SampleSourceError(
+            f"this rollout has a sample source already ({type(source).__name__}), so what its "
+            "framework says cannot be its sample too; record=False leaves it alone, here and for "
+            "clients of rollout.integrations.openai"
+        )
+    created = FrameworkSource(secrets=(context.api_key,))
+    context.set_sample_source(created)
+    return created
+
+
+@frozen
+class _History:
+    """What a framework has kept of one run, in its own form and in chat form."""
+
+    messages: list[dict[str, Any]]
+    chat: list[dict[str, Any]]
+
+
+@frozen
+class _Sent:
+    """What a request says beside its history."""
+
+    head: dict[str, Any] | None
+    tools: list[Any]
+
+
+class FrameworkSource(ConversationRecorder):
+    """Records the calls of a framework, and takes its histories.
+
+    Both sides of the bridge use it, so each step holds a lock for its short time.
+    """
+
+    def __init__(self, *, secrets: tuple[str | None, ...] = ()) -> None:
+        super().__init__(secrets=secrets)
+        self._lock = threading.Lock()
+        self._histories: list[_History] = []
+        self._beside: dict[int, _Sent] = {}
+
+    def start(
+        self, body: dict[str, Any], *, api: str, conversation: str, at: datetime, retry: int = 0
+    ) -> Call:
+        """Take a request that is about to be sent, see `ConversationRecorder.start`."""
+        with self._lock:
+            call = super().start(body, api=api, conversation=conversation, at=at, retry=retry)
+            self._beside[call.number] = _beside(body)
+        return call
+
+    def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
+        """Take the answer of a call, see `ConversationRecorder.finish`."""
+        with self._lock:
+            super().finish(call, answer, latency_sec)
+
+    def take_history(
+        self, messages: Sequence[Mapping[str, Any]], chat: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Take the history of a run.
+
+        It replaces those that it goes on with. The last one is the sample.
+
+        Args:
+            messages: In the framework's form, JSON values.
+            chat: The same in chat form.
+        """
+        taken = _History(
+            [dict(each) for each in fit(list(messages))[0]],
+            [dict(each) for each in fit(list(chat))[0]],
+        )
+        with self._lock:
+            self._histories = [
+                each
+                for each in self._histories
+                if each.messages != taken.messages[: len(each.messages)]
+            ]
+            self._histories.append(taken)
+
+    async def get_sample(self) -> RolloutSample:
+        """Return the sample as it stands.
+
+        Where no run has delivered a history, it is the conversation as it went over the wire.
+        """
+        if not self._histories:
+            return await super().get_sample()
+        await trio.lowlevel.checkpoint()
+        with self._lock:
+            *others, last = self._histories
+            chat, used = self._with_calls(last.chat)
+            extra: dict[str, Any] = {}
+            if others:
+                extra["other_runs"] = [each.messages for each in others[-_MOST_OTHERS:]]
+            aside = [call for call in self.calls if call.complete and call.number not in used]
+            if aside:
+                extra["other_calls"] = [_aside(call) for call in aside[-_MOST_OTHERS:]]
+            problems = [call.problem() for call in self.calls if call.outcome != "complete"]
+            if problems:
+                extra["call_problems"] = problems[-_MOST_OTHERS:]
+            tools = next((self._beside[n].tools for n in reversed(used) if n in self._beside), None)
+            if tools:
+                extra["tools"] = tools
+            return RolloutSample(
+                messages=copy.deepcopy(last.messages),
+                trajectory_messages=copy.deepcopy(chat),
+                metrics=self.metrics(),
+                extra_fields=copy.deepcopy(extra),
+            )
+
+    def _with_calls(self, chat: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return a history with what is known of the calls in it, and their numbers."""
+        open_calls = [call for call in self.calls if call.choices]
+        told: list[dict[str, Any]] = []
+        used: list[int] = []
+        unstamped = 0
+        for message in chat:
+            found = _find(message, open_calls) if message.get("role") == "assistant" else None
+            if found is None:
+                told.append(message)
+                continue
+            call, choice = found
+            open_calls.remove(call)
+            used.append(call.number)
+            # What was new in the request went out with it.
+            told[unstamped:] = [
+                each
+                if "timestamp" in each or each.get("role") == "assistant"
+                else call.enriched(each, None)
+                for each in told[unstamped:]
+            ]
+            wire = {key: value for key, value in choice.messages[0].items() if value is not None}
+            told.append(call.enriched({**wire, **message}, choice))
+            unstamped = len(told)
+            head = self._beside[call.number].head
+            if len(used) == 1 and head is not None and told[0].get("role") not in _SYSTEM:
+                told.insert(0, call.enriched(head, None))
+                unstamped += 1
+        return told, used
+
+
+def _beside(body: dict[str, Any]) -> _Sent:
+    messages, tools = body.get("messages"), body.get("tools")
+    head = messages[0] if isinstance(messages, list) and messages else None
+    if not isinstance(head, dict) or head.get("role") not in _SYSTEM:
+        head = None
+    return _Sent(head, tools if isinstance(tools, list) else [])
+
+
+def _aside(call: Call) -> dict[str, Any]:
+    replies = [message for choice in call.choices for message in choice.messages]
+    return {"call": call.number, "model": call.model, "usage": call.usage, "replies": replies}
+
+
+def _find(message: dict[str, Any], calls: list[Call]) -> tuple[Call, Choice] | None:
+    wanted = _said(message)
+    for call in calls:
+        if message.get("response_id") not in (None, call.response_id):
+            continue
+        for choice in call.choices:
+            if choice.messages and (
+                "response_id" in message or _said(choice.messages[0]) == wanted
+            ):
+                return call, choice
+    return None
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    calls = message.get("tool_calls")
+    ids = [each.get("id") for each in calls if isinstance(each, dict)] if calls else []
+    if ids and all(ids):
+        return json.dumps(ids)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(
+            part["text"]
+            for part in content
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+        )
+    return content.strip() if isinstance(content, str) else ""

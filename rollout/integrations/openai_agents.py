@@ -1,0 +1,220 @@
+"""The OpenAI Agents SDK inside of a rollout, over the bridge; needs the extra ``openai-agents``.
+
+The model of an agent is the policy of the rollout that runs here, and what the agent says becomes
+the rollout's sample::
+
+    class Solve(AgentWorkflow):
+        async def run(self, ctx):
+            agent = Agent(name="solver", tools=[add], model=rollout_model("policy"))
+            await run_agent(agent, ctx.prompt, max_turns=8)
+
+The server has to open a bridge in its lifespan; see the page about frameworks. The SDK's own
+tracing, which sends every run to OpenAI, is taken out when this is first used; processors that you
+have added stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import cache, partial
+from typing import Any
+
+from rollout.integrations._agents_items import as_chat, as_items
+from rollout.integrations._framework_run import (
+    AgentStream,
+    Framework,
+    rollout_openai,
+    settle,
+    trio_tool,
+)
+from rollout.integrations._framework_source import FrameworkSource, source_of, the_rollout
+from rollout.integrations.asyncio_bridge import get_bridge
+
+__all__ = ["AgentStream", "rollout_model", "run_agent", "stream_agent", "trio_tool"]
+
+_FRAMEWORK = Framework(
+    module="agents",
+    distribution="openai-agents",
+    extra="openai-agents",
+    versions=("0.24", "1"),
+    openai=("3", "4"),
+)
+
+
+@cache
+def _sdk() -> Any:
+    sdk = _FRAMEWORK.load()
+    _stop_export(sdk)
+    return sdk
+
+
+def _stop_export(sdk: Any) -> None:
+    """Take out the processor that sends traces to OpenAI."""
+    tracing = _FRAMEWORK.load(".tracing")
+    provider = tracing.get_trace_provider()
+    present = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
+    if present is None:  # the user's own provider, or one that can no longer be told apart
+        if type(provider).__module__.startswith("agents."):
+            sdk.set_tracing_disabled(True)
+        return
+    default = _FRAMEWORK.load(".tracing.processors").default_processor()
+    sdk.set_trace_processors([each for each in present if each is not default])
+
+
+def rollout_model(
+    model: str,
+    *,
+    record: bool = True,
+    timeout_sec: float | None = 600.0,
+    max_retries: int = 2,
+    model_options: Mapping[str, Any] | None = None,
+    **client_options: Any,
+) -> Any:
+    """Return a model of the SDK that is the policy of the rollout that runs here.
+
+    It speaks chat completions. Make one per rollout, on either side of the bridge; it costs about
+    a millisecond, since the connections are shared by all rollouts of the bridge.
+
+    Args:
+        model: The model's name.
+        record: Whether its calls are recorded; ``False`` for a judge.
+        timeout_sec: How long to wait for each part of an answer, in seconds; ``None`` for as
+            long as it takes.
+        max_retries: How often a request is tried again after 408, 409, 429, 5xx and lost
+            connections.
+        model_options: Further arguments of ``agents.OpenAIChatCompletionsModel``.
+        client_options: Further arguments of ``openai.AsyncOpenAI``.
+
+    Raises:
+        IntegrationError: No rollout is running here, or the SDK is missing or of a wrong version.
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
+    sdk = _sdk()
+    client = rollout_openai(
+        record=record, timeout_sec=timeout_sec, max_retries=max_retries, **client_options
+    )
+    return sdk.OpenAIChatCompletionsModel(
+        model=model, openai_client=client, **(model_options or {})
+    )
+
+
+async def run_agent(
+    agent: Any,
+    prompt: str | Sequence[Mapping[str, Any]],
+    *,
+    session: Any = None,
+    record: bool = True,
+    **options: Any,
+) -> Any:
+    """Run an agent on the bridge, and return what ``Runner.run`` returns.
+
+    What it said, as items, becomes the sample, also where the run ends with an exception of the
+    SDK that knows it, such as ``MaxTurnsExceeded``. With a session it is all that the session has.
+
+    A cancellation ends the run: the call that is under way is dropped, and asynchronous tools are
+    cancelled and waited for.
+
+    Args:
+        agent: The agent.
+        prompt: A text, chat messages, or items.
+        session: A session of the SDK.
+        record: Whether the history becomes the sample; ``False`` for a judge.
+        options: Further arguments of ``Runner.run``, such as ``max_turns``.
+
+    Raises:
+        BridgeError: No bridge is open; its message says where to open one.
+        IntegrationError: No rollout is running here, or the SDK is missing or of a wrong version.
+        SampleSourceError: The rollout has a sample source of another kind.
+        BaseException: What the run raised, intact.
+    """
+    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    run = partial(sdk.Runner.run, agent, as_items(prompt), session=session, **options)
+    return await get_bridge().run(_run, sdk, source, run, session)
+
+
+async def _run(sdk: Any, source: FrameworkSource | None, run: Any, session: Any) -> Any:
+    try:
+        result = await run()
+    except sdk.AgentsException as error:
+        if source is not None and error.run_data is not None:
+            await _take(sdk, source, error.run_data, session)
+        raise
+    if source is not None:
+        await _take(sdk, source, result, session)
+    return result
+
+
+async def _take(sdk: Any, source: FrameworkSource, run: Any, session: Any) -> None:
+    """Take the history of a run, or of what an exception says of one."""
+    if session is not None:
+        items = await session.get_items()
+    elif hasattr(run, "to_input_list"):
+        items = run.to_input_list()
+    else:
+        items = [
+            *sdk.ItemHelpers.input_to_new_input_list(run.input),
+            *(
+                each.to_input_item()
+                for each in run.new_items
+                if not isinstance(each, sdk.ToolApprovalItem)
+            ),
+        ]
+    source.take_history(items, as_chat(items))
+
+
+@asynccontextmanager
+async def stream_agent(
+    agent: Any,
+    prompt: str | Sequence[Mapping[str, Any]],
+    *,
+    session: Any = None,
+    record: bool = True,
+    buffer_size: int = 16,
+    **options: Any,
+) -> AsyncGenerator[AgentStream[Any], None]:
+    """Run an agent on the bridge and iterate over its events as they come.
+
+    For example::
+
+        async with stream_agent(agent, ctx.prompt) as events:
+            async for event in events:
+                ...
+        print(events.result.final_output)
+
+    Leaving the block ends the run; what it has said until then becomes the sample.
+
+    Args:
+        agent: The agent.
+        prompt: A text, chat messages, or items.
+        session: A session of the SDK.
+        record: Whether the history becomes the sample.
+        buffer_size: How many events the run may be ahead.
+        options: Further arguments of ``Runner.run_streamed``.
+
+    Raises:
+        BaseException: As `run_agent`; what the run raised comes behind its last event.
+    """
+    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    stream: AgentStream[Any] = AgentStream()
+    start = partial(sdk.Runner.run_streamed, agent, as_items(prompt), session=session, **options)
+    events = partial(_events, sdk, source, stream, start, session)
+    async with get_bridge().iterate(events, buffer_size=buffer_size) as items:
+        yield stream.attach(items)
+
+
+async def _events(
+    sdk: Any, source: FrameworkSource | None, stream: AgentStream[Any], start: Any, session: Any
+) -> AsyncGenerator[Any, None]:
+    result = start()
+    try:
+        async for event in result.stream_events():
+            yield event
+        stream.result = result
+    finally:
+        if not result.is_complete:
+            result.cancel()
+        # The run is a task of its own; the connection of its call is closed once that has ended.
+        await settle(result.run_loop_task)
+        if source is not None:
+            await _take(sdk, source, result, session)
