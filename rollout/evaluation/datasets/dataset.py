@@ -79,6 +79,7 @@ class Dataset:
             DatasetError: A row cannot be taken faithfully, a column of the mapping is in none
                 of them, the selection selects nothing, or the file changes meanwhile.
         """
+        self._scanned = None
         place = self._place()
         builder = RowBuilder(self.config.columns, place)
         selected = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -17,6 +18,7 @@ from rollout.evaluation.datasets._jsonl import read_jsonl
 from rollout.evaluation.datasets._place import Place
 from rollout.evaluation.datasets._source import CHUNK_BYTES
 from rollout.evaluation.datasets._text import decoded
+from rollout.evaluation.datasets.rows import RowBuilder
 from rollout.evaluation.datasets.selection import Picker, RowSelection
 
 ROW = b'{"user_prompt": "u"}\n'
@@ -289,13 +291,20 @@ def test_rows_that_fail_while_the_file_changes_say_so(dataset, monkeypatch, read
     build = RowBuilder.build
 
     def meddle(builder, record):
-        source.config.path.touch()
         os.utime(source.config.path, ns=(1, 1))
         return build(builder, record)
 
     monkeypatch.setattr(RowBuilder, "build", meddle)
     with pytest.raises(DatasetError, match="changed while it was read"):
         source.scan() if read == "scan" else list(source.rows())
+
+
+def test_a_second_scan_is_about_the_file_as_it_is_now(dataset):
+    source = scanned(dataset)
+    source.config.path.write_bytes(ROW + b"{}\n")
+    with pytest.raises(DatasetError, match="there is no column") as caught:
+        source.scan()
+    assert caught.value.row == 1
 
 
 def test_a_row_that_fails_in_a_file_that_is_the_same_is_still_named(dataset, monkeypatch):

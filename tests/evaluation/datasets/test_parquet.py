@@ -259,6 +259,21 @@ def test_a_change_after_the_scan(dataset):
         next(source.rows())
 
 
+@pytest.mark.parametrize("scan", [True, False])
+def test_rows_that_fail_since_the_file_was_rewritten_say_so(dataset, scan):
+    plain = {"row_group_size": 100, "compression": "NONE", "use_dictionary": False}
+    data = file_of({"user_prompt": ["u" * 2_000] * 500}, **plain)
+    source = dataset("a.parquet", data)
+    if scan:
+        source.scan()
+    rows = source.rows()
+    next(rows)
+    source.config.path.write_bytes(b"?" * len(data))
+    words = "changed after it was scanned" if scan else "changed while it was read"
+    with pytest.raises(DatasetError, match=words):
+        list(rows)
+
+
 def test_a_change_while_it_is_read(dataset):
     source = dataset("a.parquet", file_of({"user_prompt": ["u", "v"]}))
     rows = source.rows()
