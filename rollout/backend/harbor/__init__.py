@@ -6,4 +6,6 @@ this package does not need Harbor.
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from rollout.backend.harbor.pythons import python_paths
+
+__all__ = ["python_paths"]

@@ -58,6 +58,10 @@ class AgentSpec(ABC):
     def sample(self, plan: TrialPlan) -> RolloutSample | None:
         """Return what the agent of a trial handed back, ``None`` if nothing. Blocking."""
 
+    def read_only_paths(self) -> list[str]:
+        """Return which of this machine's folders a sandbox that shows some had better show."""
+        return []
+
 
 def agent_spec(agent: Any, config: Any, options: Any) -> AgentSpec:
     """Return how to make the agent that a backend is given.

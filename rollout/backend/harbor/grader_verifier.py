@@ -14,10 +14,10 @@ from harbor.verifier.base import (  # type: ignore[import-not-found,unused-ignor
     BaseVerifier,
 )
 
+from rollout.backend.harbor.errors import GraderNotRunError
 from rollout.backend.harbor.grading import grade
 from rollout.backend.harbor.handover import current_handover
 from rollout.backend.harbor.outcomes import REWARD
-from rollout.backend.harbor.usererrors import GraderNotRunError
 from rollout.integrations.asyncio_bridge import run_in_trio
 
 __all__ = ["GraderVerifier"]

@@ -13,8 +13,8 @@ from rollout.backend.failures import (
     describe_exception,
     format_exception,
 )
+from rollout.backend.harbor.errors import grader_error
 from rollout.backend.harbor.handover import Handover
-from rollout.backend.harbor.usererrors import grader_error
 from rollout.backend.usercode import UserCall
 from rollout.context import GraderContext
 from rollout.errors import InvalidFieldError
@@ -66,8 +66,9 @@ async def grade(handover: Handover) -> RolloutSample:
         raise grader_error(
             categorize_exception(outcome.error), describe_exception(outcome.error, secrets)
         )
-    handover.graded = outcome.value
-    return handover.graded
+    graded: RolloutSample = outcome.value
+    handover.graded = graded
+    return graded
 
 
 async def _artifacts_dir(folder: Path) -> Path | None:

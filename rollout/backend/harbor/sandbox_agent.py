@@ -22,15 +22,15 @@ from harbor.agents.base import (  # type: ignore[import-not-found,unused-ignore]
 )
 
 from rollout._redaction import redact
-from rollout.backend.harbor.handback import Handback, read_handback
-from rollout.backend.harbor.handover import Handover, current_handover
-from rollout.backend.harbor.payload import API_KEY, CHAT_URL
-from rollout.backend.harbor.usererrors import (
+from rollout.backend.harbor.errors import (
     WorkflowAgentError,
     WorkflowSetupError,
     WorkflowValidationError,
     workflow_error,
 )
+from rollout.backend.harbor.handback import Handback, read_handback
+from rollout.backend.harbor.handover import Handover, current_handover
+from rollout.backend.harbor.payload import API_KEY, CHAT_URL
 from rollout.errors import InvalidFieldError
 
 __all__ = ["SandboxAgent"]
@@ -136,7 +136,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
         python, site = shlex.quote(self._python), shlex.quote(f"{self._home}/site")
         words = " ".join(map(shlex.quote, missing))
         result = await environment.exec(
-            f"{python} -m pip install --quiet --no-input --disable-pip-version-check "
+            f"{python} -m pip install --quiet --no-input --disable-pip-version-check --retries 2 "
             f"--target {site} {words} 2>&1"
         )
         if result.return_code != 0:

@@ -16,7 +16,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+__all__ = ["OLDEST", "check", "run", "unpack"]
+
 OLDEST = (3, 11)
+"""The first Python that runs this library."""
 
 
 def check(home: Path) -> int:

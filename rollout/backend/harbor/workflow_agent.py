@@ -16,36 +16,18 @@ from rollout.backend.harbor.bundle import Bundle, make_bundle
 from rollout.backend.harbor.handback import read_handback
 from rollout.backend.harbor.payload import dump_config, load_config, make_payload
 from rollout.backend.harbor.plan import TrialPlan
+from rollout.backend.harbor.pythons import python_paths
 from rollout.backend.imports import resolve_object
 from rollout.backend.references import class_with, config_of
 from rollout.errors import BackendConfigurationError
 from rollout.types import AgentWorkflowConfig, RolloutSample
 
-__all__ = ["WorkflowAgent", "python_paths"]
+__all__ = ["WorkflowAgent"]
 
 _AGENT = "rollout.backend.harbor.sandbox_agent:SandboxAgent"
 _BOOTSTRAP = "sandbox_bootstrap.py"
 _ARTIFACTS = "/logs/artifacts"
 _OPTIONS = frozenset({"modules", "python", "requirements"})
-
-
-def python_paths() -> list[str]:
-    """Return the folders of this process's Python and of its packages.
-
-    For environments that show parts of this machine, as `NamespaceEnvironment` does with its
-    ``read_only_paths``: a workflow then runs on the same Python, with all that is installed.
-    """
-    found: list[str] = []
-    for path in (sys.base_prefix, sys.prefix, *map(_real, (sys.base_prefix, sys.prefix))):
-        # What lies below another one is shown with it; /usr is there in any case.
-        inside = any(Path(path).is_relative_to(other) for other in ("/usr", *found))
-        if Path(path).is_dir() and not inside:
-            found.append(path)
-    return found
-
-
-def _real(path: str) -> str:
-    return str(Path(path).resolve())
 
 
 class WorkflowAgent(AgentSpec):
@@ -209,6 +191,10 @@ class WorkflowAgent(AgentSpec):
         if sample is not None and sample.label is None:
             sample.label = plan.request.label
         return sample
+
+    def read_only_paths(self) -> list[str]:
+        """Return `python_paths`, for a workflow that needs what is installed here."""
+        return python_paths()
 
 
 def _folder(plan: TrialPlan) -> Path:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from rollout import ConcurrencyConfig, RolloutContext
+from rollout.backend.harbor import python_paths
 from rollout.backend.harbor.agents import NativeAgent, agent_spec
 from rollout.backend.harbor.endpoint import chat_base, litellm_model
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
-from rollout.backend.harbor.workflow_agent import WorkflowAgent, python_paths
+from rollout.backend.harbor.workflow_agent import WorkflowAgent
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 

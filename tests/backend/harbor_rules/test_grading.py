@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from rollout import Grader, GraderConfig, RolloutContext, get_rollout_context
+from rollout.backend.harbor.errors import UserCodeError, grader_error, workflow_error
 from rollout.backend.harbor.facts import TrialError, TrialFacts
 from rollout.backend.harbor.grading import grade
 from rollout.backend.harbor.handover import Handover, current_handover
 from rollout.backend.harbor.outcomes import categorize_trial_error, outcome_of
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
-from rollout.backend.harbor.usererrors import UserCodeError, grader_error, workflow_error
 from rollout.backend.harbor.verifier import verifier_fields, with_placeholder_tests
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest, RolloutErrorCategory, RolloutSample, RolloutStatus

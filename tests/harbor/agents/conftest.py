@@ -54,13 +54,14 @@ echo "metadata=$ROLLOUT_METADATA"
 def make_task(tmp_path):
     """Makes a Harbor task: `make_task(tests=False)` for one that a grader grades."""
 
-    def make(*, tests=True, solution="echo 42 > /app/answer.txt", agent_sec=120.0):
+    def make(*, tests=True, solution="echo 42 > /app/answer.txt", agent="", extra=""):
         folder = tmp_path / "tasks" / "answer"
         for name in ("environment", "solution", *(["tests"] if tests else [])):
             (folder / name).mkdir(parents=True)
         (folder / "task.toml").write_text(
             'version = "1.0"\n[metadata]\n'
-            f"[verifier]\ntimeout_sec = 120.0\n[agent]\ntimeout_sec = {agent_sec}\n[environment]\n"
+            f"[verifier]\ntimeout_sec = 120.0\n[agent]\ntimeout_sec = 120.0\n"
+            f"{agent}[environment]\n{extra}"
         )
         (folder / "instruction.md").write_text("Write 42 to /app/answer.txt.\n")
         (folder / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{solution}\n")
@@ -97,13 +98,24 @@ class Ran(SimpleNamespace):
         return (self.folder / name).read_text()
 
 
+class Progress:
+    """Calls back when the agent starts."""
+
+    def __init__(self, report_agent_started):
+        self.report_agent_started = report_agent_started
+
+    def report_status(self, status):
+        pass
+
+
 @pytest.fixture
 def run_trial(tmp_path):
     """Runs one trial through a bridge, as `HarborBackend` does."""
 
     async def run(
         spec, task, *, url="http://127.0.0.1:9/v1", key=KEY, model="policy", grader=None,
-        environment=None, agent_sec=None, grader_sec=None, bridge=None, rollout_id="r", **request,
+        environment=None, agent_sec=None, grader_sec=None, bridge=None, rollout_id="r",
+        on_agent_start=None, **request,
     ):  # fmt: skip
         request.setdefault("prompt", [{"role": "user", "content": "What is 6 * 7?"}])
         context = RolloutContext(chat_completions_url=url, api_key=key, rollout_id=rollout_id)
@@ -123,6 +135,8 @@ def run_trial(tmp_path):
         )
         ran = Ran(plan=plan, error=None)
         trial = TrialRun(context=context, set_status=lambda status: None)
+        if on_agent_start is not None:
+            context.progress = Progress(on_agent_start)
         with ExitStack() as stack:
             stack.enter_context(context)
             ran.handover = stack.enter_context(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import trio
 
 from rollout import AgentWorkflowConfig, ConcurrencyConfig, Grader
+from rollout.backend.harbor import python_paths
 from rollout.backend.harbor.agents import agent_spec
-from rollout.backend.harbor.workflow_agent import python_paths
+from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
 SOURCE = '''
@@ -73,6 +76,7 @@ class Plain(AgentWorkflow):
             "python": sys.version_info[:2],
             "keys": [name for name in os.environ if "KEY" in name],
             "key": get_rollout_context().api_key,
+            "user": os.geteuid(),
         })}]
 
 
@@ -206,6 +210,7 @@ async def test_what_a_plain_workflow_sees(workflows, make_task, run_trial):
         "python": said(ran)["python"],
         "keys": [],
         "key": "sk-hunter2/with+marks-4711",
+        "user": 0,
     }
 
 
@@ -312,6 +317,64 @@ async def test_a_result_that_is_none_is_refused(workflows, make_task, run_trial)
     assert ran.outcome.result.err_category is RolloutErrorCategory.VALIDATION_ERROR
     assert "result cannot be read" in ran.outcome.result.err_message
     assert spec.sample(ran.plan) is None
+
+
+async def test_rollouts_at_the_same_time_do_not_mix(workflows, make_task, run_trial):
+    task = make_task()
+    spec = await prepared(f"{workflows}:Plain", None, None)
+    seen = {}
+
+    async def one(name):
+        ran = await run_trial(
+            spec, task, grade=False, rollout_id=name, key=f"sk-of-{name}-0815", bridge=bridge,
+            metadata={"name": name},
+        )  # fmt: skip
+        seen[name] = (said(ran)["id"], said(ran)["key"], said(ran)["metadata"]["name"])
+
+    async with open_asyncio_bridge(grace_sec=5) as bridge, trio.open_nursery() as nursery:
+        for name in ("a", "b", "c"):
+            nursery.start_soon(one, name)
+    assert seen == {name: (name, f"sk-of-{name}-0815", name) for name in ("a", "b", "c")}
+
+
+async def test_a_cancelled_rollout_leaves_no_process(workflows, make_task, run_trial):
+    spec = await prepared(f"{workflows}:Hang", None, None)
+    with trio.CancelScope() as scope:
+        await run_trial(spec, make_task(), grade=False, on_agent_start=scope.cancel)
+    assert scope.cancelled_caught
+    assert [line for line in commands() if "4711" in line or "bootstrap.py" in line] == []
+
+
+def commands():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+async def test_a_sandbox_without_a_python_says_so(workflows, make_task, run_trial):
+    spec = await prepared(f"{workflows}:Plain", None, {"python": "/no/such/python"})
+    ran = await run_trial(spec, make_task(), grade=False)
+    assert ran.outcome.result.err_category is RolloutErrorCategory.AGENT_ERROR
+    assert "no Python from 3.11 on (tried /no/such/python)" in ran.outcome.result.err_message
+    assert not ran.progress.agent_started
+
+
+async def test_a_sandbox_that_lacks_a_distribution_says_so(workflows, make_task, run_trial):
+    options = {"python": "/usr/bin/python3", "requirements": ["no-such-distribution-0815==1"]}
+    spec = await prepared(f"{workflows}:Plain", None, options)
+    ran = await run_trial(spec, make_task(extra='network_mode = "no-network"\n'), grade=False)
+    assert ran.outcome.result.err_category is RolloutErrorCategory.AGENT_ERROR
+    assert "lacks no-such-distribution-0815==1" in ran.outcome.result.err_message
+    assert not ran.progress.agent_started
+
+
+async def test_a_workflow_of_another_user_than_root(workflows, make_task, run_trial):
+    spec = await prepared(f"{workflows}:Plain", None, None)
+    ran = await run_trial(spec, make_task(agent="user = 'nobody'\n"), grade=False)
+    assert ran.outcome.result.status is RolloutStatus.SUCCESS, ran.outcome.result.err_message
+    assert said(ran)["user"] != 0
 
 
 # --- graders ----------------------------------------------------------------------------------
