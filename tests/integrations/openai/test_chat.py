@@ -207,7 +207,6 @@ async def test_shared_connections_are_used_again_and_closed():
 async def test_many_calls_at_once_starve_nobody():
     """More than a pool of httpx takes by default, all in flight together."""
     count = 150
-    all_there = trio.Event()
 
     async def one():
         await chat([QUESTION], model="policy")
@@ -220,10 +219,9 @@ async def test_many_calls_at_once_starve_nobody():
                         nursery.start_soon(one)
                     for number in range(count):
                         await (await endpoint.received(number)).stalled.wait()
-                    all_there.set()
+                    assert endpoint.open_connections == count
                     nursery.cancel_scope.cancel()
         await endpoint.all_closed()
-    assert all_there.is_set()
     assert len(endpoint.requests) == count
 
 
@@ -245,3 +243,19 @@ async def test_proxies_from_the_environment_lead_elsewhere(monkeypatch):
         with RolloutContext(chat_completions_url="http://model.invalid/v1", api_key=KEY):
             assert (await chat([QUESTION], model="policy")).text == "13"
     assert proxy.requests[0].path == "http://model.invalid/v1/chat/completions"
+
+
+async def test_shared_connections_that_close_end_the_calls_that_still_use_them():
+    async with scripted_endpoint(stall()) as endpoint:
+        with entered(endpoint):
+            async with trio.open_nursery() as nursery:
+
+                async def one():
+                    with pytest.raises(httpx.TransportError):
+                        await chat([QUESTION], model="policy")
+
+                async with share_connections():
+                    nursery.start_soon(one)
+                    await (await endpoint.received()).stalled.wait()
+        await endpoint.all_closed()
+        assert endpoint.requests[0].gone.is_set()
