@@ -1,0 +1,426 @@
+"""Run rollouts as Harbor trials, each in a sandbox of its own.
+
+Theory of operation: the backend owns one asyncio loop in a thread (a bridge), in which all of
+Harbor runs. An execution waits for a slot, prepares its task in a thread, and runs its trial
+on the bridge; Harbor's events come back to the trio thread as statuses. When the trial has
+ended, by itself or by a cancellation that waited for its cleanup, what it left is read, freed
+of the rollout's key, and moved to the rollout's artifact folder; then the result is decided.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import trio
+
+from rollout._groups import sole_error
+from rollout.artifacts import ArtifactStore
+from rollout.backend.base import ExecutionBackend
+from rollout.backend.executions import Execution, Executions, Phase, failure
+from rollout.backend.failures import (
+    categorize_exception,
+    describe_exception,
+    format_exception,
+)
+from rollout.backend.harbor.agents import agent_spec
+from rollout.backend.harbor.configuration import require_harbor, trial_config
+from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.facts import TrialFacts, facts_of
+from rollout.backend.harbor.network import check_chat_url
+from rollout.backend.harbor.outcomes import outcome_of
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, make_workspace, trial_name
+from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
+from rollout.backend.harbor.settle import Settled, settle
+from rollout.backend.harbor.tasks import TaskSource, fetch_task
+from rollout.backend.harbor.trial import TrialRun
+from rollout.backend.references import class_with, config_of
+from rollout.context import RolloutContext, get_rollout_context
+from rollout.errors import BackendConfigurationError
+from rollout.grader import Grader
+from rollout.integrations.asyncio_bridge import AsyncioBridge, open_asyncio_bridge
+from rollout.types import (
+    AgentWorkflowConfig,
+    ExecutionOutcome,
+    ExecutionRequest,
+    ExecutionResult,
+    GraderConfig,
+    RolloutErrorCategory,
+    RolloutStatus,
+)
+from rollout.workflow import AgentWorkflow
+
+__all__ = ["HarborBackend"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_CONCURRENT = 4
+
+_SETTLE_SEC = 60.0
+"""For how long what a trial left may take to be read, cleaned and moved."""
+
+_CLOSE_SEC = 45.0
+"""For how long the loop may take to end; less than a server gives to its backend's shutdown."""
+
+
+class HarborBackend(ExecutionBackend):
+    """Runs each rollout as a trial of Harbor (extra ``harbor``, Python 3.12 or newer).
+
+    Args:
+        agent: The name of one of Harbor's own agents (``terminus-2``, ``mini-swe-agent``,
+            ``opencode``, ``oracle``), or an `AgentWorkflow` class or ``"module:Class"``, which
+            is packaged and run inside of the sandbox.
+        agent_config: Its config, or ``"module:attr"`` of one. Its
+            ``concurrency.max_concurrent`` is the number of trials at a time: ``None`` for no
+            limit, 4 without a config.
+        agent_options: Keyword arguments for one of Harbor's own agents.
+        model: The model's name for one of Harbor's own agents, as in ``openai/policy``; a
+            rollout's ``metadata["harbor_model"]`` goes before it.
+        grader: ``None`` has the task's own tests grade. A `Grader` class or
+            ``"module:attr"`` grades where a task has no ``tests/test.sh``.
+        grader_config: Its config, or ``"module:attr"`` of one.
+        tasks_dir: The task of mode ``template``, or the folder of tasks of mode ``dataset``.
+        task_mode: See `docs/harbor.md`: ``template`` writes the prompt into a copy of one
+            task; ``dataset`` takes the task that ``metadata["harbor_task_id"]`` names.
+        environment: Where trials run: one of Harbor's types, ``namespace`` for
+            `rollout.backend.harbor.namespace.NamespaceEnvironment`, or a mapping with the
+            fields of Harbor's ``EnvironmentConfig``.
+        max_queue_depth: How many rollouts may wait; more are refused at admission.
+        artifact_root: Where artifacts, logs and trajectories go; see `LocalBackend`.
+        trials_dir: Where trials work; by default a folder for temporary files.
+        keep_failed_trials: Leave the folder of a failed trial in place, freed of the key.
+        cancel_grace_sec: For how long a cancelled trial may clean up before its cleanup is
+            cancelled too, in seconds.
+
+    Raises:
+        BackendConfigurationError: One of these is not what it should be, or Harbor is missing.
+
+    Cancelling `execute` cancels the trial and waits for its cleanup; its folder is cleaned
+    and removed on that way too.
+    """
+
+    reports_agent_start: ClassVar[bool] = True
+    isolates_user_code: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        agent: type[AgentWorkflow[Any]] | str,
+        agent_config: AgentWorkflowConfig | str | None = None,
+        agent_options: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        grader: type[Grader] | str | None = None,
+        grader_config: GraderConfig | str | None = None,
+        tasks_dir: str | os.PathLike[str] | None = None,
+        task_mode: Literal["template", "dataset"] = "template",
+        environment: Any = None,
+        max_queue_depth: int | None = None,
+        artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
+        trials_dir: str | os.PathLike[str] | None = None,
+        keep_failed_trials: bool = True,
+        cancel_grace_sec: float = 20.0,
+    ) -> None:
+        require_harbor()
+        self.agent_config = config_of(agent_config, AgentWorkflowConfig, "agent_config")
+        self.agent = agent_spec(agent, self.agent_config, agent_options)
+        self.model = model
+        self.grader_cls: Any = None if grader is None else class_with("grade", grader, "grader")
+        self.grader_config = config_of(grader_config, GraderConfig, "grader_config")
+        self.tasks = TaskSource(tasks_dir, task_mode)
+        self.environment = EnvironmentSpec(environment)
+        self.store = ArtifactStore(artifact_root)
+        self.trials_dir = Path(trials_dir or Path(tempfile.gettempdir()) / "rollout-trials")
+        self.keep_failed_trials = keep_failed_trials
+        self.cancel_grace_sec = cancel_grace_sec
+        self._executions = Executions(
+            DEFAULT_MAX_CONCURRENT
+            if self.agent_config is None
+            else self.agent_config.concurrency.max_concurrent,
+            max_queue_depth,
+        )
+        self._threads = trio.CapacityLimiter(16)
+        self._bridge: AsyncioBridge | None = None
+        self._unfit: dict[str, str] = {}
+
+    # --- capacity and control -----------------------------------------------------------------
+
+    def has_capacity(self) -> bool:
+        """Whether a slot or a place in the queue is free."""
+        return self._executions.has_capacity()
+
+    def reserve(self, rollout_id: str) -> bool:
+        """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
+        return self._executions.reserve(rollout_id)
+
+    def release(self, rollout_id: str) -> None:
+        """Forget a rollout; see `ExecutionBackend.release`."""
+        self._executions.release(rollout_id)
+
+    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the status of a rollout that has been admitted and has not ended."""
+        return self._executions.status(rollout_id)
+
+    def cancel_rollouts(
+        self,
+        ids: Sequence[str] | None = None,
+        prefix: str | None = None,
+        all: bool = False,
+    ) -> dict[str, str]:
+        """Cancel matching trials; asking twice changes nothing."""
+        return self._executions.cancel(ids, prefix, all)
+
+    def health(self) -> dict[str, Any]:
+        """Return the status, the slots' counts, and what runs where."""
+        return {
+            "status": "ok",
+            **self._executions.health(),
+            "agent": self.agent.name,
+            "environment": self.environment.name,
+            "unfit_tasks": len(self._unfit),
+        }
+
+    # --- life ---------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None, None]:
+        """Own the asyncio loop that trials run on; see `ExecutionBackend.running`.
+
+        Raises:
+            BackendConfigurationError: The agent cannot be packaged.
+        """
+        if self._bridge is not None:
+            raise BackendConfigurationError("this backend is running already")
+        await self._in_thread(self.agent.prepare)
+        async with open_asyncio_bridge(
+            name="harbor", grace_sec=self.cancel_grace_sec, close_timeout_sec=_CLOSE_SEC
+        ) as bridge:
+            self._bridge = bridge
+            try:
+                yield
+            finally:
+                self._bridge = None
+
+    async def shutdown(self) -> None:
+        """Cancel what still runs."""
+        self.cancel_rollouts(all=True)
+        await trio.lowlevel.checkpoint()
+
+    async def prewarm(self, mode: PrewarmMode = "auto") -> PrewarmReport:
+        """Start the environments of the known tasks once, before anybody waits for them.
+
+        Args:
+            mode: ``full`` for all of them, the agent's setup included; ``healthcheck`` for
+                the environment of one; ``auto`` for all if they are few, else for one;
+                ``off`` for none.
+
+        Returns:
+            What was tried and what failed. A task that failed alone is marked: its rollouts
+            fail at once, with the reason.
+
+        Raises:
+            BackendConfigurationError: Everything that was tried failed, or `running` is not
+                entered.
+
+        Cancelling this stops the environments that it started.
+        """
+        report = await prewarm_tasks(self, mode)
+        self._unfit = dict(report.failed)
+        return report
+
+    def prewarm_lifespan(self, mode: PrewarmMode = "auto") -> Any:
+        """Return a lifespan for `create_rollout_server` that calls `prewarm` before serving."""
+
+        @asynccontextmanager
+        async def lifespan(_: Any) -> AsyncGenerator[None, None]:
+            await self.prewarm(mode)
+            yield
+
+        return lifespan
+
+    @property
+    def bridge(self) -> AsyncioBridge:
+        """The loop that trials run on.
+
+        Raises:
+            BackendConfigurationError: `running` is not entered; a server does that.
+        """
+        if self._bridge is None:
+            raise BackendConfigurationError(
+                "HarborBackend runs within `async with backend.running():`, which a rollout "
+                "server enters by itself"
+            )
+        return self._bridge
+
+    async def _in_thread(self, function: Any, *args: Any) -> Any:
+        return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
+
+    # --- execution ----------------------------------------------------------------------------
+
+    async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:
+        """Run one rollout as a trial; see `ExecutionBackend.execute`.
+
+        Raises:
+            DuplicateRolloutError: A rollout of that id is running here already.
+            BackendConfigurationError: `running` is not entered.
+        """
+        await trio.lowlevel.checkpoint()
+        execution, reserved = self._executions.begin(request.id)
+        try:
+            return await self._execute(request, execution)
+        finally:
+            if not reserved:
+                self.release(request.id)
+
+    async def _execute(self, request: ExecutionRequest, execution: Execution) -> ExecutionOutcome:
+        phase = Phase("agent", request.agent_timeout_sec, execution.submitted_at)
+        acquired = await execution.acquire(self._executions.slots, phase.deadline)
+        try:
+            now = trio.current_time()
+            phase.queued_sec = now - execution.submitted_at
+            ended = phase.interruption(execution, now)
+            if ended is not None:
+                return ExecutionOutcome(workflow=ended)
+            return await self._run(request, execution, phase)
+        finally:
+            if acquired:
+                self._executions.slots.release_on_behalf_of(execution)
+
+    async def _run(
+        self, request: ExecutionRequest, execution: Execution, phase: Phase
+    ) -> ExecutionOutcome:
+        context = get_rollout_context() or RolloutContext(rollout_id=request.id)
+
+        def set_status(status: RolloutStatus) -> None:
+            execution.status = status
+
+        run = TrialRun(context=context, set_status=set_status)
+        plan: TrialPlan | None = None
+        error: BaseException | None = None
+        workspace: Path | None = None
+        try:
+            with trio.CancelScope() as scope:
+                execution.enter(scope)
+                try:
+                    name = trial_name(request.id)
+                    workspace = await self._in_thread(make_workspace, self.trials_dir, name)
+                    plan = await self._plan(request, context, phase, workspace, name)
+                    config = await self._in_thread(trial_config, self, plan)
+                    await self.bridge.run(run.run, config, self.bridge.call_trio_soon)
+                except trio.Cancelled:
+                    raise
+                except BaseException as caught:  # noqa: BLE001 - code of agents raises what it likes
+                    error = sole_error(caught)
+            execution.leave()
+        finally:
+            settled = await self._settle(plan, workspace, run)
+        if execution.cancelled:
+            return ExecutionOutcome(
+                workflow=ExecutionResult(
+                    status=RolloutStatus.CANCELLED,
+                    err_message=f"cancelled while {run.progress.phase}",
+                )
+            )
+        return self._outcome(request, context, run, settled, error)
+
+    async def _plan(
+        self,
+        request: ExecutionRequest,
+        context: RolloutContext,
+        phase: Phase,
+        workspace: Path,
+        name: str,
+    ) -> TrialPlan:
+        """Resolve and fetch the task, and check what can be checked before a sandbox starts."""
+        task: ResolvedTask = await self._in_thread(self.tasks.resolve, request, workspace)
+        reason = self._unfit.get(task.name)
+        if reason is not None:
+            raise BackendConfigurationError(f"task {task.name} could not be prewarmed: {reason}")
+        task = await self.bridge.run(fetch_task, task, workspace)
+        model = (request.metadata or {}).get("harbor_model", self.model)
+        plan = TrialPlan(
+            request=request,
+            context=context,
+            workspace=workspace,
+            name=name,
+            task=task,
+            model=model,
+            agent_timeout_sec=None
+            if request.agent_timeout_sec is None
+            else max(phase.deadline - trio.current_time(), 0.0),
+            grader_timeout_sec=request.grader_timeout_sec,
+        )
+        check_chat_url(plan, agent_on_host=self.agent.on_host, environment=self.environment)
+        return plan
+
+    async def _settle(
+        self, plan: TrialPlan | None, workspace: Path | None, run: TrialRun
+    ) -> Settled:
+        """Read, clean and move what a trial left, whatever is cancelled meanwhile; bounded."""
+        if workspace is None:
+            return Settled()
+        settled = Settled()
+        facts = TrialFacts() if run.result is None else facts_of(run.result)
+        with trio.move_on_after(_SETTLE_SEC, shield=True) as scope:
+            try:
+                settled = await trio.to_thread.run_sync(
+                    partial(
+                        settle,
+                        plan,
+                        workspace,
+                        facts,
+                        agent=self.agent,
+                        store=self.store,
+                        keep_failed=self.keep_failed_trials,
+                    ),
+                    abandon_on_cancel=True,
+                    limiter=self._threads,
+                )
+            except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
+                secrets = [] if plan is None else plan.secrets
+                logger.error(
+                    "what a trial left in %s could not be put in order\n%s",
+                    workspace,
+                    format_exception(error, secrets),
+                )
+        if scope.cancelled_caught:
+            logger.error("putting in order what a trial left in %s took too long", workspace)
+        settled.facts = facts
+        return settled
+
+    def _outcome(
+        self,
+        request: ExecutionRequest,
+        context: RolloutContext,
+        run: TrialRun,
+        settled: Settled,
+        error: BaseException | None,
+    ) -> ExecutionOutcome:
+        secrets: list[str | None] = [context.api_key]
+        if error is not None or run.result is None or settled.facts is None:
+            if error is None:
+                error = RuntimeError("the trial ended without a result")
+            logger.error(
+                "rollout %s: its trial could not run\n%s",
+                request.id,
+                format_exception(error, secrets),
+            )
+            workflow = failure(describe_exception(error, secrets), self._category(error))
+            workflow.extra_fields = settled.diagnostics
+            return ExecutionOutcome(workflow=workflow)
+        outcome = outcome_of(
+            settled.facts, settled.sample, grade=request.grade, secrets=secrets
+        )
+        outcome.workflow.extra_fields = settled.diagnostics
+        return outcome
+
+    def _category(self, error: BaseException) -> RolloutErrorCategory:
+        if isinstance(error, BackendConfigurationError):
+            return RolloutErrorCategory.INTERNAL_ERROR
+        return categorize_exception(error)
+

@@ -1,0 +1,69 @@
+"""From a plan to the configuration of a Harbor trial."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rollout.backend.harbor.network import agent_extra_hosts
+from rollout.backend.harbor.plan import TrialPlan
+from rollout.backend.harbor.verifier import verifier_fields
+from rollout.errors import BackendConfigurationError
+
+if TYPE_CHECKING:
+    from rollout.backend.harbor.backend import HarborBackend
+
+__all__ = ["require_harbor", "trial_config"]
+
+_FROM_PYTHON = (3, 12)
+_INSTALL = 'pip install "trio-rollout[harbor]"'
+
+
+def require_harbor() -> None:
+    """Check that Harbor can be imported here, without importing it.
+
+    Raises:
+        BackendConfigurationError: It is not installed, or Python is too old for it.
+    """
+    if sys.version_info < _FROM_PYTHON:
+        raise BackendConfigurationError(
+            f"HarborBackend needs Python 3.12 or newer; this is {sys.version.split()[0]}"
+        )
+    if importlib.util.find_spec("harbor") is None:
+        raise BackendConfigurationError(f"HarborBackend needs Harbor: {_INSTALL}")
+
+
+def trial_config(backend: HarborBackend, plan: TrialPlan) -> Any:
+    """Build a ``harbor.models.trial.config.TrialConfig``. Blocking: the first call imports Harbor.
+
+    Raises:
+        BackendConfigurationError: Harbor refuses the agent's options or the environment.
+    """
+    # Harbor's model library would otherwise fetch a list of prices when it is imported.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    from harbor.models.trial.config import TrialConfig  # noqa: PLC0415 - an extra, and slow
+    from pydantic import ValidationError  # noqa: PLC0415 - comes with Harbor
+
+    agent = dict(backend.agent.fields(plan))
+    hosts = agent_extra_hosts(plan)
+    if hosts:
+        agent["extra_allowed_hosts"] = [*agent.get("extra_allowed_hosts", ()), *hosts]
+    try:
+        return TrialConfig.model_validate(
+            {
+                "task": plan.task.source,
+                "trial_name": plan.name,
+                "trials_dir": plan.trials_dir,
+                "agent": agent,
+                "environment": backend.environment.fields(os.environ),
+                "verifier": verifier_fields(plan, backend.grader_cls, backend.grader_config),
+            }
+        )
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
+            for each in error.errors(include_input=False, include_url=False)
+        )
+        raise BackendConfigurationError(f"Harbor refuses the trial's settings: {problems}") from None
