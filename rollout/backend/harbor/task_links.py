@@ -16,6 +16,8 @@ from pathlib import Path
 __all__ = ["UnfitTaskError", "check_tree", "copy_tree"]
 
 _BLOCK = 1024 * 1024
+_DEEPEST = 100
+"""How deep folders may lie; those who walk through a task do so folder by folder."""
 
 
 class UnfitTaskError(ValueError):
@@ -31,8 +33,8 @@ def check_tree(folder: Path) -> None:
 
     Refused are links that are absolute, that lead out of the folder (also by way of other
     links, or out and in again), that lead nowhere, that lead to each other, and those that
-    would make a walk through the folder endless; and everything that is neither a file, a
-    folder nor a link.
+    would make a walk through the folder endless; everything that is neither a file, a folder
+    nor a link; and folders a hundred deep.
 
     Raises:
         UnfitTaskError: It holds something else.
@@ -41,6 +43,8 @@ def check_tree(folder: Path) -> None:
     children: dict[str, list[str]] = {}
     for entry, here in _entries(root):
         name = _name(entry, root)
+        if name.count(os.sep) >= _DEEPEST:
+            raise UnfitTaskError(f"it has folders more than {_DEEPEST} deep")
         if entry.is_symlink():
             target = _link_target(Path(entry.path), root, name)
             if target.is_dir():

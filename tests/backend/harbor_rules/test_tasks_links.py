@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout.backend.harbor.task_links import UnfitTaskError, check_tree, copy_tree
 
@@ -131,6 +135,65 @@ def test_the_folder_itself_may_be_behind_a_link(task, tmp_path):
     (task / "tests" / "a").symlink_to("data/x")
     (tmp_path / "alias").symlink_to("task")
     check_tree(tmp_path / "alias")
+
+
+def test_folders_without_end(task):
+    deep = task / "tests" / "/".join(["d"] * 98)
+    deep.mkdir(parents=True)
+    check_tree(task)
+    (deep / "d" / "d").mkdir(parents=True)
+    refused(task, "more than 100 deep")
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+PARTS = st.lists(st.sampled_from(["..", ".", "a", "b", "c", "task"]), min_size=1, max_size=5)
+
+
+@given(
+    folders=st.lists(st.lists(NAMES, min_size=1, max_size=3), max_size=4),
+    files=st.lists(st.lists(NAMES, min_size=1, max_size=3), max_size=3),
+    links=st.lists(st.tuples(st.lists(NAMES, min_size=1, max_size=3), PARTS), max_size=4),
+)
+def test_whatever_passes_is_safe_to_walk_and_to_copy(folders, files, links):
+    with tempfile.TemporaryDirectory() as made_here:
+        top = os.path.realpath(made_here)
+        root = Path(top) / "task"
+        root.mkdir()
+        (Path(top) / "a").mkdir()
+        (Path(top) / "a" / "b").write_text("secret")
+        made = 0
+        for parts, kind in [
+            *((each, None) for each in folders),
+            *((each, "") for each in files),
+            *((each, "/".join(target)) for each, target in links),
+        ]:
+            place = root.joinpath(*parts)
+            # Nothing is made by way of a link, which might lead out.
+            if os.path.lexists(place) or Path(os.path.realpath(place.parent)) != place.parent:
+                continue
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                continue
+            if kind is None:
+                place.mkdir()
+            elif not kind:
+                place.write_text("x")
+            else:
+                place.symlink_to(kind)
+                made += 1
+        try:
+            check_tree(root)
+        except UnfitTaskError:
+            assert made  # nothing but a link can be wrong here
+            return
+        copy_tree(root, Path(top) / "copy")
+        for start in (root, Path(top) / "copy"):
+            for seen, (folder, inner, names) in enumerate(os.walk(start, followlinks=True)):
+                assert seen < 1000
+                for name in [*inner, *names]:
+                    assert Path(os.path.realpath(Path(folder) / name)).is_relative_to(start)
+                    assert (Path(folder) / name).exists()
 
 
 # --- copies ---------------------------------------------------------------------------------------
