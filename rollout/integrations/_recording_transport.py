@@ -123,6 +123,9 @@ class RecordingTransport(httpx.AsyncBaseTransport):
         body = parse(await request.aread())
         body = body if isinstance(body, dict) else {}
         asks = self._stream_usage and api == "chat" and _wants_usage(body)
+        if body.get("stream") is True:
+            # A compressed stream could not be read along event by event.
+            request.headers["Accept-Encoding"] = "identity"
         if asks:
             request = _asking_for_usage(request)
         call = self._recorder.start(
@@ -175,8 +178,6 @@ def _asking_for_usage(request: httpx.Request) -> httpx.Request:
     body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     headers = request.headers.copy()
     headers.pop("Content-Length", None)
-    # A compressed stream could not be read along event by event.
-    headers["Accept-Encoding"] = "identity"
     return httpx.Request(
         request.method,
         request.url,

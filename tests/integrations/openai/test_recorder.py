@@ -142,6 +142,30 @@ async def test_a_subordinate_agent_does_not_become_the_sample():
     assert talk.texts() == ["a", "b", "y", "done"]
 
 
+async def test_the_same_words_again_are_a_branch_of_their_own():
+    talk = Talk()
+    talk.ask(user("a"), reply=model("b"))
+    talk.ask(user("a"), reply=model("b"))
+    talk.ask(user("a"), model("b"), user("c"), reply=model("d"))
+    # A turn that is tried again belongs to where it was tried before.
+    talk.ask(user("a"), model("b"), user("c"), reply=model("e"))
+    assert talk.texts() == ["a", "b", "c", "e"]
+    branches = (await talk.sample()).extra_fields["branches"]
+    assert [each["after"] for each in branches] == [2, 3]
+    assert [each["messages"] for each in branches] == [[], [model("d")]]
+
+
+async def test_a_call_in_its_old_form_is_compared_too():
+    talk = Talk()
+    said = model(None, function_call={"name": "f", "arguments": "{}"})
+    talk.ask(user("a"), reply=said)
+    talk.ask(user("a"), said, {"role": "function", "name": "f", "content": "1"}, reply=model("b"))
+    assert len(talk.recorder.messages) == 4
+    other = model(None, function_call={"name": "g", "arguments": "{}"})
+    talk.ask(user("a"), other, reply=model("c"))
+    assert len((await talk.sample()).extra_fields["branches"]) == 1
+
+
 async def test_names_keep_conversations_apart():
     talk = Talk()
     talk.ask(user("a"), reply=model("b"))

@@ -1,0 +1,191 @@
+"""What endpoints send, in forms that are less usual."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx
+import pytest
+from integrations.scripted import Step, say, scripted_endpoint
+
+from rollout import RolloutContext
+from rollout.integrations._model_answers import StreamedAnswer, read_answer
+from rollout.integrations._recorder import recorder_of
+from rollout.integrations._recording_transport import Endpoint, RecordingTransport
+from rollout.integrations._responses_items import input_as_messages, items_as_messages
+
+QUESTION = {"role": "user", "content": "What is 6 + 7?"}
+CHUNK = {"choices": [{"index": 0, "delta": {"content": "13"}, "finish_reason": "stop"}]}
+
+
+async def posted(step, body, *, route="/chat/completions"):
+    """What a caller over httpx gets, and the recorder of its rollout."""
+    async with scripted_endpoint(step) as endpoint:
+        with RolloutContext(chat_completions_url=endpoint.url, api_key="key-of-it") as rollout:
+            recorder = recorder_of(rollout)
+            transport = RecordingTransport(
+                Endpoint.of(endpoint.url, "key-of-it"), recorder, conversation="main"
+            )
+            assert "key-of-it" not in repr(transport) + repr(transport._endpoint)
+            async with httpx.AsyncClient(transport=transport) as http:
+                response = await http.post(endpoint.url + route, json=body)
+    return response, recorder, endpoint.requests[0]
+
+
+def stream(data, **headers):
+    return Step(raw=data, headers={"content-type": "text/event-stream", **headers})
+
+
+STREAMED = {"model": "policy", "messages": [QUESTION], "stream": True}
+
+
+async def test_a_stream_without_its_last_line_break_and_mark():
+    data = f"data: {json.dumps(CHUNK)}".encode()
+    response, recorder, _ = await posted(stream(data), STREAMED)
+    assert response.content == data
+    assert recorder.messages[-1] == {"role": "assistant", "content": "13"}
+    assert recorder.calls[0].outcome == "complete"
+
+
+async def test_a_stream_that_is_compressed_all_the_same():
+    data = f"data: {json.dumps(CHUNK)}\n\ndata: [DONE]\n\n".encode()
+    step = stream(gzip.compress(data), **{"content-encoding": "gzip"})
+    response, recorder, request = await posted(step, STREAMED)
+    assert request.headers["accept-encoding"] == "identity"
+    assert response.content == data
+    assert recorder.messages[-1]["content"] == "13"
+
+
+async def test_a_whole_answer_in_place_of_a_stream():
+    body = {"choices": [{"message": {"content": "13"}, "finish_reason": "stop"}]}
+    _, recorder, _ = await posted(Step(raw=json.dumps(body).encode()), STREAMED)
+    assert recorder.messages[-1] == {"role": "assistant", "content": "13"}
+
+
+async def test_comments_and_other_events_pass():
+    data = f": still here\n\nevent: ping\ndata: {{}}\n\ndata: {json.dumps(CHUNK)}\n\n".encode()
+    response, recorder, _ = await posted(stream(data), STREAMED)
+    assert response.content == data
+    assert recorder.messages[-1]["content"] == "13"
+
+
+async def test_an_error_whose_body_cannot_be_decompressed():
+    async with scripted_endpoint(
+        Step(raw=b"no gzip", status=500, headers={"content-encoding": "gzip"})
+    ) as endpoint:
+        with RolloutContext(chat_completions_url=endpoint.url) as rollout:
+            recorder = recorder_of(rollout)
+            transport = RecordingTransport(
+                Endpoint.of(endpoint.url, None), recorder, conversation="main"
+            )
+            async with httpx.AsyncClient(transport=transport) as http:
+                async with http.stream(
+                    "POST", f"{endpoint.url}/chat/completions", json={"messages": []}
+                ) as response:
+                    assert [raw async for raw in response.aiter_raw()] == [b"no gzip"]
+    assert recorder.calls[0].error == "HTTP 500"
+
+
+async def test_calls_that_are_no_calls_of_the_model_pass_unrecorded():
+    response, recorder, _ = await posted(say("x"), {"messages": [], "input": "x"}, route="/other")
+    assert response.status_code == 200
+    assert recorder.calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        ({"status": "failed", "error": {"message": "out of memory"}}, "out of memory"),
+        ({"status": "cancelled", "error": None}, "the response is cancelled"),
+        ({"status": "completed", "output": []}, "the answer has no choices"),
+    ],
+)
+def test_responses_that_have_failed(body, outcome):
+    answer = read_answer(json.dumps(body).encode(), "responses")
+    assert (answer.error, answer.choices) == (outcome, [])
+
+
+def test_responses_that_are_not_all_there():
+    part = {"type": "output_text", "text": "It is", "logprobs": [{"token": "It", "logprob": -1.0}]}
+    body = {
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "output": [{"type": "message", "role": "assistant", "content": [part]}],
+    }
+    (choice,) = read_answer(json.dumps(body).encode(), "responses").choices
+    assert choice.finish_reason == "max_output_tokens"
+    assert choice.logprobs == {"content": [{"token": "It", "logprob": -1.0}]}
+    assert not read_answer(b'{"status": "queued", "output": [{}]}', "responses").complete
+
+
+def test_a_stream_of_a_response_that_breaks_off_keeps_its_items():
+    streamed = StreamedAnswer("responses")
+    for event in (
+        {"type": "response.created", "response": {"id": "r1", "model": "m", "output": []}},
+        {
+            "type": "response.output_item.done",
+            "item": {"type": "message", "role": "assistant", "content": "13"},
+        },
+    ):
+        streamed.add(f"data: {json.dumps(event)}\n\n".encode())
+    answer = streamed.answer()
+    assert (answer.complete, answer.error, answer.response_id) == (False, None, "r1")
+    assert answer.choices[0].messages == [{"role": "assistant", "content": "13"}]
+    streamed.add(b'data: {"type": "error", "message": "overloaded"}\n\n')
+    assert streamed.answer().error == "overloaded"
+
+
+def test_items_of_all_kinds():
+    image = "https://host.invalid/a.png"
+    items = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "What is it?"},
+                {"type": "input_image", "image_url": image},
+                {"type": "input_file", "file_id": "f1"},
+            ],
+        },
+        {"type": "reasoning", "summary": [{"text": "Hm."}], "content": [{"text": "A cat?"}]},
+        {"type": "reasoning", "summary": [{"text": "A dog."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "dog"}],
+        },
+        {"type": "custom_tool_call", "call_id": "c1", "name": "look", "input": {"at": "it"}},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": [
+            {"type": "input_text", "text": "brown"}]},
+        {"type": "web_search_call", "id": "w1", "status": "completed"},
+    ]  # fmt: skip
+    assert items_as_messages(items) == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "What is it?"},
+                {"type": "image_url", "image_url": {"url": image}},
+                {"type": "input_file", "file_id": "f1"},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "A"},
+                {"type": "refusal", "refusal": "No."},
+                {"type": "text", "text": "dog"},
+            ],
+            "reasoning_content": "Hm.\n\nA cat?\n\nA dog.",
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": '{"at": "it"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "brown"},
+        items[-1],
+    ]
+    assert input_as_messages({"input": 3}) == []
