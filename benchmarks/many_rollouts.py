@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -125,7 +127,15 @@ def main() -> int:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     command = [sys.executable, str(Path(__file__)), SERVE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="rollout-bench-") as kept,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"ROLLOUT_ARTIFACT_ROOT": kept},
+        ) as server,
+    ):
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         report = trio.run(run_client, url, options)

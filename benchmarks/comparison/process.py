@@ -118,13 +118,18 @@ async def started(
     Raises:
         ChildError: It did not get ready.
     """
-    with tempfile.TemporaryFile() as log:
+    with (
+        tempfile.TemporaryFile() as log,
+        tempfile.TemporaryDirectory(prefix="rollout-bench-") as kept,
+    ):
         process = await trio.lowlevel.open_process(
             list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=environment(),
+            # Both systems keep a folder for each rollout; neither does it in the user's own.
+            env=environment()
+            | {"ROLLOUT_ARTIFACT_ROOT": kept, "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": kept},
             # An interrupt from the keyboard is for the parent, which ends its children.
             start_new_session=True,
         )
