@@ -13,6 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ __all__ = ["AsyncioTransport"]
 
 _CHAT = "/chat/completions"
 _OK = range(200, 300)
+_DRAIN_SEC = 0.1
 
 
 @define(eq=False)
@@ -190,6 +192,11 @@ class _Reading:
         if self._status in _OK and kind == "text/event-stream":
             self._events = Events()
 
+    @property
+    def said_all(self) -> bool:
+        """Whether a stream has said that it ends here."""
+        return self._streamed.done
+
     def feed(self, chunk: bytes) -> None:
         """Take a chunk."""
         try:
@@ -274,11 +281,23 @@ class _ReadAlong(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         """Give the connection back, or close it if the answer is not over."""
-        self._ended = True
+        over, self._ended = self._ended, True
         self._reading.close()
         try:
+            if self._reading.said_all and not over:
+                await self._drain()
             close: Any = getattr(self._source, "aclose", None)
             if close is not None:
                 await close()
         finally:
             await self._stream.aclose()
+
+    async def _drain(self) -> None:
+        """Read what is behind the mark of a stream's end, so that the connection can be kept.
+
+        Some versions of the SDK stop reading at the mark. What comes after it is mostly there.
+        """
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(_DRAIN_SEC):
+                while self._source is not None and await anext(self._source, None) is not None:
+                    pass

@@ -126,7 +126,8 @@ async def run_agent(
         BridgeError: No bridge is open; its message says where to open one.
         IntegrationError: No rollout is running here, or the SDK is missing or of a wrong version.
         SampleSourceError: The rollout has a sample source of another kind.
-        BaseException: What the run raised, intact.
+        BaseException: What the run raised; an error of a tool (with
+            ``failure_error_function=None``) out of the ``UserError`` around it.
     """
     sdk, source = _sdk(), source_of(the_rollout()) if record else None
     run = partial(sdk.Runner.run, agent, as_items(prompt), session=session, **options)
@@ -139,10 +140,22 @@ async def _run(sdk: Any, source: FrameworkSource | None, run: Any, session: Any)
     except sdk.AgentsException as error:
         if source is not None and error.run_data is not None:
             await _take(sdk, source, error.run_data, session)
-        raise
-    if source is not None:
-        await _take(sdk, source, result, session)
-    return result
+        failed = _of_tool(sdk, error)
+        if failed is None:
+            raise
+    else:
+        if source is not None:
+            await _take(sdk, source, result, session)
+        return result
+    # Not inside of the handler: it is the cause of what it would then be the context of.
+    raise failed
+
+
+def _of_tool(sdk: Any, error: BaseException) -> Exception | None:
+    """Return the error of a tool out of what the SDK wraps around it."""
+    cause = error.__cause__
+    wrapped = isinstance(error, sdk.UserError) and str(error).startswith("Error running tool")
+    return cause if wrapped and isinstance(cause, Exception) else None
 
 
 async def _take(sdk: Any, source: FrameworkSource, run: Any, session: Any) -> None:
@@ -211,6 +224,11 @@ async def _events(
         async for event in result.stream_events():
             yield event
         stream.result = result
+        return
+    except sdk.UserError as error:
+        failed = _of_tool(sdk, error)
+        if failed is None:
+            raise
     finally:
         if not result.is_complete:
             result.cancel()
@@ -218,3 +236,4 @@ async def _events(
         await settle(result.run_loop_task)
         if source is not None:
             await _take(sdk, source, result, session)
+    raise failed

@@ -1,0 +1,74 @@
+"""Strands Agents in rollouts."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("strands", reason='needs pip install "trio-rollout[strands]"')
+
+import strands
+from integrations.frameworks import *  # noqa: F403
+from integrations.frameworks import KEY, Kit, run, serving, trajectory
+from integrations.scripted import say, scripted_endpoint
+from strands.agent.conversation_manager import SlidingWindowConversationManager
+
+from rollout import AgentWorkflow, RolloutContext
+from rollout.integrations import strands as adapter
+from rollout.integrations.asyncio_bridge import open_asyncio_bridge
+from rollout.types import RolloutStatus
+
+
+def make_agent(model, tools, **options):
+    tools = [strands.tool(tool) for tool in tools]
+    return strands.Agent(model=model, tools=tools, callback_handler=None, **options)
+
+
+@pytest.fixture
+def kit():
+    return Kit(
+        adapter=adapter,
+        agent=make_agent,
+        output=lambda result: str(result).strip(),
+        text=lambda message: message["content"][0]["text"],
+        piece=lambda event: event.get("data"),
+        tool_errors_end_runs=False,
+    )
+
+
+async def test_an_agent_goes_on_with_its_conversation():
+    class Talk(AgentWorkflow):
+        async def run(self, ctx):
+            agent = make_agent(adapter.rollout_model("policy"), ())
+            await adapter.run_agent(agent, "first?")
+            await adapter.run_agent(agent, "second?")
+
+    async with scripted_endpoint(say("one"), say("two")) as endpoint, serving(Talk) as client:
+        result = await run(client, endpoint)
+    assert result.status is RolloutStatus.SUCCESS, result.err_message
+    assert [each["role"] for each in result.sample.messages] == ["user", "assistant"] * 2
+    assert "other_runs" not in result.sample.extra_fields
+
+
+async def test_what_the_conversation_manager_drops_stays_in_the_sample():
+    async with scripted_endpoint(say("one"), say("two")) as endpoint, open_asyncio_bridge():
+        with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as context:
+            agent = make_agent(
+                adapter.rollout_model("policy"),
+                (),
+                system_prompt="Be brief.",
+                conversation_manager=SlidingWindowConversationManager(window_size=2),
+            )
+            await adapter.run_agent(agent, "first?")
+            await adapter.run_agent(agent, "second?")
+            sample = await context.get_sample()
+    assert len(agent.messages) == 2
+    assert [each["content"][0]["text"] for each in sample.messages] == [
+        "first?",
+        "one",
+        "second?",
+        "two",
+    ]
+    assert [step["source"] for step in trajectory(sample)["steps"]] == [
+        "system",
+        *["user", "agent"] * 2,
+    ]
