@@ -26,7 +26,9 @@ import httpx
 import trio
 from attrs import define, field
 
-__all__ = ["Connections", "current_connections", "share_connections"]
+__all__ = ["Connections", "current_connections", "share_connections", "timeouts"]
+
+_CONNECT_TIMEOUT_SEC = 30.0
 
 _KEPT_CONNECTIONS = 32
 _KEEP_ALIVE_EXPIRY_SEC = 4.0
@@ -170,3 +172,11 @@ async def share_connections(app: object = None) -> AsyncGenerator[None, None]:
 def current_connections() -> Connections:
     """Return what `share_connections` has opened around here, else connections that end soon."""
     return _shared.get() or Connections(kept=False)
+
+
+def timeouts(timeout_sec: float | None) -> httpx.Timeout:
+    """Return how long a call may wait: for each part of its answer, never for the pool."""
+    connect = _CONNECT_TIMEOUT_SEC
+    if timeout_sec is not None:
+        connect = min(timeout_sec, connect)
+    return httpx.Timeout(timeout_sec, connect=connect, pool=None)

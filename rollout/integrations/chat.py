@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from rollout._redaction import redact
 from rollout.errors import IntegrationError, InvalidFieldError
-from rollout.integrations._connections import share_connections
+from rollout.integrations._connections import share_connections, timeouts
 from rollout.integrations._model_answers import error_message, parse, read_answer
 from rollout.integrations._recorder import (
     MAIN,
@@ -28,7 +28,6 @@ from rollout.integrations._recording_transport import Endpoint, RecordingTranspo
 __all__ = ["ChatReply", "ConversationRecorder", "chat", "get_recorder", "share_connections"]
 
 _OK = range(200, 300)
-_CONNECT_TIMEOUT_SEC = 30.0
 
 
 @frozen(kw_only=True)
@@ -82,12 +81,13 @@ async def chat(
         record: Whether to record the call.
         timeout_sec: How long to wait for each part of the answer, in seconds; ``None`` for as
             long as it takes.
-        options: Further fields of the request, such as ``temperature``.
+        options: Further fields of the request, such as ``temperature``. Of several choices
+            (``n``) the first is returned.
 
     Raises:
         IntegrationError: No rollout is running here, or the endpoint answered with an error
             (its status is the error's ``status_code``) or with something else than a reply.
-        InvalidFieldError: A stream was asked for, or several choices.
+        InvalidFieldError: A stream was asked for.
         SampleSourceError: The rollout has a sample source of another kind.
         httpx.TransportError: The endpoint cannot be reached, or did not answer in time.
     """
@@ -102,12 +102,9 @@ async def chat(
     if tools is not None:
         body["tools"] = list(tools)
     headers = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
-    timeout = httpx.Timeout(
-        timeout_sec,
-        connect=_CONNECT_TIMEOUT_SEC if timeout_sec is None else min(timeout_sec, 30.0),
-        pool=None,
-    )
-    async with httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as http:
+    async with httpx.AsyncClient(
+        transport=transport, timeout=timeouts(timeout_sec), trust_env=False
+    ) as http:
         response = await http.post(
             f"{endpoint.base_url}/chat/completions",
             params=endpoint.query or None,

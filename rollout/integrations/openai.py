@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from rollout.errors import IntegrationError
-from rollout.integrations._connections import share_connections
+from rollout.integrations._connections import share_connections, timeouts
 from rollout.integrations._recorder import (
     MAIN,
     ConversationRecorder,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 __all__ = ["ConversationRecorder", "get_recorder", "rollout_client", "share_connections"]
-
-_CONNECT_TIMEOUT_SEC = 30.0
 
 
 def rollout_client(
@@ -83,7 +81,7 @@ def rollout_client(
         conversation=conversation,
         stream_usage=stream_usage,
     )
-    timeout = httpx.Timeout(timeout_sec, connect=_connect_timeout(timeout_sec), pool=None)
+    timeout = timeouts(timeout_sec)
     client: AsyncOpenAI = openai.AsyncOpenAI(
         api_key=endpoint.api_key or NO_KEY,
         base_url=endpoint.base_url,
@@ -99,10 +97,6 @@ def rollout_client(
     if "project" not in options:
         client.project = None
     return client
-
-
-def _connect_timeout(timeout_sec: float | None) -> float:
-    return _CONNECT_TIMEOUT_SEC if timeout_sec is None else min(timeout_sec, _CONNECT_TIMEOUT_SEC)
 
 
 def _sdk() -> Any:
