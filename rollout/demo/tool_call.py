@@ -25,8 +25,8 @@ PREAMBLE: tuple[Mapping[str, Any], ...] = (
             '{"tool": "answer", "number": 12}'
         ),
     },
-    {"role": "user", "content": "What is 10 + 2?"},
-    {"role": "assistant", "content": '{"tool": "answer", "number": 12}'},
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": '{"tool": "answer", "number": 4}'},
 )
 """The messages that go before the prompt."""
 
