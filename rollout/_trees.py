@@ -178,7 +178,9 @@ def _tame_one(
         if depth == DEEPEST:
             return "it is nested too deeply"
         with _entered(folder, name, found) as inner:
-            os.fchmod(inner, stat.S_IMODE(found.st_mode) & 0o777 | _OWNER_FOLDER)
+            mode = stat.S_IMODE(found.st_mode)
+            if mode & 0o777 | _OWNER_FOLDER != mode:
+                os.fchmod(inner, mode & 0o777 | _OWNER_FOLDER)
             _tame(inner, here, depth + 1, tell, outcome)
         return None
     if stat.S_ISREG(found.st_mode):
@@ -263,12 +265,12 @@ def put_tree(
 
 
 def _moved(source: Path, target: int, name: str) -> bool:
-    """Move a folder, if it is on the same file system."""
+    """Move a folder, if it is on the same file system and its owner allows it."""
     parent = os.open(source.parent, _READ)
     try:
         os.rename(source.name, name, src_dir_fd=parent, dst_dir_fd=target)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in {errno.EXDEV, errno.EACCES, errno.EPERM}:
             raise
         return False
     finally:

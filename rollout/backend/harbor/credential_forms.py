@@ -35,7 +35,8 @@ _LONGEST_CHARACTER = 160
 
 _BETWEEN = b" :,-\r\n\t"
 _ESCAPE = re.compile(rb"\\[uUx]")
-_ESCAPED_BREAK = re.compile(rb"\\+[nrt]")
+_ESCAPED_BREAK = re.compile(rb"(?<!\\)\\++[nrt]")
+"""Looked for once in each run of backslashes: from every one of them takes for ever."""
 _NARROW = ("utf-8", "latin-1", "cp1252")
 _SHORT_ESCAPES = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
@@ -226,10 +227,15 @@ def _merged(even: list[Span], odd: list[Span]) -> list[Span]:
             merged.append(Span(last.start, max(last.end, span.end), last.encoding))
         else:
             merged.append(span)
+    alone: list[Span] = []
+    place = 0
     for span in odd:
-        if not any(span.start < other.end and other.start < span.end for other in merged):
-            merged.append(span)
-    return sorted(merged, key=lambda span: span.start)
+        while place < len(merged) and merged[place].end <= span.start:
+            place += 1
+        taken = place < len(merged) and merged[place].start < span.end
+        if not taken and not (alone and span.start < alone[-1].end):
+            alone.append(span)
+    return sorted((*merged, *alone), key=lambda span: span.start)
 
 
 # --- patterns ---------------------------------------------------------------------------------

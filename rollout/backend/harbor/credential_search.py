@@ -45,6 +45,9 @@ _ZLIB_HEADERS = b"|".join(
     for method in range(0x08, 0x79, 0x10)
 )
 _STREAM = re.compile(rb"(?:\x1f\x8b\x08|" + _ZLIB_HEADERS + rb")", re.DOTALL)
+_TRY = 512
+"""What a look at a possible stream counts for, so that there is an end to looking."""
+
 _AUTOMATIC = 47
 """zlib or gzip, whichever it is."""
 
@@ -136,25 +139,24 @@ class Search:
 
     def _look(self, file: IO[bytes], depth: int) -> Seen:
         seen = Seen()
-        streams: list[int] = []
         for start, data, fresh in _windows(file, self.forms.longest):
             for span in self.forms.spans(data, start):
                 seen.encodings.add(span.encoding)
             seen.zeros = seen.zeros or b"\0" in data
             if _CONTROL.search(data):
-                streams += [start + match.start() for match in _STREAM.finditer(data, fresh)]
-        for position in streams:
-            self._look_stream(file, position)
+                for match in _STREAM.finditer(data, fresh):
+                    self._look_stream(file, start + match.start())
         self._look_inside(file, depth)
         return seen
 
-    def _inside(self, data: bytes) -> None:
-        self.left -= len(data)
+    def _spend(self, amount: int) -> None:
+        self.left -= amount
         if self.left < 0:
             raise UnverifiableError("too much is packed into it")
 
     def _look_stream(self, file: IO[bytes], position: int) -> None:
         """Look into a compressed stream that may begin at a place in a file."""
+        self._spend(_TRY)
         file.seek(position)
         engine = zlib.decompressobj(_AUTOMATIC)
         tail = b""
@@ -167,7 +169,7 @@ class Search:
                 data = engine.decompress(fed, _PIECE)
             except zlib.error:
                 return
-            self._inside(data)
+            self._spend(len(data))
             data = tail + data
             if self.forms.holds(data):
                 raise UnverifiableError("the key is packed into it")
@@ -201,7 +203,7 @@ class Search:
         for member in members:
             with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as copy:
                 while data := member.read(_PIECE):
-                    self._inside(data)
+                    self._spend(len(data))
                     copy.write(data)
                 if self._look(copy, depth - 1).encodings:
                     raise UnverifiableError("the key is packed into it")
@@ -252,10 +254,13 @@ def rewrite(file: IO[bytes], target: IO[bytes], forms: Forms) -> None:
 
 def _windows(file: IO[bytes], overlap: int) -> Iterator[tuple[int, bytes, int]]:
     """Read a file in pieces that overlap: where each begins, and where it has something new."""
-    file.seek(0)
     position = 0
     tail = b""
-    while piece := file.read(max(_PIECE, 2 * overlap)):
+    while True:
+        file.seek(position + len(tail))  # others may have read in between
+        piece = file.read(max(_PIECE, 2 * overlap))
+        if not piece:
+            return
         data = tail + piece
         yield position, data, max(len(tail) - 2, 0)
         tail = data[max(len(data) - overlap, 0) :]
