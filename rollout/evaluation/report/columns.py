@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import math
+import sys
+from array import array
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import IO, Any, Self
 
-from attrs import asdict, define, field
-
-from rollout.evaluation.report.gather import STATES, Attempt, state_of
+from rollout.evaluation.report.attempts import STATES, Attempt, state_of
+from rollout.evaluation.report.packing import Stream
 from rollout.evaluation.report.text import line, number
 
 __all__ = ["Columns"]
@@ -15,64 +22,159 @@ _MESSAGE = 240
 _MANY = 200
 """Categories that are told apart; a hostile server could invent one for each attempt."""
 
+_BUFFERED = 4096
 
-@define
+# The page has arrays of the same kinds. A figure that is missing is NaN.
+_KINDS = {
+    "row": "d",
+    "attempt": "d",
+    "state": "B",
+    "reward": "d",
+    "category": "h",
+    "duration": "d",
+    "tokens_in": "d",
+    "tokens_out": "d",
+    "submitted": "d",
+    "tries": "I",
+    "block": "I",
+    "slot": "H",
+}
+
+
+class _Numbers:
+    """A column of numbers of a fixed size, the least byte first."""
+
+    def __init__(self, stream: Stream, kind: str) -> None:
+        self._stream = stream
+        self._values: array[Any] = array(kind)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        if len(self._values) >= _BUFFERED:
+            self._flush()
+
+    def copy_to(self, target: IO[bytes]) -> None:
+        self._flush()
+        self._stream.copy_to(target)
+
+    def _flush(self) -> None:
+        if sys.byteorder == "big":
+            self._values.byteswap()
+        self._stream.write(self._values.tobytes())
+        del self._values[:]
+
+
+class _Texts:
+    """A column of texts: a JSON array."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._before = b"["
+
+    def add(self, text: str) -> None:
+        # ASCII alone, so that lone surrogates survive.
+        self._stream.write(self._before + json.dumps(text).encode("ascii"))
+        self._before = b","
+
+    def copy_to(self, target: IO[bytes]) -> None:
+        self._stream.write(b"[]" if self._before == b"[" else b"]")
+        self._stream.copy_to(target)
+
+
 class Columns:
-    """Collects the attempts; names that repeat are kept once, and referred to by number."""
+    """Collects the attempts, which come by row.
 
-    row: list[int] = field(factory=list)
-    attempt: list[int] = field(factory=list)
-    state: list[int] = field(factory=list)
-    reward: list[float | None] = field(factory=list)
-    category: list[int] = field(factory=list)
-    categories: list[str] = field(factory=list)
-    duration: list[float | None] = field(factory=list)
-    tokens_in: list[float | None] = field(factory=list)
-    tokens_out: list[float | None] = field(factory=list)
-    submitted: list[int] = field(factory=list)
-    tries: list[int] = field(factory=list)
-    message: list[str] = field(factory=list)
-    prompts: dict[int, str] = field(factory=dict)
-    block: list[int] = field(factory=list)
-    slot: list[int] = field(factory=list)
-    _category_numbers: dict[str, int] = field(factory=dict)
+    Names that repeat are kept once and referred to by number; a prompt is kept once for the
+    row. It is a context manager, and lasts for the length of the block.
+
+    Args:
+        folder: Where its temporary files lie, which have no names there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._size = 0
+        self._row = -1
+        self._prompt = ""
+        self._categories: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+
+            def stream() -> Stream:
+                return Stream(stack.enter_context(TemporaryFile(dir=self._folder)))
+
+            self._numbers = {name: _Numbers(stream(), kind) for name, kind in _KINDS.items()}
+            self._texts = {name: _Texts(stream()) for name in ("message", "prompt")}
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
 
     def add(self, attempt: Attempt, prompt: str, place: tuple[int, int]) -> None:
         """Add an attempt whose conversation lies at *place*."""
         record = attempt.record
-        self.row.append(record.row)
-        self.attempt.append(record.attempt)
-        self.state.append(STATES.index(state_of(record)))
-        self.reward.append(number(record.reward))
-        self.category.append(self._category(record.err_category))
-        self.duration.append(_short(record.duration_sec))
-        self.tokens_in.append(number(record.prompt_tokens))
-        self.tokens_out.append(number(record.completion_tokens))
-        self.submitted.append(round(record.submitted_at.timestamp() * 1000))
-        self.tries.append(len(attempt.others) + 1)
-        self.message.append(line(record.err_message or "", _MESSAGE))
-        if prompt and record.row not in self.prompts:
-            self.prompts[record.row] = prompt
-        self.block.append(place[0])
-        self.slot.append(place[1])
+        found: dict[str, float | None] = {
+            "row": record.row,
+            "attempt": record.attempt,
+            "state": STATES.index(state_of(record)),
+            "reward": number(record.reward),
+            "category": self._category(record.err_category),
+            "duration": _short(record.duration_sec),
+            "tokens_in": number(record.prompt_tokens),
+            "tokens_out": number(record.completion_tokens),
+            "submitted": round(record.submitted_at.timestamp() * 1000),
+            "tries": len(attempt.others) + 1,
+            "block": place[0],
+            "slot": place[1],
+        }
+        for name, column in self._numbers.items():
+            value = found[name]
+            column.add(math.nan if value is None else value)
+        self._texts["message"].add(line(record.err_message or "", _MESSAGE))
+        if record.row != self._row:
+            self._end_row()
+            self._row, self._prompt = record.row, prompt
+        self._prompt = self._prompt or prompt
+        self._size += 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of it in plain JSON types."""
-        columns = asdict(self, recurse=False, filter=lambda field_, _: field_.name[0] != "_")
-        return {**columns, "states": list(STATES)}
+    def head(self) -> dict[str, Any]:
+        """Return what the page has to know beside the columns, in plain JSON types."""
+        return {
+            "size": self._size,
+            "states": list(STATES),
+            "categories": list(self._categories),
+            "kinds": _KINDS,
+        }
+
+    def copy_to(self, target: IO[bytes]) -> None:
+        """Write the columns as elements of the page, and be done."""
+        self._end_row()
+        columns: dict[str, _Numbers | _Texts] = {**self._numbers, **self._texts}
+        for name, column in columns.items():
+            target.write(b'<script type="text/plain" id="column-%s">' % name.encode("ascii"))
+            column.copy_to(target)
+            target.write(b"</script>\n")
+
+    def _end_row(self) -> None:
+        if self._row >= 0:
+            self._texts["prompt"].add(self._prompt)
 
     def _category(self, name: str | None) -> int:
         """Return the number of a category, -1 for none."""
         if name is None:
             return -1
         name = line(name, 80)
-        if name not in self._category_numbers:
-            if len(self.categories) >= _MANY:
-                name = "other"
-            if name not in self._category_numbers:
-                self._category_numbers[name] = len(self.categories)
-                self.categories.append(name)
-        return self._category_numbers[name]
+        if name not in self._categories and len(self._categories) >= _MANY:
+            name = "other"
+        return self._categories.setdefault(name, len(self._categories))
 
 
 def _short(seconds: float) -> float | None:

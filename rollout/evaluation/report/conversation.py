@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _KNOWN = ("reward", "row", "attempt", "retry")
 """What the record says as well."""
 
-_SOURCES = {"system", "user", "agent"}
+_SOURCES = ("system", "user", "agent")
 
 
 def read_document(folder: Path, name: str) -> dict[str, Any]:

@@ -6,53 +6,26 @@ is refused. Everything else that is missing or damaged is said in a notice on th
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from attrs import define, field
+from attrs import define
 
 from rollout.errors import EvaluationDamagedError, EvaluationError
 from rollout.evaluation.folder import METRICS
-from rollout.evaluation.journal import read_records
+from rollout.evaluation.journal import EVENTS
 from rollout.evaluation.manifest import MANIFEST, read_manifest
 from rollout.evaluation.metrics import compute_metrics
-from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.evaluation.report.attempts import Attempts, Overview
 from rollout.evaluation.report.text import parse
 
-__all__ = ["Attempt", "Run", "gather", "state_of"]
-
-STATES = ("passed", "below", "ungraded", "removed", "failure", "error", "cancelled")
-"""How an attempt is shown: a success by whether it passed, everything else by its outcome."""
-
+__all__ = ["Run", "gather"]
 
 _MOST_ROWS = 10**12
 _MOST_N = 10_000
 """Curves have a point for each k up to n, so a damaged n must not make millions of them."""
-
-
-def state_of(record: AttemptRecord) -> str:
-    """Return the one of `STATES` that a record is in."""
-    if record.outcome is not AttemptOutcome.SUCCESS:
-        return record.outcome.value
-    if record.removed:
-        return "removed"
-    if record.passed:
-        return "passed"
-    return "ungraded" if record.reward is None else "below"
-
-
-@define
-class Attempt:
-    """An attempt: the record that counts, and the others of it in order."""
-
-    record: AttemptRecord
-    others: list[AttemptRecord] = field(factory=list)
-
-    def add(self, record: AttemptRecord) -> None:
-        """Take a later record: it counts if it settles the attempt, or nothing did so far."""
-        if record.counts or not self.record.counts:
-            record, self.record = self.record, record
-        self.others.append(record)
 
 
 @define(kw_only=True)
@@ -62,13 +35,15 @@ class Run:
     Attributes:
         manifest: Its manifest, empty if that cannot be read.
         metrics: The figures: ``results`` and ``timing``, empty if there are none.
-        attempts: By row and attempt.
+        attempts: By row and attempt; they are read anew whenever they are iterated.
+        overview: What can be said of all of them together.
         notices: What is missing or damaged, for people.
     """
 
     manifest: dict[str, Any]
     metrics: dict[str, Any]
-    attempts: list[Attempt]
+    attempts: Attempts
+    overview: Overview
     notices: list[str]
 
     def part(self, *way: str) -> Any:
@@ -82,7 +57,7 @@ class Run:
     @property
     def expected(self) -> int:
         """How many attempts the run has once it is complete; never less than it has now."""
-        return max((self.rows or 0) * (self.n or 0), len(self.attempts))
+        return max((self.rows or 0) * (self.n or 0), self.overview.attempts)
 
     @property
     def rows(self) -> int | None:
@@ -95,25 +70,35 @@ class Run:
         return _believable(self.part("run", "n"), 1, _MOST_N)
 
 
-def gather(folder: Path) -> Run:
-    """Read a run. Blocking.
+@contextmanager
+def gather(folder: Path) -> Generator[Run, None, None]:
+    """Read a run, whose attempts can be read within the block. Blocking.
 
     Raises:
         EvaluationError: The folder holds no run.
     """
     notices: list[str] = []
     manifest = _manifest(folder, notices)
-    attempts = _attempts(folder, notices)
-    run = Run(manifest=manifest, metrics={}, attempts=attempts, notices=notices)
-    missing = run.expected - len(attempts)
-    unsettled = sum(not attempt.record.counts for attempt in attempts)
-    if missing + unsettled:
-        notices.append(
-            f"This run is not complete: {missing + unsettled:,} of {run.expected:,} attempts "
-            "have no result yet."
+    file = _journal(folder, notices)
+    try:
+        attempts = Attempts.read(folder, file)
+        if attempts.problem is not None:
+            notices.append(_unread(attempts.problem))
+        overview = attempts.overview()
+        run = Run(
+            manifest=manifest, metrics={}, attempts=attempts, overview=overview, notices=notices
         )
-    run.metrics = _metrics(folder, run)
-    return run
+        missing = run.expected - overview.settled
+        if missing:
+            notices.append(
+                f"This run is not complete: {missing:,} of {run.expected:,} attempts have no "
+                "result yet."
+            )
+        run.metrics = _metrics(folder, run)
+        yield run
+    finally:
+        if file is not None:
+            file.close()
 
 
 def _manifest(folder: Path, notices: list[str]) -> dict[str, Any]:
@@ -128,21 +113,18 @@ def _manifest(folder: Path, notices: list[str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _attempts(folder: Path, notices: list[str]) -> list[Attempt]:
-    attempts: dict[tuple[int, int], Attempt] = {}
+def _journal(folder: Path, notices: list[str]) -> IO[bytes] | None:
     try:
-        for record in read_records(folder):
-            attempt = attempts.get(record.key)
-            if attempt is None:
-                attempts[record.key] = Attempt(record)
-            else:
-                attempt.add(record)
-    except (EvaluationError, OSError, ValueError, RecursionError) as error:
-        notices.append(
-            "The journal cannot be read to its end, so attempts are missing here: "
-            f"{getattr(error, 'strerror', None) or error}"
-        )
-    return [attempts[key] for key in sorted(attempts)]
+        return (folder / EVENTS).open("rb")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        notices.append(_unread(error.strerror or type(error).__name__))
+        return None
+
+
+def _unread(problem: str) -> str:
+    return f"The journal cannot be read to its end, so attempts are missing here: {problem}"
 
 
 def _metrics(folder: Path, run: Run) -> dict[str, Any]:
@@ -151,16 +133,16 @@ def _metrics(folder: Path, run: Run) -> dict[str, Any]:
         found = parse((folder / METRICS).read_bytes())
     except (OSError, ValueError):
         found = None
-    settled = sum(attempt.record.counts for attempt in run.attempts)
+    settled = run.overview.settled
     if isinstance(found, dict) and _entry(found, "results", "attempts", "settled") == settled:
         return found
     # They are missing, damaged, or older than the journal.
-    records = [attempt.record for attempt in run.attempts]
-    n = max([run.n or 1, *(record.attempt + 1 for record in records)])
+    n = max(run.n or 1, run.overview.most)
     if n > _MOST_N:
         run.notices.append(f"There are no figures of this run: no run has {n:,} attempts of a row")
         return {}
-    rows = max(run.expected // n, len({record.row for record in records}))
+    rows = max(run.expected // n, run.overview.rows)
+    records = (attempt.record for attempt in run.attempts)
     try:
         return compute_metrics(records, rows=rows, n=n).to_dict()
     except (EvaluationError, ArithmeticError, ValueError) as error:

@@ -1,9 +1,12 @@
 """Write the report: one HTML file that holds all that it shows.
 
 Theory of operation: the page is markup around three kinds of data. The headline stands in the
-markup itself, so that it is there without scripts. The table of attempts is one block of JSON,
-column by column, which the page reads when it opens. The conversations are blocks of
-compressed JSON that are inflated when one is opened.
+markup itself, so that it is there without scripts. The table of attempts is a block of
+compressed numbers for each column, which the page reads when it opens. The conversations are
+blocks of compressed JSON that are inflated when one is opened.
+
+Attempts are read one at a time, and what is made of them waits in temporary files until it has
+its place in the page, so that a run of any length takes little memory.
 
 What a run left behind can hold anything, so nothing of it is ever parsed as markup: Jinja
 escapes what stands in the markup, the blocks contain no ``<``, and the script writes text
@@ -17,22 +20,23 @@ import base64
 import hashlib
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from rollout._files import write_atomic
+from rollout._files import writing_atomic
 from rollout.errors import TrajectoryError
 from rollout.evaluation.folder import REPORT, TRAJECTORIES
 from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.report.attempts import Attempt, state_of
 from rollout.evaluation.report.columns import Columns
 from rollout.evaluation.report.conversation import (
     first_prompt,
     read_document,
     view,
 )
-from rollout.evaluation.report.gather import Attempt, Run, gather, state_of
+from rollout.evaluation.report.gather import Run, gather
 from rollout.evaluation.report.packing import Packer
 from rollout.evaluation.report.summary import summarize
 from rollout.evaluation.report.text import clip, embed, number, pretty
@@ -63,14 +67,17 @@ def write_report(folder: Path) -> Path:
         EvaluationError: The folder holds no run.
         OSError: The file cannot be written.
     """
-    run = gather(folder)
-    columns, packer = Columns(), Packer(MAX_PACKED)
-    for attempt in run.attempts:
-        entry, prompt = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
-        columns.add(attempt, prompt, packer.add(entry))
-    packer.close()
     path = folder / REPORT
-    write_atomic(path, b"".join(_page(run, columns, packer)))
+    with (
+        gather(folder) as run,
+        Columns(folder) as columns,
+        Packer(folder, MAX_PACKED) as packer,
+    ):
+        for attempt in run.attempts:
+            entry, prompt = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
+            columns.add(attempt, prompt, packer.add(entry))
+        with writing_atomic(path) as file:
+            _write_page(file, run, columns, packer)
     return path
 
 
@@ -131,7 +138,7 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _page(run: Run, columns: Columns, packer: Packer) -> list[bytes]:
+def _write_page(file: IO[bytes], run: Run, columns: Columns, packer: Packer) -> None:
     style = _asset("static", "report.css")
     script = "".join(_asset("static", name) for name in _SCRIPTS)
     environment = Environment(
@@ -147,23 +154,17 @@ def _page(run: Run, columns: Columns, packer: Packer) -> list[bytes]:
         f"style-src 'sha256-{_hash(style)}'; base-uri 'none'; form-action 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    data = {
-        "charts": summary.charts,
-        "attempts": columns.to_dict(),
-    }
     head = environment.get_template("report.html").render(
         summary=summary,
         policy=policy,
         style=Markup(style),  # noqa: S704 - ours, and the policy knows its hash
-        script=Markup(script),  # noqa: S704 - likewise
-        data=Markup(embed(data)),  # noqa: S704 - holds no markup
+        data=Markup(  # noqa: S704 - holds no markup
+            embed({"charts": summary.charts, "attempts": columns.head()})
+        ),
     )
-    pieces = [head.encode("utf-8", errors="replace")]
-    for index, block in enumerate(packer.blocks):
-        pieces += [
-            b'<script type="application/json" id="block-%d">' % index,
-            block,
-            b"</script>\n",
-        ]
-    pieces.append(b"</body>\n</html>\n")
-    return pieces
+    file.write(head.encode("utf-8", errors="replace"))
+    columns.copy_to(file)
+    # Before the conversations, so that the page is there while they are still being read.
+    file.write(f"<script>{script}</script>\n".encode())
+    packer.copy_to(file)
+    file.write(b"</body>\n</html>\n")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from attrs import frozen
 
-from rollout.evaluation.report.gather import STATES, Run, state_of
+from rollout.evaluation.report.attempts import STATES
+from rollout.evaluation.report.gather import Run
 from rollout.evaluation.report.text import number, shown
 
 __all__ = ["Card", "Entry", "Outcome", "Span", "Summary", "summarize"]
@@ -149,9 +149,7 @@ def _day(value: Any) -> str | None:
 
 
 def _cards(run: Run) -> list[Card]:
-    rewards = [number(attempt.record.reward) for attempt in run.attempts]
-    present = [reward for reward in rewards if reward is not None]
-    spread = (min(present), max(present)) if present else (0.0, 1.0)
+    spread = run.overview.rewards or (0.0, 1.0)
     return [
         _estimate("Pass rate", run.figure("results", "pass_rate"), share=True, spread=(0.0, 1.0)),
         _estimate("Mean reward", run.figure("results", "mean_reward"), share=False, spread=spread),
@@ -217,8 +215,8 @@ def _curve(points: Any) -> list[list[Any]]:
 
 
 def _outcomes(run: Run) -> list[Outcome]:
-    counts = Counter(state_of(attempt.record) for attempt in run.attempts)
-    total = max(len(run.attempts), 1)
+    counts = run.overview.states
+    total = max(run.overview.attempts, 1)
     return [
         Outcome(
             state,
@@ -235,29 +233,16 @@ def _outcomes(run: Run) -> list[Outcome]:
 def _figures(run: Run) -> list[Entry]:
     settled = run.figure("timing", "settled")
     settled = settled if isinstance(settled, dict) else {}
-    tries = sum(len(attempt.others) for attempt in run.attempts)
+    overview = run.overview
     return [
-        Entry("Attempts", f"{_count(len(run.attempts))} of {_count(run.expected)}"),
-        Entry("From first to last", _elapsed(run)),
+        Entry("Attempts", f"{_count(overview.attempts)} of {_count(run.expected)}"),
+        Entry("From first to last", _seconds(overview.elapsed_sec)),
         Entry("Median duration", _seconds(settled.get("median"))),
         Entry("95% end within", _seconds(settled.get("p95"))),
         Entry("Prompt tokens", _tokens(run, "prompt_tokens")),
         Entry("Completion tokens", _tokens(run, "completion_tokens")),
-        Entry("Tried again", _count(tries)),
+        Entry("Tried again", _count(overview.tries)),
     ]
-
-
-def _elapsed(run: Run) -> str:
-    """Time from the first request to the last end of any record, pauses included."""
-    records = [record for attempt in run.attempts for record in (attempt.record, *attempt.others)]
-    if not records:
-        return _NONE
-    start = min(record.submitted_at for record in records)
-    last = max(
-        (record.submitted_at - start) / timedelta(seconds=1) + (number(record.duration_sec) or 0)
-        for record in records
-    )
-    return _seconds(last)
 
 
 def _tokens(run: Run, key: str) -> str:

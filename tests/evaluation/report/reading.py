@@ -6,8 +6,11 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import shutil
+from array import array
 from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +75,35 @@ class Page(HTMLParser):
 
     @property
     def attempts(self) -> dict[str, Any]:
-        return dict(self.data["attempts"])
+        """The columns of the table; prompts by row, and ``None`` for a figure that is missing."""
+        head = self.data["attempts"]
+        found = {name: head[name] for name in ("states", "categories")}
+        for name, kind in head["kinds"].items():
+            values = array(kind, self._unpacked(f"column-{name}"))
+            assert len(values) == head["size"]
+            found[name] = [None if math.isnan(value) else value for value in values]
+        found["message"] = json.loads(self._unpacked("column-message"))
+        assert len(found["message"]) == head["size"]
+        rows = [f"{row:.0f}" for row, _ in groupby(found["row"])]
+        prompts = json.loads(self._unpacked("column-prompt"))
+        found["prompts"] = {
+            row: prompt for row, prompt in zip(rows, prompts, strict=True) if prompt
+        }
+        return found
+
+    def _unpacked(self, name: str) -> bytes:
+        (text,) = [text for attributes, text in self.scripts if attributes.get("id") == name]
+        return gzip.decompress(base64.b64decode(text, validate=True))
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """What each attempt opens, by its name."""
+        ids = [str(attributes.get("id")) for attributes, _ in self.scripts]
         blocks = {
-            str(attributes["id"]): json.loads(gzip.decompress(base64.b64decode(text)))
-            for attributes, text in self.scripts
-            if str(attributes.get("id")).startswith("block-")
+            name: json.loads(self._unpacked(name)) for name in ids if name.startswith("block-")
         }
         columns = self.attempts
         return {
-            f"{row}-{attempt}": blocks[f"block-{block}"][slot]
+            f"{row:.0f}-{attempt:.0f}": blocks[f"block-{block}"][slot]
             for row, attempt, block, slot in zip(
                 columns["row"], columns["attempt"], columns["block"], columns["slot"], strict=True
             )

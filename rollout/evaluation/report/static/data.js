@@ -4,15 +4,53 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   R.charts = data.charts;
   R.all = data.attempts;
-  R.size = R.all.row.length;
+  R.size = R.all.size;
   R.name = (index) => R.all.row[index] + "-" + R.all.attempt[index];
   R.state = (index) => R.all.states[R.all.state[index]];
   R.categoryOf = (index) => (R.all.category[index] < 0 ? "" : R.all.categories[R.all.category[index]]);
-  R.prompt = (index) => R.all.prompts[R.all.row[index]] || "";
+  R.prompt = (index) => R.all.prompt[group[index]];
+  // A figure that is missing is NaN in its column.
+  R.told = (value) => !Number.isNaN(value);
+  R.value = (column, index) => (R.told(column[index]) ? column[index] : null);
 
-  const places = new Map();
-  for (let index = 0; index < R.size; index++) places.set(R.name(index), index);
-  R.find = (name) => (places.has(name) ? places.get(name) : -1);
+  const KINDS = { d: Float64Array, B: Uint8Array, h: Int16Array, I: Uint32Array, H: Uint16Array };
+  let group;
+
+  async function inflate(id) {
+    if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to inflate it.");
+    const node = document.getElementById(id);
+    if (!node) throw new Error("the page is not whole.");
+    const raw = atob(node.textContent);
+    const packed = new Uint8Array(raw.length);
+    for (let at = 0; at < raw.length; at++) packed[at] = raw.charCodeAt(at);
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")));
+  }
+
+  // The columns stand before this script, so they are all there; once read, their text can go.
+  R.load = async () => {
+    for (const [name, kind] of Object.entries(R.all.kinds)) {
+      R.all[name] = new KINDS[kind](await (await inflate("column-" + name)).arrayBuffer());
+    }
+    for (const name of ["message", "prompt"]) R.all[name] = await (await inflate("column-" + name)).json();
+    for (const node of document.querySelectorAll("script[id^=column-]")) node.remove();
+    // Attempts of a row stand together, and share its prompt.
+    group = new Uint32Array(R.size);
+    for (let index = 1; index < R.size; index++) {
+      group[index] = group[index - 1] + (R.all.row[index] === R.all.row[index - 1] ? 0 : 1);
+    }
+  };
+
+  // They are in order, so none needs an entry of its own.
+  R.find = (name) => {
+    const [row, attempt] = name.split("-").map(Number);
+    let [low, high] = [0, R.size];
+    while (low < high) {
+      const half = (low + high) >> 1;
+      const before = R.all.row[half] < row || (R.all.row[half] === row && R.all.attempt[half] < attempt);
+      if (before) low = half + 1; else high = half;
+    }
+    return low < R.size && R.name(low) === name ? low : -1;
+  };
 
   // The blocks stand behind this script, so the last of them may not be there yet.
   const loaded = new Promise((resolve) => {
@@ -20,16 +58,9 @@
     else document.addEventListener("DOMContentLoaded", resolve, { once: true });
   });
 
-  async function inflate(number) {
-    if (typeof DecompressionStream === "undefined") {
-      throw new Error("This browser is too old to open conversations.");
-    }
+  async function block(number) {
     await loaded;
-    const node = document.getElementById("block-" + number);
-    if (!node) throw new Error("This page is not whole: the conversation is not in it.");
-    const packed = Uint8Array.from(atob(node.textContent), (c) => c.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return JSON.parse(await new Response(stream).text());
+    return (await inflate("block-" + number)).json();
   }
 
   // A few blocks are kept, so that going from one attempt to the next is instant.
@@ -37,7 +68,7 @@
   R.entry = async (index) => {
     const number = R.all.block[index];
     if (!kept.has(number)) {
-      kept.set(number, inflate(number));
+      kept.set(number, block(number));
       if (kept.size > 4) kept.delete(kept.keys().next().value);
     }
     try {
@@ -63,7 +94,7 @@
     }
     let done = 0;
     for (const [number, indexes] of members) {
-      const entries = await inflate(number);
+      const entries = await block(number);
       for (const index of indexes) if (holds(entries[R.all.slot[index]], query)) found(index);
       done += 1;
       if (!going(done / members.size)) return;

@@ -27,9 +27,6 @@
     part.style.flexGrow = part.dataset.share;
   }
 
-  R.table();
-  R.plots();
-
   // #attempt=12-3 opens that attempt, when the page opens as well as later.
   function follow() {
     const match = /^#attempt=(\d+-\d+)$/.exec(location.hash);
@@ -40,15 +37,26 @@
       if (match) R.say("There is no attempt " + match[1] + " in this run.");
     }
   }
-  window.addEventListener("hashchange", follow);
-  follow();
 
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
     if (document.getElementById("talk").open) return;
     event.preventDefault();
-    document.getElementById("search").focus();
+    const search = document.getElementById("search");
+    if (search) search.focus();
   });
-  root.dataset.ready = "true";
+
+  function start() {
+    R.table();
+    R.plots();
+    window.addEventListener("hashchange", follow);
+    follow();
+  }
+  function failed(error) {
+    const text = "The attempts cannot be shown: " + error.message;
+    for (const id of ["charts", "table"]) document.getElementById(id).replaceChildren(R.el("p", { class: "notices" }, text));
+    R.say(text);
+  }
+  R.load().then(start).catch(failed).finally(() => { root.dataset.ready = "true"; });
 })();

@@ -26,7 +26,7 @@
     [label, ...R.all.states.map((state) => R.count(found.counts[state] || 0)), R.count(found.total)];
   const having = (column) => {
     const found = [];
-    for (let index = 0; index < R.size; index++) if (column[index] !== null) found.push(index);
+    for (let index = 0; index < R.size; index++) if (R.told(column[index])) found.push(index);
     return found;
   };
 

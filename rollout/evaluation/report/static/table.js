@@ -5,29 +5,40 @@
   const all = R.all;
   const low = (text) => text.toLowerCase();
 
-  const told = (column) => column.some((value) => value !== null);
-  // A column that would be empty from top to bottom is left out.
-  const COLUMNS = [
-    { key: "id", name: "Attempt", sort: (i) => all.row[i] * 1e6 + all.attempt[i] },
-    { key: "state", name: "Outcome", sort: (i) => all.state[i] },
-    { key: "reward", name: "Reward", figure: true, sort: (i) => all.reward[i] },
-    all.categories.length > 0 && { key: "category", name: "Category", sort: (i) => R.categoryOf(i) || null },
-    { key: "duration", name: "Duration", figure: true, sort: (i) => all.duration[i] },
-    told(all.tokens_in) && { key: "tokens_in", name: "Tokens in", figure: true, sort: (i) => all.tokens_in[i] },
-    told(all.tokens_out) && { key: "tokens_out", name: "Tokens out", figure: true, sort: (i) => all.tokens_out[i] },
-    all.tries.some((tries) => tries > 1) && { key: "tries", name: "Tries", figure: true, sort: (i) => all.tries[i] },
-    { key: "submitted", name: "Submitted", sort: (i) => all.submitted[i] },
-    { key: "text", name: "Prompt or error", sort: (i) => low(text(i)) || null },
-  ].filter(Boolean);
-  const GROUPED = [
-    { key: "id", name: "Row", sort: (g) => g.row },
-    { key: "dots", name: "Attempts", sort: (g) => g.items.length },
-    { key: "passed", name: "Passed", figure: true, sort: (g) => g.passed / g.items.length },
-    { key: "reward", name: "Mean reward", figure: true, sort: (g) => g.reward },
-    { key: "duration", name: "Mean duration", figure: true, sort: (g) => g.duration },
-    told(all.tokens_out) && { key: "tokens_out", name: "Tokens out", figure: true, sort: (g) => g.tokens },
-    { key: "text", name: "Prompt", sort: (g) => low(R.prompt(g.items[0])) || null },
-  ].filter(Boolean);
+  const value = (name) => (index) => R.value(all[name], index);
+  const figure = (key, name) => ({ key, name, figure: true, sort: value(key) });
+  // What is known once the columns are there; one that would be empty from top to bottom is left out.
+  let COLUMNS;
+  let GROUPED;
+  let spread;
+
+  function settle() {
+    const some = (name) => all[name].some(R.told);
+    COLUMNS = [
+      { key: "id", name: "Attempt", sort: (i) => i },
+      { key: "state", name: "Outcome", sort: (i) => all.state[i] },
+      figure("reward", "Reward"),
+      all.categories.length > 0 && { key: "category", name: "Category", sort: (i) => R.categoryOf(i) || null },
+      figure("duration", "Duration"),
+      some("tokens_in") && figure("tokens_in", "Tokens in"),
+      some("tokens_out") && figure("tokens_out", "Tokens out"),
+      all.tries.some((tries) => tries > 1) && figure("tries", "Tries"),
+      { key: "submitted", name: "Submitted", sort: (i) => all.submitted[i] },
+      { key: "text", name: "Prompt or error", sort: (i) => low(text(i)) || null },
+    ].filter(Boolean);
+    GROUPED = [
+      { key: "id", name: "Row", sort: (g) => g.row },
+      { key: "dots", name: "Attempts", sort: (g) => g.items.length },
+      { key: "passed", name: "Passed", figure: true, sort: (g) => g.passed / g.items.length },
+      { key: "reward", name: "Mean reward", figure: true, sort: (g) => g.reward },
+      { key: "duration", name: "Mean duration", figure: true, sort: (g) => g.duration },
+      some("tokens_out") && { key: "tokens_out", name: "Tokens out", figure: true, sort: (g) => g.tokens },
+      { key: "text", name: "Prompt", sort: (g) => low(R.prompt(g.items[0])) || null },
+    ].filter(Boolean);
+    let [least, most] = [0, 0];
+    for (const reward of all.reward) if (R.told(reward)) { least = Math.min(least, reward); most = Math.max(most, reward); }
+    spread = { least, width: most - least };
+  }
 
   const view = {
     query: "", states: new Set(), category: null, from: null, to: null, below: false,
@@ -43,15 +54,9 @@
     return all.message[index] || R.prompt(index);
   }
 
-  const spread = (() => {
-    let [least, most] = [0, 0];
-    for (const reward of all.reward) if (reward !== null) { least = Math.min(least, reward); most = Math.max(most, reward); }
-    return { least, width: most - least };
-  })();
-
   function mean(items, column) {
     let [sum, count] = [0, 0];
-    for (const index of items) if (column[index] !== null) { sum += column[index]; count += 1; }
+    for (const index of items) if (R.told(column[index])) { sum += column[index]; count += 1; }
     return count ? sum / count : null;
   }
 
@@ -60,7 +65,7 @@
     if (view.category !== null && R.categoryOf(index) !== view.category) return false;
     if (view.from !== null || view.to !== null) {
       const reward = all.reward[index];
-      if (reward === null || (view.from !== null && reward < view.from)) return false;
+      if (!R.told(reward) || (view.from !== null && reward < view.from)) return false;
       if (view.to !== null && (view.below ? reward >= view.to : reward > view.to)) return false;
     }
     return true;
@@ -75,13 +80,14 @@
   }
   function order(items, columns) {
     const column = columns.find((one) => one.key === view.sort) || columns[0];
-    const keyed = items.map((item, place) => [column.sort(item), place, item]);
-    keyed.sort((a, b) => {
-      const way = compare(a[0], b[0]);
-      if (Math.abs(way) === 2) return way;
-      return (view.down ? -way : way) || a[1] - b[1];
+    const keys = items.map(column.sort);
+    const places = Uint32Array.from(items, (_, place) => place);
+    places.sort((a, b) => {
+      const way = compare(keys[a], keys[b]);
+      if (way === 2 || way === -2) return way;
+      return (view.down ? -way : way) || a - b;
     });
-    return keyed.map((one) => one[2]);
+    return Array.from(places, (place) => items[place]);
   }
 
   function refresh(keepPage) {
@@ -161,11 +167,11 @@
     return {
       id: link(index, R.name(index)),
       state: el("span", { class: "outcome" }, R.icon(state), R.NAMES[state]),
-      reward: rewardCell(all.reward[index]),
+      reward: rewardCell(R.value(all.reward, index)),
       category: R.plain(R.categoryOf(index), el("bdi")),
-      duration: R.seconds(all.duration[index]),
-      tokens_in: R.count(all.tokens_in[index]),
-      tokens_out: R.count(all.tokens_out[index]),
+      duration: R.seconds(R.value(all.duration, index)),
+      tokens_in: R.count(R.value(all.tokens_in, index)),
+      tokens_out: R.count(R.value(all.tokens_out, index)),
       tries: all.tries[index] > 1 ? String(all.tries[index]) : el("span", { class: "quiet" }, "1"),
       submitted: el("time", { title: R.when(all.submitted[index]) + " UTC" }, R.clock(all.submitted[index])),
       text: R.plain(text(index), el("bdi", { class: message ? "cut message" : "cut" })),
@@ -177,7 +183,7 @@
       id: el("b", {}, String(group.row)),
       dots: el("span", { class: "dots" }, group.items.slice(0, 64).map((index) => {
         const name = R.name(index) + ", " + R.NAMES[R.state(index)] +
-          (all.reward[index] === null ? "" : ", reward " + R.number(all.reward[index]));
+          (!R.told(all.reward[index]) ? "" : ", reward " + R.number(all.reward[index]));
         return el("a", { href: "#attempt=" + R.name(index), class: "dot-link", title: name, "aria-label": name }, R.icon(R.state(index)));
       }), group.items.length > 64 && " +" + (group.items.length - 64)),
       passed: group.passed + " of " + group.items.length,
@@ -282,6 +288,7 @@
   }
 
   R.table = () => {
+    settle();
     const counts = new Map();
     for (let index = 0; index < R.size; index++) counts.set(R.state(index), (counts.get(R.state(index)) || 0) + 1);
     const button = (label, name, onclick) => el("button", { type: "button", class: "small", "aria-label": name, onclick }, label);
