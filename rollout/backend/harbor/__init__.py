@@ -1,11 +1,28 @@
-"""Run rollouts as Harbor trials.
+"""Run rollouts as Harbor trials, each in a sandbox of its own.
 
-`rollout.backend.harbor.namespace` holds an environment for Harbor that needs no Docker. Importing
-this package does not need Harbor.
+`HarborBackend` needs the extra ``harbor`` and Python 3.12 or newer; importing this package needs
+neither. `rollout.backend.harbor.namespace` holds an environment for Harbor that needs no Docker.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from rollout.backend.harbor.pythons import python_paths
 
-__all__ = ["python_paths"]
+if TYPE_CHECKING:
+    from rollout.backend.harbor.backend import HarborBackend
+    from rollout.backend.harbor.prewarm import PrewarmReport
+
+__all__ = ["HarborBackend", "PrewarmReport", "python_paths"]
+
+_PLACES = {"HarborBackend": "backend", "PrewarmReport": "prewarm"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the backend when it is asked for; the runner inside of a sandbox does without."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - see above
+
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -9,37 +9,24 @@ of the rollout's key, and moved to the rollout's artifact folder; then the resul
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
 
-from rollout._groups import sole_error
 from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend
-from rollout.backend.executions import Execution, Executions, Phase, failure
-from rollout.backend.failures import (
-    categorize_exception,
-    describe_exception,
-    format_exception,
-)
+from rollout.backend.executions import Execution, Executions, Phase
 from rollout.backend.harbor.agents import agent_spec
-from rollout.backend.harbor.configuration import require_harbor, trial_config
+from rollout.backend.harbor.configuration import require_harbor
 from rollout.backend.harbor.environment import EnvironmentSpec
-from rollout.backend.harbor.facts import TrialFacts, facts_of
-from rollout.backend.harbor.network import check_chat_url
-from rollout.backend.harbor.outcomes import outcome_of
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, make_workspace, trial_name
+from rollout.backend.harbor.execution import TrialExecution
 from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
-from rollout.backend.harbor.settle import Settled, settle
-from rollout.backend.harbor.tasks import TaskSource, fetch_task
-from rollout.backend.harbor.trial import TrialRun
+from rollout.backend.harbor.tasks import TaskSource
 from rollout.backend.references import class_with, config_of
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
@@ -49,21 +36,16 @@ from rollout.types import (
     AgentWorkflowConfig,
     ExecutionOutcome,
     ExecutionRequest,
-    ExecutionResult,
     GraderConfig,
-    RolloutErrorCategory,
-    RolloutStatus,
 )
 from rollout.workflow import AgentWorkflow
 
 __all__ = ["HarborBackend"]
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DEFAULT_MAX_CONCURRENT = 4
-
-_SETTLE_SEC = 60.0
-"""For how long what a trial left may take to be read, cleaned and moved."""
+_MOST_THREADS = 16
 
 _CLOSE_SEC = 45.0
 """For how long the loop may take to end; less than a server gives to its backend's shutdown."""
@@ -88,6 +70,9 @@ class HarborBackend(ExecutionBackend):
         tasks_dir: The task of mode ``template``, or the folder of tasks of mode ``dataset``.
         task_mode: See `docs/harbor.md`: ``template`` writes the prompt into a copy of one
             task; ``dataset`` takes the task that ``metadata["harbor_task_id"]`` names.
+        allow_any_path: Let ``metadata["harbor_task"]`` name any folder of this machine, not
+            only those below `tasks_dir`.
+        allow_local_git: Let it name a git repository of this machine.
         environment: Where trials run: one of Harbor's types, ``namespace`` for
             `rollout.backend.harbor.namespace.NamespaceEnvironment`, or a mapping with the
             fields of Harbor's ``EnvironmentConfig``.
@@ -119,6 +104,8 @@ class HarborBackend(ExecutionBackend):
         grader_config: GraderConfig | str | None = None,
         tasks_dir: str | os.PathLike[str] | None = None,
         task_mode: Literal["template", "dataset"] = "template",
+        allow_any_path: bool = False,
+        allow_local_git: bool = False,
         environment: Any = None,
         max_queue_depth: int | None = None,
         artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
@@ -132,7 +119,12 @@ class HarborBackend(ExecutionBackend):
         self.model = model
         self.grader_cls: Any = None if grader is None else class_with("grade", grader, "grader")
         self.grader_config = config_of(grader_config, GraderConfig, "grader_config")
-        self.tasks = TaskSource(tasks_dir, task_mode)
+        self.tasks = TaskSource(
+            tasks_dir,
+            task_mode,
+            allow_any_path=allow_any_path,
+            allow_local_git=allow_local_git,
+        )
         self.environment = EnvironmentSpec(environment)
         self.store = ArtifactStore(artifact_root)
         self.trials_dir = Path(trials_dir or Path(tempfile.gettempdir()) / "rollout-trials")
@@ -144,9 +136,10 @@ class HarborBackend(ExecutionBackend):
             else self.agent_config.concurrency.max_concurrent,
             max_queue_depth,
         )
-        self._threads = trio.CapacityLimiter(16)
+        self.threads = trio.CapacityLimiter(_MOST_THREADS)
         self._bridge: AsyncioBridge | None = None
-        self._unfit: dict[str, str] = {}
+        self.unfit_tasks: dict[str, str] = {}
+        """Tasks that `prewarm` found out of order, and why."""
 
     # --- capacity and control -----------------------------------------------------------------
 
@@ -182,7 +175,7 @@ class HarborBackend(ExecutionBackend):
             **self._executions.health(),
             "agent": self.agent.name,
             "environment": self.environment.name,
-            "unfit_tasks": len(self._unfit),
+            "unfit_tasks": len(self.unfit_tasks),
         }
 
     # --- life ---------------------------------------------------------------------------------
@@ -196,7 +189,7 @@ class HarborBackend(ExecutionBackend):
         """
         if self._bridge is not None:
             raise BackendConfigurationError("this backend is running already")
-        await self._in_thread(self.agent.prepare)
+        await self.in_thread(self.agent.prepare)
         async with open_asyncio_bridge(
             name="harbor", grace_sec=self.cancel_grace_sec, close_timeout_sec=_CLOSE_SEC
         ) as bridge:
@@ -230,7 +223,7 @@ class HarborBackend(ExecutionBackend):
         Cancelling this stops the environments that it started.
         """
         report = await prewarm_tasks(self, mode)
-        self._unfit = dict(report.failed)
+        self.unfit_tasks = dict(report.failed)
         return report
 
     def prewarm_lifespan(self, mode: PrewarmMode = "auto") -> Any:
@@ -257,8 +250,13 @@ class HarborBackend(ExecutionBackend):
             )
         return self._bridge
 
-    async def _in_thread(self, function: Any, *args: Any) -> Any:
-        return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
+    async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a blocking function of a rollout in a worker thread, to its end.
+
+        A cancellation waits for it, so that nothing is written behind the back of whoever
+        tidies up.
+        """
+        return await trio.to_thread.run_sync(function, *args, limiter=self.threads)
 
     # --- execution ----------------------------------------------------------------------------
 
@@ -286,141 +284,8 @@ class HarborBackend(ExecutionBackend):
             ended = phase.interruption(execution, now)
             if ended is not None:
                 return ExecutionOutcome(workflow=ended)
-            return await self._run(request, execution, phase)
+            context = get_rollout_context() or RolloutContext(rollout_id=request.id)
+            return await TrialExecution(self, request, execution, context, phase).run()
         finally:
             if acquired:
                 self._executions.slots.release_on_behalf_of(execution)
-
-    async def _run(
-        self, request: ExecutionRequest, execution: Execution, phase: Phase
-    ) -> ExecutionOutcome:
-        context = get_rollout_context() or RolloutContext(rollout_id=request.id)
-
-        def set_status(status: RolloutStatus) -> None:
-            execution.status = status
-
-        run = TrialRun(context=context, set_status=set_status)
-        plan: TrialPlan | None = None
-        error: BaseException | None = None
-        workspace: Path | None = None
-        try:
-            with trio.CancelScope() as scope:
-                execution.enter(scope)
-                try:
-                    name = trial_name(request.id)
-                    workspace = await self._in_thread(make_workspace, self.trials_dir, name)
-                    plan = await self._plan(request, context, phase, workspace, name)
-                    config = await self._in_thread(trial_config, self, plan)
-                    await self.bridge.run(run.run, config, self.bridge.call_trio_soon)
-                except trio.Cancelled:
-                    raise
-                except BaseException as caught:  # noqa: BLE001 - code of agents raises what it likes
-                    error = sole_error(caught)
-            execution.leave()
-        finally:
-            settled = await self._settle(plan, workspace, run)
-        if execution.cancelled:
-            return ExecutionOutcome(
-                workflow=ExecutionResult(
-                    status=RolloutStatus.CANCELLED,
-                    err_message=f"cancelled while {run.progress.phase}",
-                )
-            )
-        return self._outcome(request, context, run, settled, error)
-
-    async def _plan(
-        self,
-        request: ExecutionRequest,
-        context: RolloutContext,
-        phase: Phase,
-        workspace: Path,
-        name: str,
-    ) -> TrialPlan:
-        """Resolve and fetch the task, and check what can be checked before a sandbox starts."""
-        task: ResolvedTask = await self._in_thread(self.tasks.resolve, request, workspace)
-        reason = self._unfit.get(task.name)
-        if reason is not None:
-            raise BackendConfigurationError(f"task {task.name} could not be prewarmed: {reason}")
-        task = await self.bridge.run(fetch_task, task, workspace)
-        model = (request.metadata or {}).get("harbor_model", self.model)
-        plan = TrialPlan(
-            request=request,
-            context=context,
-            workspace=workspace,
-            name=name,
-            task=task,
-            model=model,
-            agent_timeout_sec=None
-            if request.agent_timeout_sec is None
-            else max(phase.deadline - trio.current_time(), 0.0),
-            grader_timeout_sec=request.grader_timeout_sec,
-        )
-        check_chat_url(plan, agent_on_host=self.agent.on_host, environment=self.environment)
-        return plan
-
-    async def _settle(
-        self, plan: TrialPlan | None, workspace: Path | None, run: TrialRun
-    ) -> Settled:
-        """Read, clean and move what a trial left, whatever is cancelled meanwhile; bounded."""
-        if workspace is None:
-            return Settled()
-        settled = Settled()
-        facts = TrialFacts() if run.result is None else facts_of(run.result)
-        with trio.move_on_after(_SETTLE_SEC, shield=True) as scope:
-            try:
-                settled = await trio.to_thread.run_sync(
-                    partial(
-                        settle,
-                        plan,
-                        workspace,
-                        facts,
-                        agent=self.agent,
-                        store=self.store,
-                        keep_failed=self.keep_failed_trials,
-                    ),
-                    abandon_on_cancel=True,
-                    limiter=self._threads,
-                )
-            except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
-                secrets = [] if plan is None else plan.secrets
-                logger.error(
-                    "what a trial left in %s could not be put in order\n%s",
-                    workspace,
-                    format_exception(error, secrets),
-                )
-        if scope.cancelled_caught:
-            logger.error("putting in order what a trial left in %s took too long", workspace)
-        settled.facts = facts
-        return settled
-
-    def _outcome(
-        self,
-        request: ExecutionRequest,
-        context: RolloutContext,
-        run: TrialRun,
-        settled: Settled,
-        error: BaseException | None,
-    ) -> ExecutionOutcome:
-        secrets: list[str | None] = [context.api_key]
-        if error is not None or run.result is None or settled.facts is None:
-            if error is None:
-                error = RuntimeError("the trial ended without a result")
-            logger.error(
-                "rollout %s: its trial could not run\n%s",
-                request.id,
-                format_exception(error, secrets),
-            )
-            workflow = failure(describe_exception(error, secrets), self._category(error))
-            workflow.extra_fields = settled.diagnostics
-            return ExecutionOutcome(workflow=workflow)
-        outcome = outcome_of(
-            settled.facts, settled.sample, grade=request.grade, secrets=secrets
-        )
-        outcome.workflow.extra_fields = settled.diagnostics
-        return outcome
-
-    def _category(self, error: BaseException) -> RolloutErrorCategory:
-        if isinstance(error, BackendConfigurationError):
-            return RolloutErrorCategory.INTERNAL_ERROR
-        return categorize_exception(error)
-

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from rollout.backend.harbor.network import agent_extra_hosts
 from rollout.backend.harbor.plan import TrialPlan
+from rollout.backend.harbor.validation import has_harbor, problems_of
 from rollout.backend.harbor.verifier import verifier_fields
 from rollout.errors import BackendConfigurationError
 
@@ -31,7 +31,7 @@ def require_harbor() -> None:
         raise BackendConfigurationError(
             f"HarborBackend needs Python 3.12 or newer; this is {sys.version.split()[0]}"
         )
-    if importlib.util.find_spec("harbor") is None:
+    if not has_harbor():
         raise BackendConfigurationError(f"HarborBackend needs Harbor: {_INSTALL}")
 
 
@@ -44,10 +44,9 @@ def trial_config(backend: HarborBackend, plan: TrialPlan) -> Any:
     # Harbor's model library would otherwise fetch a list of prices when it is imported.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbor.models.trial.config import TrialConfig  # noqa: PLC0415 - an extra, and slow
-    from pydantic import ValidationError  # noqa: PLC0415 - comes with Harbor
 
     agent = dict(backend.agent.fields(plan))
-    hosts = agent_extra_hosts(plan)
+    hosts = agent_extra_hosts(plan, agent_on_host=backend.agent.on_host)
     if hosts:
         agent["extra_allowed_hosts"] = [*agent.get("extra_allowed_hosts", ()), *hosts]
     try:
@@ -61,9 +60,7 @@ def trial_config(backend: HarborBackend, plan: TrialPlan) -> Any:
                 "verifier": verifier_fields(plan, backend.grader_cls, backend.grader_config),
             }
         )
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
-            for each in error.errors(include_input=False, include_url=False)
-        )
-        raise BackendConfigurationError(f"Harbor refuses the trial's settings: {problems}") from None
+    except ValueError as error:  # pydantic's own, which holds the values too
+        raise BackendConfigurationError(
+            f"Harbor refuses the trial's settings: {problems_of(error)}"
+        ) from None

@@ -7,6 +7,7 @@ is met in one place.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from attrs import define, field, frozen
@@ -131,4 +132,9 @@ def _in_verifier(part: Any) -> bool:
     verifier = part.verifier
     if verifier is None or verifier.started_at is None:
         return False
-    return bool(part.exception_info.occurred_at >= verifier.started_at)
+    return _utc(part.exception_info.occurred_at) >= _utc(verifier.started_at)
+
+
+def _utc(moment: datetime) -> datetime:
+    """Return a time that Harbor noted; its older versions note local ones without a zone."""
+    return moment.astimezone(UTC)

@@ -40,7 +40,7 @@ class ResolvedTask:
     """
 
     name: str
-    source: dict[str, Any]
+    source: dict[str, Any] = field(repr=False)
     folder: Path | None = None
     own_tests: bool | None = None
     instruction: str | None = None
@@ -63,6 +63,7 @@ class TrialPlan:
         agent_timeout_sec: What is left for the agent, in seconds; ``None`` leaves it to the
             task.
         grader_timeout_sec: Time for the verifier, likewise.
+        more_secrets: What the environment's settings hold that nobody may read.
     """
 
     request: ExecutionRequest
@@ -73,6 +74,7 @@ class TrialPlan:
     model: str | None = None
     agent_timeout_sec: float | None = None
     grader_timeout_sec: float | None = None
+    more_secrets: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def trials_dir(self) -> Path:
@@ -87,7 +89,7 @@ class TrialPlan:
     @property
     def secrets(self) -> list[str | None]:
         """What may never be in a file, a log or a message."""
-        return [self.context.api_key]
+        return [self.context.api_key, *self.more_secrets]
 
 
 def make_workspace(root: Path, name: str) -> Path:

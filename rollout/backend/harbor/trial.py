@@ -15,6 +15,7 @@ from typing import Any
 from attrs import define, field
 
 from rollout.backend.harbor.facts import TrialProgress
+from rollout.backend.harbor.opensandbox import tell_statuses
 from rollout.context import RolloutContext
 from rollout.types import RolloutStatus
 
@@ -64,6 +65,7 @@ class TrialRun:
         from harbor.trial.trial import Trial  # noqa: PLC0415 - an extra
 
         trial = await Trial.create(config)
+        tell_statuses(trial.agent_environment)
         for event in TrialEvent:
             trial.add_hook(event, self._hook(event.name, call_trio_soon))
         return await trial.run()

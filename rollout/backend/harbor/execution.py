@@ -1,0 +1,248 @@
+"""One rollout as a trial: plan it, run it on the bridge, put in order what it left, decide."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+from attrs import define, field
+
+from rollout._groups import sole_error
+from rollout.backend.executions import Execution, Phase, failure
+from rollout.backend.failures import (
+    categorize_exception,
+    describe_exception,
+    format_exception,
+)
+from rollout.backend.harbor.configuration import trial_config
+from rollout.backend.harbor.facts import TrialFacts, facts_of
+from rollout.backend.harbor.handover import Handover
+from rollout.backend.harbor.network import check_chat_url
+from rollout.backend.harbor.outcomes import outcome_of
+from rollout.backend.harbor.plan import TrialPlan, make_workspace, trial_name
+from rollout.backend.harbor.settle import Settled, save_outcome, settle
+from rollout.backend.harbor.tasks import fetch_task
+from rollout.backend.harbor.trial import TrialRun
+from rollout.backend.harbor.verifier import grading_problem, with_placeholder_tests
+from rollout.context import RolloutContext
+from rollout.errors import BackendConfigurationError, InvalidFieldError
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionRequest,
+    ExecutionResult,
+    RolloutErrorCategory,
+    RolloutStatus,
+)
+
+if TYPE_CHECKING:
+    from rollout.backend.harbor.backend import HarborBackend
+
+__all__ = ["TrialExecution"]
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_SEC = 60.0
+"""For how long what a trial left may take to be read, cleaned and moved."""
+
+
+@define(eq=False)
+class TrialExecution:
+    """The execution of one rollout, which has a slot.
+
+    Attributes:
+        backend: The backend.
+        request: What the caller asked for.
+        execution: Its entry in the backend's table.
+        context: Its context.
+        phase: The agent's phase, with its deadline.
+        run_of: The trial on the bridge, and its events.
+        plan: The trial's plan, once there is one.
+        handover: What agent and verifier share with it, once the trial is about to run.
+        error: What kept the trial from running to its end.
+    """
+
+    backend: HarborBackend
+    request: ExecutionRequest
+    execution: Execution
+    context: RolloutContext
+    phase: Phase
+    run_of: TrialRun = field(init=False)
+    plan: TrialPlan | None = field(default=None, init=False)
+    handover: Handover | None = field(default=None, init=False)
+    error: BaseException | None = field(default=None, init=False)
+    _workspace: Path | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.run_of = TrialRun(context=self.context, set_status=self._set_status)
+
+    def _set_status(self, status: RolloutStatus) -> None:
+        now = trio.current_time()
+        self.execution.status = status
+        if status is RolloutStatus.RUNNING:
+            self.execution.agent_at.since = now
+        elif status is RolloutStatus.GRADING:
+            self.execution.agent_at.until = self.execution.grader_at.since = now
+
+    async def run(self) -> ExecutionOutcome:
+        """Run the rollout to its end.
+
+        Cancelling this cancels the trial, waits for its cleanup, and puts in order what it
+        left, before the cancellation goes on.
+        """
+        try:
+            with trio.CancelScope() as scope:
+                self.execution.enter(scope)
+                try:
+                    await self._trial()
+                except trio.Cancelled:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - code of agents raises anything
+                    self.error = sole_error(error)
+            self.execution.leave()
+        except BaseException:
+            await self._finish(cancelled=True)
+            raise
+        return await self._finish(cancelled=self.execution.cancelled)
+
+    async def _trial(self) -> None:
+        backend, name = self.backend, trial_name(self.request.id)
+        self._workspace = await backend.in_thread(make_workspace, backend.trials_dir, name)
+        self.plan = plan = await self._make_plan(self._workspace, name)
+        config = await backend.in_thread(trial_config, backend, plan)
+        self.handover = Handover(
+            plan=plan,
+            read_sample=partial(backend.agent.sample, plan),
+            grader_cls=backend.grader_cls,
+            grader_config=backend.grader_config,
+        )
+        with self.handover:
+            await backend.bridge.run(self.run_of.run, config, backend.bridge.call_trio_soon)
+
+    async def _make_plan(self, workspace: Path, name: str) -> TrialPlan:
+        """Resolve and fetch the task, and check what can be checked before a sandbox starts.
+
+        Raises:
+            InvalidFieldError: The request lacks or has what cannot work.
+            BackendConfigurationError: The task could not be prewarmed.
+        """
+        backend, request = self.backend, self.request
+        task = await backend.in_thread(backend.tasks.resolve, request, workspace)
+        reason = backend.unfit_tasks.get(task.name)
+        if reason is not None:
+            raise BackendConfigurationError(f"task {task.name} could not be prewarmed: {reason}")
+        task = await backend.bridge.run(fetch_task, task, workspace)
+        problem = grading_problem(request, task, backend.grader_cls)
+        if problem is not None:
+            raise InvalidFieldError("grade", f"is true, but {problem}")
+        task = await backend.in_thread(with_placeholder_tests, task, workspace)
+        plan = TrialPlan(
+            request=request,
+            context=self.context,
+            workspace=workspace,
+            name=name,
+            task=task,
+            model=(request.metadata or {}).get("harbor_model", backend.model),
+            agent_timeout_sec=None
+            if request.agent_timeout_sec is None
+            else max(self.phase.deadline - trio.current_time(), 0.0),
+            grader_timeout_sec=request.grader_timeout_sec,
+            more_secrets=tuple(backend.environment.secrets),
+        )
+        check_chat_url(plan, agent_on_host=backend.agent.on_host, environment=backend.environment)
+        return plan
+
+    async def _finish(self, *, cancelled: bool) -> ExecutionOutcome:
+        """Put in order what the trial left, decide, and save; bounded, whatever is cancelled."""
+        with trio.CancelScope(shield=True):
+            settled = await self._settle()
+            outcome = self._cancelled() if cancelled else self._outcome(settled)
+            now = trio.current_time()
+            for span in (self.execution.agent_at, self.execution.grader_at):
+                if span.since is not None and span.until is None:
+                    span.until = now
+            await save_outcome(
+                self.backend.store,
+                self.request,
+                outcome,
+                settled,
+                phase=self.execution.status,
+                agent_started_at=self.context.agent_started_at,
+                timings=self.execution.timings(now),
+                secrets=tuple(self._secrets()),
+            )
+        return outcome
+
+    def _secrets(self) -> list[str | None]:
+        return [self.context.api_key, *self.backend.environment.secrets]
+
+    async def _settle(self) -> Settled:
+        result = self.run_of.result
+        facts = None if result is None else facts_of(result)
+        settled = Settled()
+        if self._workspace is not None:
+            with trio.move_on_after(_SETTLE_SEC) as scope:
+                try:
+                    settled = await trio.to_thread.run_sync(
+                        partial(
+                            settle,
+                            self.plan,
+                            self._workspace,
+                            facts or TrialFacts(),
+                            agent=self.backend.agent,
+                            store=self.backend.store,
+                            keep_failed=self.backend.keep_failed_trials,
+                            environment=self.backend.environment,
+                            error=self.error,
+                        ),
+                        abandon_on_cancel=True,
+                        limiter=self.backend.threads,
+                    )
+                except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
+                    self._log("what its trial left could not be put in order", error)
+            if scope.cancelled_caught:
+                logger.error(
+                    "rollout %s: what its trial left in %s could not be put in order within %g s",
+                    self.request.id,
+                    self._workspace,
+                    _SETTLE_SEC,
+                )
+        settled.facts = facts
+        return settled
+
+    def _cancelled(self) -> ExecutionOutcome:
+        place = self.run_of.progress.phase
+        return ExecutionOutcome(
+            workflow=ExecutionResult(
+                status=RolloutStatus.CANCELLED, err_message=f"cancelled while {place}"
+            )
+        )
+
+    def _outcome(self, settled: Settled) -> ExecutionOutcome:
+        error = self.error
+        if error is None and settled.facts is None:
+            error = RuntimeError("the trial ended without a result")
+        if error is not None or settled.facts is None:
+            assert error is not None  # noqa: S101 - see above
+            self._log("its trial could not run", error)
+            text = describe_exception(error, self._secrets())
+            return ExecutionOutcome(workflow=failure(text, _category(error)))
+        return outcome_of(
+            settled.facts,
+            settled.sample,
+            grade=self.request.grade,
+            secrets=self._secrets(),
+            graded=None if self.handover is None else self.handover.graded,
+        )
+
+    def _log(self, what: str, error: BaseException) -> None:
+        text = format_exception(error, self._secrets())
+        logger.error("rollout %s: %s\n%s", self.request.id, what, text)
+
+
+def _category(error: BaseException) -> Any:
+    if isinstance(error, BackendConfigurationError):
+        return RolloutErrorCategory.INTERNAL_ERROR
+    return categorize_exception(error)
