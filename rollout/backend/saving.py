@@ -130,7 +130,7 @@ class FinishedRollout:
             "version": package_version(),
         }
         notes, dropped = fit(dict(self.diagnostics), max_depth=_EXTRA_DEPTH)
-        document = (notes or {}) | document
+        document |= {k: v for k, v in (notes or {}).items() if k not in document}
         # A backend may give its notes along with a result, too.
         own = {k: v for k, v in (result.extra_fields or {}).items() if k not in self.diagnostics}
         if own:

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import define, field
 
 from rollout._redaction import Redactor, redact
@@ -22,7 +23,7 @@ from rollout.artifacts import ArtifactStore
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents import AgentSpec, NativeAgent
 from rollout.backend.harbor.archive import archive_trial, remove_workspace
-from rollout.backend.harbor.credentials import scrub_folder
+from rollout.backend.harbor.credentials import ScrubReport, scrub_folder
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.facts import TrialFacts
 from rollout.backend.harbor.opensandbox import leftover_note
@@ -92,16 +93,25 @@ def settle(
         notes["leftover"] = leftover
     settled = Settled(diagnostics={"harbor": notes})
     there = plan.trial_dir.is_dir() and not plan.trial_dir.is_symlink()
+    removed = _tamed(plan.trial_dir) if there else None
+    # As it is: only what stays here has to be free of the key.
+    sample = _handed_back(plan, agent, notes)
+    clean = False
     if there:
-        tame_tree(plan.trial_dir, lambda _path, _why: None)
-    settled.sample, adoption = _sample(plan, agent, notes, scrub=there)
-    clean = not there or notes["scrubbed"]["verified"]
-    if adoption is not None:
+        report = _scrubbed(plan, removed)
+        notes["scrubbed"] = report.to_dict()
+        clean = report.verified
+    adoption: Adoption | None = None
+    if sample is None:
+        adoption = adopt_trajectory(plan)
         notes["trajectory"] = adoption.note
         settled.document = adoption.document if clean else None
+        messages = adoption.messages or _prompt(plan, agent)
+        sample = RolloutSample(messages=messages, label=plan.request.label)
+    settled.sample = sample
     undecided = adoption is not None and adoption.undecided
-    keep = there and clean and ((keep_failed and _failed(plan, facts, error)) or undecided)
-    if there and clean:
+    keep = clean and ((keep_failed and _failed(plan, facts, error)) or undecided)
+    if clean:
         notes["archive"] = archive_trial(plan, store, keep=keep).to_dict()
     elif there:
         logger.warning(
@@ -164,13 +174,26 @@ def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> 
     return plan.request.grade and plain_number((facts.rewards or {}).get(REWARD)) is None
 
 
-def _sample(
-    plan: TrialPlan, agent: AgentSpec, notes: dict[str, Any], *, scrub: bool
-) -> tuple[RolloutSample, Adoption | None]:
-    """Read the sample, as it is, before the folder is cleaned; a document after that."""
-    sample: RolloutSample | None = None
+def _tamed(folder: Path) -> list[str] | None:
+    """Make a trial's folder one that can be read; ``None`` if that does not work."""
+    removed: list[str] = []
     try:
-        sample = agent.sample(plan)
+        tame = tame_tree(folder, lambda path, why: removed.append(f"{path}: {why}"))
+    except OSError:
+        return None
+    return removed if tame else None
+
+
+def _scrubbed(plan: TrialPlan, removed: list[str] | None) -> ScrubReport:
+    if removed is None:
+        return ScrubReport(verified=False, reason="something in it cannot be read or removed")
+    report = scrub_folder(plan.trial_dir, plan.secrets)
+    return attrs.evolve(report, deleted=[*removed, *report.deleted])
+
+
+def _handed_back(plan: TrialPlan, agent: AgentSpec, notes: dict[str, Any]) -> RolloutSample | None:
+    try:
+        return agent.sample(plan)
     except Exception as error:  # noqa: BLE001 - what came out of a sandbox may be anything
         notes["sample"] = redact(describe_exception(error, plan.secrets), plan.secrets)
         logger.warning(
@@ -178,14 +201,7 @@ def _sample(
             plan.request.id,
             notes["sample"],
         )
-    if scrub:
-        notes["scrubbed"] = scrub_folder(plan.trial_dir, plan.secrets).to_dict()
-    if sample is not None:
-        return sample, None
-    adoption = adopt_trajectory(plan)
-    return RolloutSample(
-        messages=adoption.messages or _prompt(plan, agent), label=plan.request.label
-    ), adoption
+        return None
 
 
 def _prompt(plan: TrialPlan, agent: AgentSpec) -> list[dict[str, Any]]:

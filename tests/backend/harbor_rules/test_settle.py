@@ -247,9 +247,28 @@ def test_without_a_key(plan, store):
     plan = attrs.evolve(plan, context=RolloutContext())
     os.mkfifo(plan.trial_dir / "artifacts" / "pipe")
     (plan.trial_dir / "artifacts" / "out").symlink_to("/etc/passwd")
-    assert settled(plan, store).diagnostics["harbor"]["scrubbed"]["verified"]
+    report = settled(plan, store).diagnostics["harbor"]["scrubbed"]
+    assert report["verified"]
+    assert sorted(report["deleted"]) == [
+        "artifacts/out: it is a link that leads out",
+        "artifacts/pipe: it is a special file",
+    ]
     kept = store.root / "r" / "artifacts"
     assert [path.name for path in kept.iterdir()] == ["out.txt"]
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_a_folder_that_cannot_be_tamed_is_not_kept(plan, store, monkeypatch, key):
+    def tame(_path, _tell):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("rollout.backend.harbor.settle.tame_tree", tame)
+    plan = attrs.evolve(plan, context=RolloutContext(api_key=key))
+    notes = settled(plan, store, FAILED).diagnostics["harbor"]
+    assert not notes["scrubbed"]["verified"]
+    assert "cannot be read or removed" in notes["scrubbed"]["reason"]
+    assert not (store.root / "r").exists()
+    assert not plan.workspace.exists()
 
 
 def test_a_trial_that_never_had_a_plan(tmp_path, store):
