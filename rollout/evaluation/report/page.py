@@ -55,7 +55,8 @@ def write_report(folder: Path) -> Path:
     """Write ``report.html`` of a run, finished or not. Blocking.
 
     The file replaces an older one as a whole. Two reports of the same run are the same, byte
-    by byte.
+    by byte. Memory is a few bytes for each attempt; meanwhile the folder needs room for the
+    page twice.
 
     Args:
         folder: The folder of the run.

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout.evaluation.report import conversation
@@ -138,6 +138,8 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values, json_values)
+@example({"source": []}, None, None)
+@example({"source": {}}, None, None)
 def test_any_document_has_a_view(steps: Any, extra: Any, agent: Any) -> None:
     document = {"steps": [steps, {"source": "agent", **_calls(steps)}], "extra": extra}
     document["agent"] = agent

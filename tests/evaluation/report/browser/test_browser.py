@@ -386,6 +386,34 @@ class TestSize:
         page.wait_for_selector("dialog", state="hidden")
         assert nodes(page) == before
 
+    def test_a_browser_that_is_too_old_says_so(self, browser: Any, small: Path) -> None:
+        context = browser.new_context()
+        page = context.new_page()
+        page.add_init_script("delete window.DecompressionStream")
+        page.goto(small.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        for part in ("#table", "#charts"):
+            assert "this browser is too old" in page.inner_text(part)
+        page.keyboard.press("/")
+        assert page.locator(".cards").is_visible()
+        context.close()
+
+    def test_a_page_that_is_cut_says_so(self, browser: Any, small: Path, tmp_path: Path) -> None:
+        whole = small.read_bytes()
+        cut = tmp_path / "cut.html"
+        cut.write_bytes(whole[: whole.index(b'id="column-prompt"')])
+        # Its script is gone with its end, so what is there is the headline.
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(cut.as_uri())
+        assert page.locator(".cards").is_visible()
+        gone = tmp_path / "gone.html"
+        gone.write_bytes(whole.replace(b'id="column-prompt"', b'id="other"'))
+        page.goto(gone.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert "the page is not whole" in page.inner_text("#table")
+        context.close()
+
     def test_a_run_without_attempts_says_so(self, opened: Open, tmp_path: Path) -> None:
         page = opened(write_report(RunFolder(tmp_path / "run", rows=2, n=2).write()))
         assert "This run has no attempts yet." in page.inner_text("#table")
