@@ -53,6 +53,18 @@ class Surprise(AgentWorkflow):
     def run(self, ctx):
         raise ImportError(get_rollout_context().api_key)
 
+class Missing(AgentWorkflow):
+    def run(self, ctx):
+        import no_such_module
+
+class Late(AgentWorkflow):
+    def run(self, ctx):
+        raise TimeoutError("late")
+
+class Exits(AgentWorkflow):
+    async def run(self, ctx):
+        sys.exit(3)
+
 class Artifacts(AgentWorkflow):
     def run(self, ctx):
         (ctx.artifacts_dir / "a.txt").write_text("kept")
@@ -116,6 +128,9 @@ def test_an_endpoint_without_a_key(home):
         ("flows_in_a_sandbox:Leaves", "agent_error", "nursery"),
         ("flows_in_a_sandbox:Large", "validation_error", "larger than 64 MiB"),
         ("flows_in_a_sandbox:Surprise", "agent_error", "[redacted]"),
+        ("flows_in_a_sandbox:Missing", "agent_error", "'no_such_module' (in the sandbox; have"),
+        ("flows_in_a_sandbox:Late", "timeout", "late"),
+        ("flows_in_a_sandbox:Exits", "agent_error", "SystemExit: 3"),
         ("flows_in_a_sandbox:Gone", "validation_error", "no attribute 'Gone'"),
         ("no_such_flows:X", "validation_error", "there is no module 'no_such_flows'"),
     ],

@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import trio
@@ -116,7 +117,7 @@ class Die(AgentWorkflow):
 
 class Hang(AgentWorkflow):
     async def run(self, ctx):
-        subprocess.Popen(["sleep", "4711"])
+        subprocess.Popen(["sleep", ctx.prompt[0]["sleep"]])
         Path("/logs/artifacts/hangs").write_text("")
         time.sleep(100)
 
@@ -200,8 +201,10 @@ async def test_a_workflow_is_graded_by_the_tasks_own_tests(workflows, make_task,
 async def test_what_a_plain_workflow_sees(workflows, make_task, run_trial):
     spec = await prepared(f"{workflows}:Plain", f"{workflows}:CONFIG", None)
     ran = await run_trial(
-        spec, make_task(), grade=False, rollout_id="r-7", metadata={"a": [1, {"b": None}]}
-    )
+        spec, make_task(agent="user = 'nobody'\n"), grade=False, rollout_id="r-7",
+        metadata={"a": [1, {"b": None}]},
+    )  # fmt: skip
+    assert said(ran)["user"] != 0
     assert said(ran) == {
         "config": ["by reference", "servus", []],
         "same": True,
@@ -210,7 +213,7 @@ async def test_what_a_plain_workflow_sees(workflows, make_task, run_trial):
         "python": said(ran)["python"],
         "keys": [],
         "key": "sk-hunter2/with+marks-4711",
-        "user": 0,
+        "user": said(ran)["user"],
     }
 
 
@@ -246,21 +249,11 @@ async def test_a_sample_out_of_a_source(workflows, make_task, run_trial, caplog)
     assert "metrics: lost: of type object" in caplog.text
 
 
-async def test_a_workflow_may_make_no_sample(workflows, make_task, run_trial):
-    spec = await prepared(f"{workflows}:Nothing", None, None)
-    ran = await run_trial(spec, make_task(), grade=False)
-    assert ran.outcome.result.status is RolloutStatus.SUCCESS
-    assert spec.sample(ran.plan) is None
-
-
 @pytest.mark.parametrize(
     ("error", "category", "message"),
     [
-        ("TimeoutError('slow')", "timeout", "slow"),
-        ("ValueError('bad ' + rollout.api_key)", "validation_error", "bad [redacted]"),
-        ("RuntimeError('broken')", "agent_error", "broken"),
+        ("TimeoutError('slow ' + rollout.api_key)", "timeout", "slow [redacted]"),
         ("type('SandboxConnectionException', (Exception,), {})('lost')", "http_error", "lost"),
-        ("SystemExit(3)", "agent_error", "SystemExit: 3"),
     ],
 )
 async def test_what_a_workflow_raises(
@@ -276,16 +269,6 @@ async def test_what_a_workflow_raises(
     assert "flows_of_a_user.py" in caplog.text
     assert "hunter2" not in caplog.text
     assert ran.files_with("hunter2") == []
-
-
-async def test_a_module_that_is_missing_inside_is_named(workflows, make_task, run_trial):
-    spec = await prepared(f"{workflows}:Raise", None, None)
-    ran = await run_trial(
-        spec, make_task(), grade=False, prompt=[{"raise": "__import__('no_such_module')"}]
-    )
-    assert ran.outcome.result.err_category is RolloutErrorCategory.AGENT_ERROR
-    assert "no_such_module" in ran.outcome.result.err_message
-    assert "requirements" in ran.outcome.result.err_message
 
 
 async def test_a_process_that_dies_says_its_last_words(workflows, make_task, run_trial):
@@ -304,7 +287,7 @@ async def test_a_workflow_out_of_time_is_killed_with_its_children(workflows, mak
         "echo 1 > /logs/verifier/reward.txt\n"
     )
     spec = await prepared(f"{workflows}:Hang", None, None)
-    ran = await run_trial(spec, task, agent_sec=3)
+    ran = await run_trial(spec, task, agent_sec=3, prompt=[{"sleep": "4711"}])
     assert ran.outcome.result.err_category is RolloutErrorCategory.TIMEOUT
     assert (ran.folder / "artifacts/logs/artifacts/hangs").exists()
     assert ran.log("verifier/left") == ""
@@ -339,10 +322,14 @@ async def test_rollouts_at_the_same_time_do_not_mix(workflows, make_task, run_tr
 
 async def test_a_cancelled_rollout_leaves_no_process(workflows, make_task, run_trial):
     spec = await prepared(f"{workflows}:Hang", None, None)
+    mark, seconds = f"cancelled-{uuid4().hex}", str(uuid4().int % 10**9 + 10**6)
     with trio.CancelScope() as scope:
-        await run_trial(spec, make_task(), grade=False, on_agent_start=scope.cancel)
+        await run_trial(
+            spec, make_task(), grade=False, rollout_id=mark, prompt=[{"sleep": seconds}],
+            on_agent_start=scope.cancel,
+        )  # fmt: skip
     assert scope.cancelled_caught
-    assert [line for line in commands() if "4711" in line or "bootstrap.py" in line] == []
+    assert [line for line in commands() if mark in line or f"sleep {seconds}" in line] == []
 
 
 def commands():
@@ -368,13 +355,6 @@ async def test_a_sandbox_that_lacks_a_distribution_says_so(workflows, make_task,
     assert ran.outcome.result.err_category is RolloutErrorCategory.AGENT_ERROR
     assert "lacks no-such-distribution-0815==1" in ran.outcome.result.err_message
     assert not ran.progress.agent_started
-
-
-async def test_a_workflow_of_another_user_than_root(workflows, make_task, run_trial):
-    spec = await prepared(f"{workflows}:Plain", None, None)
-    ran = await run_trial(spec, make_task(agent="user = 'nobody'\n"), grade=False)
-    assert ran.outcome.result.status is RolloutStatus.SUCCESS, ran.outcome.result.err_message
-    assert said(ran)["user"] != 0
 
 
 # --- graders ----------------------------------------------------------------------------------
