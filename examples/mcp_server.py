@@ -6,6 +6,7 @@ It needs ``pip install "trio-rollout[mcp]"``.
 from __future__ import annotations
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 NOTES = {
     "harbour": "The ferry to the island leaves at 9 and at 14.",
@@ -24,6 +25,8 @@ def list_notes() -> list[str]:
 @server.tool()
 def read_note(name: str) -> str:
     """Read one note."""
+    if name not in NOTES:
+        raise ToolError(f"there is no note {name!r}, only: {', '.join(sorted(NOTES))}")
     return NOTES[name]
 
 

@@ -74,11 +74,13 @@ async def call_tool(server: Client, call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError as error:
-        text = f"the arguments are no JSON: {error}"
-    else:
+    except ValueError:
+        arguments = None
+    if isinstance(arguments, dict):
         result = await server.call_tool(function["name"], arguments)
         text = "\n".join(part.text for part in result.content if isinstance(part, TextContent))
+    else:
+        text = "error: the arguments are no JSON object"
     return {"role": "tool", "tool_call_id": call["id"], "content": text}
 
 
