@@ -14,6 +14,7 @@ from support import fresh_id, local_backend, make_app, served
 from rollout import AgentWorkflow, RolloutContext
 from rollout.client import RolloutClient
 from rollout.errors import IntegrationError, InvalidFieldError
+from rollout.integrations._connections import current_connections
 from rollout.integrations.chat import chat, get_recorder, share_connections
 from rollout.trajectory import build_trajectory, trajectory_problems
 
@@ -259,3 +260,27 @@ async def test_shared_connections_that_close_end_the_calls_that_still_use_them()
                     await (await endpoint.received()).stalled.wait()
         await endpoint.all_closed()
         assert endpoint.requests[0].gone.is_set()
+
+
+async def test_requests_are_spread_over_pools_and_none_stays_counted():
+    """A pool of httpx is slow with many requests in flight, so each takes a few dozen."""
+    steps = [say("13"), refuse(500), *[stall()] * 70]
+    async with scripted_endpoint(*steps) as endpoint:
+        async with share_connections():
+            pools = current_connections()._pools.setdefault(None, [])
+            with entered(endpoint):
+                await chat([QUESTION], model="policy")
+                with pytest.raises(IntegrationError):
+                    await chat([QUESTION], model="policy")
+                with RolloutContext(chat_completions_url="http://127.0.0.1:9/v1"):
+                    with pytest.raises(httpx.ConnectError):
+                        await chat([QUESTION], model="policy")
+                assert [pool.in_flight for pool in pools] == [0]
+                async with trio.open_nursery() as nursery:
+                    for _ in range(70):
+                        nursery.start_soon(lambda: chat([QUESTION], model="policy"))
+                    await (await endpoint.received(71)).stalled.wait()
+                    assert [pool.in_flight for pool in pools] == [32, 32, 6]
+                    nursery.cancel_scope.cancel()
+                assert [pool.in_flight for pool in pools] == [0, 0, 0]
+        await endpoint.all_closed()

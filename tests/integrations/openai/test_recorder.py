@@ -211,6 +211,26 @@ async def test_of_several_choices_the_first_counts_unless_the_agent_goes_on_with
     assert talk.texts() == ["a", "y", "c", "d"]
 
 
+async def test_several_choices_later_on():
+    talk = Talk()
+    talk.ask(user("a"), reply=model("b"))
+    talk.end(talk.begin(user("a"), model("b"), user("c"), n=2), model("d"), model("e"))
+    assert talk.texts() == ["a", "b", "c", "d"]
+    assert (await talk.sample()).extra_fields["branches"] == [
+        {"conversation": "main", "after": 3, "messages": [model("e")]}
+    ]
+
+
+async def test_of_replies_that_were_broken_off_the_last_counts():
+    talk = Talk()
+    for text in ("a", "b"):
+        call = talk.begin(user(text))
+        streamed = StreamedAnswer("chat")
+        streamed.add(b'data: {"choices": [{"index": 0, "delta": {"content": "half"}}]}\n\n')
+        talk.recorder.finish(call, streamed.answer(), 0.1)
+    assert talk.texts() == ["b", "half"]
+
+
 async def test_a_reply_that_was_broken_off_counts_less_than_a_whole_one():
     talk = Talk()
     talk.ask(user("a"), reply=model("b"))

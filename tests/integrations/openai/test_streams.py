@@ -12,6 +12,7 @@ from integrations.openai.agents import KEY, QUESTION, TOOLS, trajectory
 from integrations.scripted import call, say, scripted_endpoint, stall
 
 from rollout import RolloutContext
+from rollout.integrations._connections import current_connections
 from rollout.integrations.openai import get_recorder, rollout_client, share_connections
 
 
@@ -89,7 +90,7 @@ async def test_an_endpoint_that_is_not_to_be_asked_for_usage():
 
 
 async def test_a_stream_that_is_cancelled_keeps_what_was_said():
-    async with scripted_endpoint(stall("one two three", after=2)) as endpoint:
+    async with scripted_endpoint(stall("one two three", after=2)) as endpoint, share_connections():
         with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as rollout:
             said = []
             heard = trio.Event()
@@ -109,6 +110,7 @@ async def test_a_stream_that_is_cancelled_keeps_what_was_said():
                     await heard.wait()
                     scope.cancel()
             await endpoint.requests[0].gone.wait()
+            assert [pool.in_flight for pool in current_connections()._pools[None]] == [0]
             sample = await rollout.get_sample()
     assert said == ["one", " two"]
     assert sample.messages == [QUESTION, {"role": "assistant", "content": "one two"}]
