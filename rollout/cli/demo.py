@@ -33,7 +33,7 @@ _NOTE = "The model is a script that does sums and errs on purpose; everything el
 _REAL_NOTE = "It is a real language model; its answers are tool calls."
 _FIRST = (
     "rollout: SmolLM2-135M-Instruct runs on this machine: {size:.0f} MiB of weights, about 370 MB "
-    "of memory, all processors; starting it"
+    "of memory; starting it"
 )
 _BAR_WIDTH = 18
 _OF_ROLLOUTS = (
@@ -207,9 +207,9 @@ def _refuse_idle(ctx: click.Context, others: tuple[str, ...], mode: str) -> None
 
 def _real_model(seed: int, temperature: float) -> RealModel:
     """Find the real model, and say what it takes before it starts."""
-    weights = find_weights()
-    click.echo(_FIRST.format(size=weights.stat().st_size / 2**20), err=True)
-    return RealModel(weights=weights, seed=seed, temperature=temperature)
+    model = RealModel(weights=find_weights(), seed=seed, temperature=temperature)
+    click.echo(_FIRST.format(size=model.weights.stat().st_size / 2**20), err=True)
+    return model
 
 
 def _figures(plan: DemoPlan, report: DemoReport) -> dict[str, Any]:

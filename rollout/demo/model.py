@@ -127,7 +127,7 @@ async def model_server(
         "api_key": api_key,
         "slots": min(slots, _MOST_SLOTS),
         "tokens_per_slot": _TOKENS_PER_SLOT,
-        "threads": os.cpu_count() or 1,
+        "threads": max(1, (os.cpu_count() or 1) // 2),
     }
     process = await _start()
     tail = _Tail()
