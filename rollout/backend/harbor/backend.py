@@ -115,7 +115,7 @@ class HarborBackend(ExecutionBackend):
     ) -> None:
         require_harbor()
         self.agent_config = config_of(agent_config, AgentWorkflowConfig, "agent_config")
-        self.agent = agent_spec(agent, self.agent_config, agent_options)
+        self.agent = agent_spec(agent, agent_config, agent_options)
         self.model = model
         self.grader_cls: Any = None if grader is None else class_with("grade", grader, "grader")
         self.grader_config = config_of(grader_config, GraderConfig, "grader_config")
@@ -268,6 +268,7 @@ class HarborBackend(ExecutionBackend):
             BackendConfigurationError: `running` is not entered.
         """
         await trio.lowlevel.checkpoint()
+        _ = self.bridge  # raises without one
         execution, reserved = self._executions.begin(request.id)
         try:
             return await self._execute(request, execution)
@@ -277,15 +278,18 @@ class HarborBackend(ExecutionBackend):
 
     async def _execute(self, request: ExecutionRequest, execution: Execution) -> ExecutionOutcome:
         phase = Phase("agent", request.agent_timeout_sec, execution.submitted_at)
-        acquired = await execution.acquire(self._executions.slots, phase.deadline)
+        context = get_rollout_context() or RolloutContext(rollout_id=request.id)
+        trial = TrialExecution(self, request, execution, context, phase)
+        try:
+            acquired = await execution.acquire(self._executions.slots, phase.deadline)
+        except trio.Cancelled:
+            await trial.never_run(execution.interrupted())
+            raise
         try:
             now = trio.current_time()
             phase.queued_sec = now - execution.submitted_at
             ended = phase.interruption(execution, now)
-            if ended is not None:
-                return ExecutionOutcome(workflow=ended)
-            context = get_rollout_context() or RolloutContext(rollout_id=request.id)
-            return await TrialExecution(self, request, execution, context, phase).run()
+            return await (trial.run() if ended is None else trial.never_run(ended))
         finally:
             if acquired:
                 self._executions.slots.release_on_behalf_of(execution)

@@ -17,13 +17,14 @@ from rollout.backend.failures import (
     describe_exception,
     format_exception,
 )
+from rollout.backend.harbor.archive import remove_workspace
 from rollout.backend.harbor.configuration import trial_config
 from rollout.backend.harbor.facts import TrialFacts, facts_of
 from rollout.backend.harbor.handover import Handover
 from rollout.backend.harbor.network import check_chat_url
 from rollout.backend.harbor.outcomes import outcome_of
 from rollout.backend.harbor.plan import TrialPlan, make_workspace, trial_name
-from rollout.backend.harbor.settle import Settled, save_outcome, settle
+from rollout.backend.harbor.settle import Settled, handed_back, save_outcome, settle
 from rollout.backend.harbor.tasks import fetch_task
 from rollout.backend.harbor.trial import TrialRun
 from rollout.backend.harbor.verifier import grading_problem, with_placeholder_tests
@@ -62,6 +63,7 @@ class TrialExecution:
         plan: The trial's plan, once there is one.
         handover: What agent and verifier share with it, once the trial is about to run.
         error: What kept the trial from running to its end.
+        late: How it ended if its agent's time was over before its trial could begin.
     """
 
     backend: HarborBackend
@@ -73,6 +75,7 @@ class TrialExecution:
     plan: TrialPlan | None = field(default=None, init=False)
     handover: Handover | None = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
+    late: ExecutionResult | None = field(default=None, init=False)
     _workspace: Path | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -107,14 +110,26 @@ class TrialExecution:
             raise
         return await self._finish(cancelled=self.execution.cancelled)
 
+    async def never_run(self, ended: ExecutionResult) -> ExecutionOutcome:
+        """End a rollout that got no slot: keep a note of it, whatever is cancelled."""
+        outcome = ExecutionOutcome(workflow=ended)
+        with trio.CancelScope(shield=True):
+            await self._save(outcome, Settled())
+        return outcome
+
     async def _trial(self) -> None:
         backend, name = self.backend, trial_name(self.request.id)
         self._workspace = await backend.in_thread(make_workspace, backend.trials_dir, name)
-        self.plan = plan = await self._make_plan(self._workspace, name)
-        config = await backend.in_thread(trial_config, backend, plan)
+        # A task may have to come from far away, and nothing else limits that.
+        with trio.CancelScope(deadline=self.phase.deadline) as scope:
+            self.plan = plan = await self._make_plan(self._workspace, name)
+            config = await backend.in_thread(trial_config, backend, plan)
+        if scope.cancelled_caught:
+            self.late = self.phase.interruption(self.execution, trio.current_time())
+            return
         self.handover = Handover(
             plan=plan,
-            read_sample=partial(backend.agent.sample, plan),
+            read_sample=partial(handed_back, plan, backend.agent),
             grader_cls=backend.grader_cls,
             grader_config=backend.grader_config,
         )
@@ -157,51 +172,43 @@ class TrialExecution:
     async def _finish(self, *, cancelled: bool) -> ExecutionOutcome:
         """Put in order what the trial left, decide, and save; bounded, whatever is cancelled."""
         with trio.CancelScope(shield=True):
-            settled = await self._settle()
-            outcome = self._cancelled() if cancelled else self._outcome(settled)
-            now = trio.current_time()
-            for span in (self.execution.agent_at, self.execution.grader_at):
-                if span.since is not None and span.until is None:
-                    span.until = now
-            await save_outcome(
-                self.backend.store,
-                self.request,
-                outcome,
-                settled,
-                phase=self.execution.status,
-                agent_started_at=self.context.agent_started_at,
-                timings=self.execution.timings(now),
-                secrets=tuple(self._secrets()),
-            )
+            settled = await self._settle(cancelled=cancelled)
+            outcome = self._cancelled(settled) if cancelled else self._outcome(settled)
+            await self._save(outcome, settled)
         return outcome
+
+    async def _save(self, outcome: ExecutionOutcome, settled: Settled) -> None:
+        now = trio.current_time()
+        for span in (self.execution.agent_at, self.execution.grader_at):
+            if span.since is not None and span.until is None:
+                span.until = now
+        await save_outcome(
+            self.backend.store,
+            self.request,
+            outcome,
+            settled,
+            phase=self.execution.status,
+            agent_started_at=self.context.agent_started_at,
+            timings=self.execution.timings(now),
+            secrets=tuple(self._secrets()),
+        )
 
     def _secrets(self) -> list[str | None]:
         return [self.context.api_key, *self.backend.environment.secrets]
 
-    async def _settle(self) -> Settled:
-        result = self.run_of.result
-        facts = None if result is None else facts_of(result)
+    async def _settle(self, *, cancelled: bool) -> Settled:
+        facts = self._facts()
         settled = Settled()
         if self._workspace is not None:
             with trio.move_on_after(_SETTLE_SEC) as scope:
-                try:
-                    settled = await trio.to_thread.run_sync(
-                        partial(
-                            settle,
-                            self.plan,
-                            self._workspace,
-                            facts or TrialFacts(),
-                            agent=self.backend.agent,
-                            store=self.backend.store,
-                            keep_failed=self.backend.keep_failed_trials,
-                            environment=self.backend.environment,
-                            error=self.error,
-                        ),
-                        abandon_on_cancel=True,
-                        limiter=self.backend.threads,
-                    )
-                except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
-                    self._log("what its trial left could not be put in order", error)
+                settled = await trio.to_thread.run_sync(
+                    self._settle_in_thread,
+                    self._workspace,
+                    facts or TrialFacts(),
+                    cancelled,
+                    abandon_on_cancel=True,
+                    limiter=self.backend.threads,
+                )
             if scope.cancelled_caught:
                 logger.error(
                     "rollout %s: what its trial left in %s could not be put in order within %g s",
@@ -212,22 +219,58 @@ class TrialExecution:
         settled.facts = facts
         return settled
 
-    def _cancelled(self) -> ExecutionOutcome:
-        place = self.run_of.progress.phase
-        return ExecutionOutcome(
-            workflow=ExecutionResult(
-                status=RolloutStatus.CANCELLED, err_message=f"cancelled while {place}"
+    def _facts(self) -> TrialFacts | None:
+        result = self.run_of.result
+        if result is None:
+            return None
+        try:
+            return facts_of(result)
+        except Exception as error:  # noqa: BLE001 - an object of Harbor's, in whatever version
+            self.error = self.error or error
+            return None
+
+    def _settle_in_thread(self, workspace: Path, facts: TrialFacts, cancelled: bool) -> Settled:
+        try:
+            return settle(
+                self.plan,
+                workspace,
+                facts,
+                agent=self.backend.agent,
+                store=self.backend.store,
+                keep_failed=self.backend.keep_failed_trials and not cancelled,
+                environment=self.backend.environment,
+                error=self.error,
             )
+        except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
+            self._log("what its trial left could not be put in order, and is removed", error)
+            # Nobody knows whether it is free of the key.
+            remove_workspace(self.request.id, workspace)
+            return Settled()
+
+    def _cancelled(self, settled: Settled) -> ExecutionOutcome:
+        progress = self.run_of.progress
+        ended = ExecutionResult(
+            status=RolloutStatus.CANCELLED, err_message=f"cancelled while {progress.phase}"
         )
+        if not progress.verification_started:
+            return ExecutionOutcome(workflow=ended)
+        ended.sample = settled.sample
+        agent = ExecutionResult(status=RolloutStatus.SUCCESS, sample=settled.sample)
+        return ExecutionOutcome(workflow=agent, grader=ended)
 
     def _outcome(self, settled: Settled) -> ExecutionOutcome:
+        if self.late is not None:
+            return ExecutionOutcome(workflow=self.late)
         error = self.error
         if error is None and settled.facts is None:
             error = RuntimeError("the trial ended without a result")
         if error is not None or settled.facts is None:
             assert error is not None  # noqa: S101 - see above
-            self._log("its trial could not run", error)
             text = describe_exception(error, self._secrets())
+            if isinstance(error, InvalidFieldError):
+                logger.warning("rollout %s: its trial cannot run: %s", self.request.id, text)
+            else:
+                self._log("its trial could not run", error)
             return ExecutionOutcome(workflow=failure(text, _category(error)))
         return outcome_of(
             settled.facts,

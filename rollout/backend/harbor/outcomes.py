@@ -13,9 +13,9 @@ import attrs
 
 from rollout._redaction import redact
 from rollout.backend.executions import failure
+from rollout.backend.harbor.errors import CATEGORIES
 from rollout.backend.harbor.facts import TrialError, TrialFacts
 from rollout.backend.harbor.opensandbox import is_provider_failure
-from rollout.backend.harbor.usererrors import CATEGORIES
 from rollout.types import (
     ExecutionOutcome,
     ExecutionResult,
@@ -78,7 +78,7 @@ def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
 
 def outcome_of(
     facts: TrialFacts,
-    sample: RolloutSample,
+    sample: RolloutSample | None,
     *,
     grade: bool,
     secrets: list[str | None],
@@ -88,7 +88,7 @@ def outcome_of(
 
     Args:
         facts: What the trial left behind.
-        sample: What the agent made; it gets the reward.
+        sample: What the agent made, if anything; it gets the reward.
         grade: Whether a grading was asked for.
         secrets: What may not stand in a message.
         graded: The sample as a user's grader left it; ``None`` if none graded. It may be
@@ -125,8 +125,8 @@ def _reward(facts: TrialFacts) -> float | None:
     return plain_number((facts.rewards or {}).get(REWARD))
 
 
-def _graded(facts: TrialFacts, sample: RolloutSample) -> ExecutionResult:
-    """Make the grader's result of what a verifier measured."""
+def _graded(facts: TrialFacts, sample: RolloutSample | None) -> ExecutionResult:
+    """Make the grader's result of what a verifier measured, be it without any conversation."""
     rewards = facts.rewards or {}
     reward: Any = rewards.get(REWARD)
     if isinstance(reward, bool) or plain_number(reward) is None:
@@ -138,6 +138,7 @@ def _graded(facts: TrialFacts, sample: RolloutSample) -> ExecutionResult:
         result.sample = sample
         return result
     extra = {name: value for name, value in rewards.items() if name != REWARD}
+    sample = sample or RolloutSample()
     graded = attrs.evolve(
         sample,
         reward=reward,

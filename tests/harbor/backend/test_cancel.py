@@ -1,0 +1,187 @@
+"""Cancelled rollouts: where they were, what is said of it, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import trial_variants
+import trio
+from trial_support import KEY, TESTS, files_with
+
+from rollout import ExecutionRequest, RolloutContext
+from rollout.types import RolloutStatus
+
+VARIANTS = "trial_variants:"
+
+
+@pytest.fixture(autouse=True)
+def no_key_is_left(tmp_path):
+    yield
+    assert files_with(tmp_path, KEY) == []
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """An event that an environment of the test sets where it goes wrong."""
+    event = trio.Event()
+
+    def arrange(backend):
+        monkeypatch.setattr(
+            trial_variants, "reached", partial(backend.bridge.call_trio_soon, event.set)
+        )
+        return event
+
+    return arrange
+
+
+async def cancelled(rollouts, handle, disposition):
+    found = await rollouts.client.cancel_rollout(handle.rollout_id)
+    assert found.dispositions == {handle.rollout_id: disposition}
+    result = await handle
+    assert result.status is RolloutStatus.CANCELLED
+    assert result.err_category is None
+    return result
+
+
+def diagnostics(tmp_path, rollout_id="r"):
+    return json.loads((tmp_path / "kept" / rollout_id / "diagnostics.json").read_text())
+
+
+async def test_in_the_queue(make_task, make_backend, serving, signal, tmp_path):
+    make_task(solution=f"{signal.say}; sleep 3600")
+    async with serving(make_backend(max_concurrent=1, mounts=[signal.mount])) as rollouts:
+        first = await rollouts.start("first")
+        await signal.heard()
+        second = await rollouts.start("second")
+        health = await rollouts.client.health()
+        assert health["concurrency"] == {"max_concurrent": 1, "queued": 1, "running": 1}
+        result = await cancelled(rollouts, second, "cancelled_queued")
+        assert result.err_message == "cancelled while it waited for a slot"
+        assert result.agent_started_at is None
+        await cancelled(rollouts, first, "cancelled_running")
+    assert diagnostics(tmp_path, "second")["status"] == "cancelled"
+    assert diagnostics(tmp_path, "second")["phase"] == "queued"
+
+
+async def test_while_the_environment_starts(make_task, make_backend, serving, reached, tmp_path):
+    make_task()
+    backend = make_backend(kind=VARIANTS + "HangingStart")
+    async with serving(backend) as rollouts:
+        event = reached(backend)
+        handle = await rollouts.start()
+        await event.wait()
+        result = await cancelled(rollouts, handle, "cancelled_running")
+    assert result.err_message == "cancelled while its environment was set up"
+    assert result.agent_started_at is None
+    assert list((tmp_path / "trials").iterdir()) == []
+
+
+async def test_while_the_agent_runs(make_task, make_backend, serving, signal, tmp_path):
+    make_task(solution=f"{signal.say}; sleep 3600 & sleep 3600")
+    async with serving(make_backend(mounts=[signal.mount])) as rollouts:
+        handle = await rollouts.start()
+        await signal.heard()
+        result = await cancelled(rollouts, handle, "cancelled_running")
+    assert result.err_message == "cancelled while its agent ran"
+    assert result.agent_started_at is not None
+    assert list((tmp_path / "trials").iterdir()) == []
+    assert diagnostics(tmp_path)["harbor"]["errors"] == [
+        {"type": "CancelledError", "in_verifier": False}
+    ]
+
+
+async def test_while_the_verifier_runs(make_task, make_backend, serving, signal, tmp_path):
+    make_task(tests=f"{TESTS}{signal.say}; sleep 3600\n")
+    async with serving(make_backend(mounts=[signal.mount])) as rollouts:
+        handle = await rollouts.start(label="42")
+        await signal.heard()
+        await handle.wait_for_grading()
+        result = await cancelled(rollouts, handle, "cancelled_running")
+    assert result.err_message == "cancelled while its verifier ran"
+    assert result.agent_started_at is not None
+    assert result.sample is None or result.sample.reward is None
+    assert list((tmp_path / "trials").iterdir()) == []
+
+
+async def test_an_environment_that_does_not_stop_gets_a_grace_period(
+    make_task, make_backend, serving, signal, reached
+):
+    make_task(solution=f"{signal.say}; sleep 3600")
+    backend = make_backend(
+        kind=VARIANTS + "HangingStop", mounts=[signal.mount], cancel_grace_sec=0.05
+    )
+    async with serving(backend) as rollouts:
+        event = reached(backend)
+        handle = await rollouts.start()
+        await signal.heard()
+        result = await cancelled(rollouts, handle, "cancelled_running")
+        await event.wait()
+    assert result.err_message == "cancelled while its agent ran"
+
+
+async def test_all_of_them_by_a_prefix(make_task, make_backend, serving, signal):
+    make_task(solution=f"{signal.say}; sleep 3600")
+    backend = make_backend(max_concurrent=1, mounts=[signal.mount])
+    async with serving(backend) as rollouts:
+        handles = [await rollouts.start(f"group-{number}") for number in range(3)]
+        await signal.heard()
+        other = await rollouts.start("other")
+        assert backend.cancel_rollouts(prefix="group-") == {
+            "group-0": "cancelled_running",
+            "group-1": "cancelled_queued",
+            "group-2": "cancelled_queued",
+        }
+        assert [(await handle).status for handle in handles] == [RolloutStatus.CANCELLED] * 3
+        await signal.heard()
+        assert backend.cancel_rollouts(["other", "no-such"]) == {
+            "other": "cancelled_running",
+            "no-such": "not_found",
+        }
+        assert (await other).status is RolloutStatus.CANCELLED
+
+
+async def test_a_cancel_scope_around_execute(make_task, make_backend, signal, tmp_path):
+    make_task(solution=f"{signal.say}; sleep 3600")
+    backend = make_backend(mounts=[signal.mount])
+    request = ExecutionRequest(id="r", prompt=[{"role": "user", "content": "x"}], grade=False)
+    async with backend.running():
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def run():
+                    with RolloutContext(api_key=KEY, rollout_id="r"):
+                        await backend.execute(request)
+
+                nursery.start_soon(run)
+                await signal.heard()
+                assert backend.rollout_status("r") == {"status": "running"}
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert backend.rollout_status("r") is None
+    assert diagnostics(tmp_path)["status"] == "cancelled"
+    assert list((tmp_path / "trials").iterdir()) == []
+
+
+async def test_before_the_trial_has_begun(make_task, make_backend, serving, monkeypatch, tmp_path):
+    """Harbor says nothing of such a trial: there is no event, and no result."""
+    from harbor.trial.trial import Trial
+
+    make_task()
+    event, backend = trio.Event(), make_backend()
+
+    async def create(config, **_):
+        import asyncio
+
+        (config.trials_dir / config.trial_name).mkdir(parents=True)
+        backend.bridge.call_trio_soon(event.set)
+        await asyncio.Event().wait()
+
+    async with serving(backend) as rollouts:
+        monkeypatch.setattr(Trial, "create", create)
+        handle = await rollouts.start(label="42")
+        await event.wait()
+        result = await cancelled(rollouts, handle, "cancelled_queued")
+    assert result.err_message == "cancelled while its trial was set up"
+    assert list((tmp_path / "trials").iterdir()) == []
