@@ -34,7 +34,7 @@ from rollout.backend.saving import FinishedRollout
 from rollout.types import ExecutionOutcome, ExecutionRequest, RolloutSample, RolloutStatus
 from rollout.types._fields import plain_number
 
-__all__ = ["Settled", "save_outcome", "settle"]
+__all__ = ["Settled", "handed_back", "save_outcome", "settle"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class Settled:
     """What a trial left, in order.
 
     Attributes:
-        sample: What the agent made, without a reward.
+        sample: What the agent made, if anything, without a reward.
         diagnostics: What went on, for the rollout's ``diagnostics.json``.
         document: The one trajectory document that was adopted.
         facts: What Harbor said of the trial.
     """
 
-    sample: RolloutSample = field(factory=RolloutSample)
+    sample: RolloutSample | None = None
     diagnostics: dict[str, Any] = field(factory=dict)
     document: dict[str, Any] | None = field(default=None, repr=False)
     facts: TrialFacts | None = None
@@ -106,8 +106,8 @@ def settle(
         adoption = adopt_trajectory(plan)
         notes["trajectory"] = adoption.note
         settled.document = adoption.document if clean else None
-        messages = adoption.messages or _prompt(plan, agent)
-        sample = RolloutSample(messages=messages, label=plan.request.label)
+        if adoption.messages or isinstance(agent, NativeAgent):
+            sample = _conversation(plan, adoption)
     settled.sample = sample
     undecided = adoption is not None and adoption.undecided
     keep = clean and ((keep_failed and _failed(plan, facts, error)) or undecided)
@@ -204,10 +204,26 @@ def _handed_back(plan: TrialPlan, agent: AgentSpec, notes: dict[str, Any]) -> Ro
         return None
 
 
-def _prompt(plan: TrialPlan, agent: AgentSpec) -> list[dict[str, Any]]:
-    if isinstance(agent, NativeAgent) and plan.task.instruction is not None:
-        return [{"role": "user", "content": plan.task.instruction}]
-    return list(plan.request.prompt)
+def handed_back(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:
+    """Return what the agent of a trial made, for a grader that grades it. Blocking.
+
+    What a workflow handed back; the conversation that one of Harbor's own agents wrote down,
+    or the instruction alone where it wrote none.
+
+    Raises:
+        InvalidFieldError: What came out of the sandbox is no sample.
+    """
+    sample = agent.sample(plan)
+    if sample is None and isinstance(agent, NativeAgent):
+        return _conversation(plan, adopt_trajectory(plan))
+    return sample
+
+
+def _conversation(plan: TrialPlan, adoption: Adoption) -> RolloutSample:
+    messages = adoption.messages
+    if not messages and plan.task.instruction is not None:
+        messages = [{"role": "user", "content": plan.task.instruction}]
+    return RolloutSample(messages=messages or list(plan.request.prompt), label=plan.request.label)
 
 
 async def save_outcome(

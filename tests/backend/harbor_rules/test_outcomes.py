@@ -28,6 +28,13 @@ def test_a_verified_reward_is_the_reward():
     assert SAMPLE.reward is None  # the agent's sample itself is left alone
 
 
+def test_a_reward_needs_no_conversation():
+    outcome = outcome_of(TrialFacts(rewards={"reward": 1}), None, grade=True, secrets=[])
+    assert outcome.workflow.sample is None
+    assert outcome.result.sample.reward == 1.0
+    assert outcome.result.sample.messages == []
+
+
 def test_other_channels_are_kept_beside_the_reward():
     outcome = decide(rewards={"reward": 0.5, "style": 0.25})
     assert outcome.result.sample.reward == 0.5
