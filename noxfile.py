@@ -17,6 +17,17 @@ nox.options.default_venv_backend = "venv"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 OFFICIAL = "osmosis-ai[server]==0.3.8"
 HARBOR_VERSIONS = ["0.26.0", "0.24.0", "0.23.0", "0.20.0"]
+FRAMEWORKS = {
+    "openai-1": ([".", "openai==1.*"], ["tests/integrations/openai"]),
+    "openai-2": ([".", "openai==2.*"], ["tests/integrations/openai"]),
+    "openai-3": ([".", "openai==3.*"], ["tests/integrations/openai"]),
+    "openai-agents": ([".[openai-agents]"], ["tests/integrations/openai_agents"]),
+    "strands": ([".[strands]"], ["tests/integrations/strands"]),
+    "pydantic-ai": ([".[pydantic-ai]"], ["tests/integrations/pydantic_ai"]),
+    "mcp": ([".[mcp]"], ["tests/examples", "-k", "mcp"]),
+}
+"""What each installs, and what pytest is told. Each has an environment of its own, since they want
+different versions of the OpenAI SDK."""
 INTEROP_FROM = (3, 12)
 INTEROP_NAMES = ["python3.12", "python3.13", "python3.14", "python3"]
 
@@ -106,6 +117,16 @@ def harbor(session: nox.Session, version: str) -> None:
     if version != "0.20.0":  # whose documents are those of an older format
         folders.append("tests/trajectory/harbor")
     session.run("pytest", *folders, *session.posargs)
+
+
+@nox.session
+@nox.parametrize("framework", list(FRAMEWORKS))
+def integrations(session: nox.Session, framework: str) -> None:
+    """Run rollouts of a framework against a scripted endpoint; arguments go to pytest."""
+    needs, arguments = FRAMEWORKS[framework]
+    wanted = nox.project.dependency_groups(PYPROJECT, "test")
+    session.install(*needs, *(each for each in wanted if not each.startswith("pyarrow")))
+    session.run("pytest", *arguments, *session.posargs)
 
 
 @nox.session

@@ -35,7 +35,8 @@ from rollout.integrations._recording_transport import NO_KEY, Endpoint
 
 __all__ = ["AsyncioTransport"]
 
-_CHAT = "/chat/completions"
+_APIS = {"/chat/completions": "chat", "/responses": "responses"}
+_UNRECORDABLE = "/completions"
 _OK = range(200, 300)
 _DRAIN_SEC = 0.1
 
@@ -110,14 +111,25 @@ class AsyncioTransport(httpx.AsyncBaseTransport):
         recorder = self._recorder
         if recorder is None or not here or request.method != "POST":
             return await connections.send(request)
-        if not request.url.path.endswith(_CHAT):
-            recorder.note_unrecorded(request.url.path)
+        path = request.url.path
+        api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
+        if api is None:
+            if path.endswith(_UNRECORDABLE):
+                recorder.note_unrecorded(path)
             return await connections.send(request)
         body = parse(await request.aread())
         body = body if isinstance(body, dict) else {}
-        if _wants_usage(body):
+        if api == "chat" and _wants_usage(body):
             request = _asking_for_usage(request)
-        reading = _Reading(recorder, self._start(recorder, body, request))
+        retry = request.headers.get("x-stainless-retry-count", "")
+        call = recorder.start(
+            body,
+            api=api,
+            conversation=self._conversation,
+            at=datetime.now(UTC),
+            retry=int(retry) if retry.isdecimal() and retry.isascii() else 0,
+        )
+        reading = _Reading(recorder, call)
         try:
             response = await connections.send(request)
         except BaseException as error:
@@ -126,18 +138,6 @@ class AsyncioTransport(httpx.AsyncBaseTransport):
         reading.begin(response)
         response.stream = _ReadAlong(cast("httpx.AsyncByteStream", response.stream), reading)
         return response
-
-    def _start(
-        self, recorder: ConversationRecorder, body: dict[str, Any], request: httpx.Request
-    ) -> Call:
-        retry = request.headers.get("x-stainless-retry-count", "")
-        return recorder.start(
-            body,
-            api="chat",
-            conversation=self._conversation,
-            at=datetime.now(UTC),
-            retry=int(retry) if retry.isdecimal() and retry.isascii() else 0,
-        )
 
     def _guard_key(self, request: httpx.Request, *, here: bool) -> None:
         given = request.headers.get("Authorization", "")
@@ -180,7 +180,7 @@ class _Reading:
         self._decoder: Any = None
         self._body = bytearray()
         self._events: Events | None = None
-        self._streamed = StreamedAnswer("chat")
+        self._streamed = StreamedAnswer(call.api)
 
     def begin(self, response: httpx.Response) -> None:
         """Take status and headers."""
@@ -239,7 +239,7 @@ class _Reading:
 
     def _whole(self) -> Answer:
         if self._status in _OK:
-            return read_answer(bytes(self._body), "chat")
+            return read_answer(bytes(self._body), self._call.api)
         said = error_message(parse(bytes(self._body)))
         return Answer(error=f"HTTP {self._status}" + (f": {said}" if said else ""))
 

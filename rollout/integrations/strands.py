@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rollout.integrations._framework_run import AgentStream, Framework, rollout_openai, trio_tool
 from rollout.integrations._framework_source import FrameworkSource, source_of, the_rollout
@@ -111,36 +112,53 @@ async def run_agent(
 
 
 async def _run(sdk: Any, source: FrameworkSource | None, agent: Any, run: Any) -> Any:
-    history = _History(sdk, agent)
+    history = _History.of(sdk, agent)
     try:
         return await run()
     except sdk.types.exceptions.EventLoopException as error:
         failed = error.original_exception
     finally:
-        history.end(source)
+        history.hand_over(source)
     # Not inside of the handler: it is the cause of what it would then be the context of.
     raise failed
 
 
 class _History:
-    """Keeps every message of an agent's run, whatever its conversation manager drops."""
+    """Keeps every message of an agent, whatever its conversation manager drops."""
 
-    def __init__(self, sdk: Any, agent: Any) -> None:
-        self._messages = list(agent.messages)
-        self._agent = agent
-        self._running = True
-        agent.hooks.add_callback(sdk.hooks.MessageAddedEvent, self._on_message)
+    def __init__(self) -> None:
+        self._messages: list[Any] = []
 
-    def _on_message(self, event: Any) -> None:
-        if self._running:
-            self._messages.append(event.message)
+    @classmethod
+    def of(cls, sdk: Any, agent: Any) -> _History:
+        """Return the history of an agent that is about to run."""
+        found = _histories.get(agent)
+        if found is None:
+            found = _histories[agent] = cls()
+            agent.hooks.add_callback(sdk.hooks.MessageAddedEvent, found.on_message)
+        found.catch_up(agent.messages)
+        return found
 
-    def end(self, source: FrameworkSource | None) -> None:
-        """Hand it over."""
-        self._running = False
+    def on_message(self, event: Any) -> None:
+        """Take a message that the agent has added."""
+        self._messages.append(event.message)
+
+    def catch_up(self, messages: Sequence[Any]) -> None:
+        """Take over what is there without the agent having added it."""
+        known = {id(each) for each in self._messages}
+        if not any(id(each) in known for each in messages):
+            self._messages = list(messages)  # another conversation
+        else:
+            self._messages += [each for each in messages if id(each) not in known]
+
+    def hand_over(self, source: FrameworkSource | None) -> None:
+        """Deliver it as it stands."""
         if source is not None:
             messages = plain(self._messages)
             source.take_history(messages, as_chat(messages))
+
+
+_histories: WeakKeyDictionary[Any, _History] = WeakKeyDictionary()
 
 
 def _prepared(agent: Any, prompt: str | Sequence[Mapping[str, Any]]) -> Any:
@@ -196,7 +214,7 @@ async def _events(
     stream: AgentStream[dict[str, Any]],
     start: Callable[[], AsyncGenerator[dict[str, Any], None]],
 ) -> AsyncGenerator[dict[str, Any], None]:
-    history = _History(sdk, agent)
+    history = _History.of(sdk, agent)
     events = start()
     try:
         async for event in events:
@@ -208,5 +226,5 @@ async def _events(
         failed = error.original_exception
     finally:
         await events.aclose()
-        history.end(source)
+        history.hand_over(source)
     raise failed

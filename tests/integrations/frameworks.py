@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,11 +33,14 @@ from rollout import (
 )
 from rollout.client import RolloutClient
 from rollout.errors import BridgeError, IntegrationError, SampleSourceError
-from rollout.integrations.asyncio_bridge import open_asyncio_bridge
+from rollout.integrations.asyncio_bridge import get_bridge, open_asyncio_bridge
+from rollout.integrations.asyncio_client import rollout_client as rollout_asyncio_client
+from rollout.integrations.chat import chat
 from rollout.integrations.openai import rollout_client
 from rollout.trajectory import build_trajectory, trajectory_problems
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 KEY = "secret-of-this-rollout"
 SYSTEM = {"role": "system", "content": "You are brief."}
 QUESTION = {"role": "user", "content": "What is 6 + 7?"}
@@ -324,6 +329,65 @@ async def test_what_is_not_of_the_sample(kit):
     assert "right?" not in json.dumps(result.sample.messages)
 
 
+async def test_a_call_on_the_trio_side_is_recorded_too(kit, workflow):
+    @kit.adapter.trio_tool
+    async def ask() -> str:
+        """Ask another model."""
+        reply = await chat([{"role": "user", "content": "Well?"}], model="helper")
+        return reply.text
+
+    steps = (call("ask"), say("helpful"), say("It is 13"))
+    async with scripted_endpoint(*steps) as endpoint, serving(workflow(ask)) as client:
+        result = await run(client, endpoint)
+    assert result.status is RolloutStatus.SUCCESS, result.err_message
+    assert [each.body["model"] for each in endpoint.requests] == ["policy", "helper", "policy"]
+    assert result.sample.metrics["calls"] == 3
+    (aside,) = result.sample.extra_fields["other_calls"]
+    assert aside["replies"][0]["content"] == "helpful"
+    assert kit.text(result.sample.messages[-1]) == "It is 13"
+
+
+@pytest.mark.parametrize("route", ["chat", "responses"])
+async def test_a_bare_client_behind_the_bridge(kit, route):
+    async def ask(prompt):
+        client = rollout_asyncio_client()
+        if route == "chat":
+            await client.chat.completions.create(model="policy", messages=prompt)
+        else:
+            await client.responses.create(model="policy", input=prompt)
+
+    class Ask(AgentWorkflow):
+        async def run(self, ctx):
+            await get_bridge().run(ask, ctx.prompt)
+
+    async with scripted_endpoint(say("It is 13")) as endpoint, serving(Ask) as client:
+        result = await run(client, endpoint)
+    assert result.status is RolloutStatus.SUCCESS, result.err_message
+    assert endpoint.requests[0].key == KEY
+    assert result.sample.messages == [QUESTION, {"role": "assistant", "content": "It is 13"}]
+    assert result.sample.metrics["completion_tokens"] == 3
+
+
+async def test_the_example_of_the_page(kit, monkeypatch):
+    """Each page's example is a whole server; it is served and asked."""
+    name = kit.adapter.__name__
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if f"from {name} import" in block]
+    namespace = {"__name__": "documented"}
+    exec(code, namespace)
+    steps = (call("multiply", left=6, right=7), say("It is 42"))
+    async with (
+        scripted_endpoint(*steps) as endpoint,
+        served(namespace["app"]) as url,
+        RolloutClient(url=url) as client,
+    ):
+        result = await run(client, endpoint)
+    assert result.status is RolloutStatus.SUCCESS, result.err_message
+    last = endpoint.requests[1].body["messages"][-1]
+    assert (last["role"], words(last["content"])) == ("tool", "42")
+    assert kit.text(result.sample.messages[-1]) == "It is 42"
+
+
 async def test_runs_beside_each_other_are_all_kept(kit):
     class Twice(AgentWorkflow):
         async def run(self, ctx):
@@ -501,18 +565,38 @@ async def test_cancelling_a_rollout_in_the_middle_of_a_tool(kit, workflow):
     assert len(endpoint.requests) == 1
 
 
-async def test_a_deadline_in_mid_call(kit, workflow):
-    steps = (say("warm"), stall(), say("It is 13"))
-    async with scripted_endpoint(*steps) as endpoint:
-        async with serving(workflow(), max_concurrent=1) as client:
-            await run(client, endpoint)  # what is loaded on first use is there from here on
-            result = await run(client, endpoint, agent_timeout_sec=1)
-            assert result.status is RolloutStatus.FAILURE
-            assert result.err_category is RolloutErrorCategory.TIMEOUT
+async def test_a_deadline_in_mid_call(kit):
+    class Hurried(AgentWorkflow):
+        async def run(self, ctx):
+            agent = kit.agent(kit.adapter.rollout_model("policy"), ())
+            with trio.fail_after(3600) as scope:
+                deadlines.append(scope)
+                await kit.adapter.run_agent(agent, ctx.prompt)
+
+    deadlines = []
+    async with scripted_endpoint(stall(), say("It is 13")) as endpoint:
+        async with serving(Hurried, max_concurrent=1) as client:
+            handle = await start(client, endpoint, fresh_id())
+            await (await endpoint.received()).stalled.wait()
+            deadlines[0].deadline = trio.current_time()
+            result = await handle
+            assert (result.status, result.err_category) == (
+                RolloutStatus.FAILURE,
+                RolloutErrorCategory.TIMEOUT,
+            )
             with trio.fail_after(20):
-                await (await endpoint.received(1)).gone.wait()
+                await endpoint.requests[0].gone.wait()
             result = await run(client, endpoint)
             assert result.status is RolloutStatus.SUCCESS, result.err_message
+
+
+async def test_the_time_of_the_agent_is_up(kit, workflow):
+    async with scripted_endpoint(stall()) as endpoint:
+        async with serving(workflow()) as client:
+            result = await run(client, endpoint, agent_timeout_sec=0.5)
+        await endpoint.all_closed()
+    assert result.status is RolloutStatus.FAILURE
+    assert result.err_category is RolloutErrorCategory.TIMEOUT
 
 
 async def test_many_rollouts_with_keys_of_their_own(kit, workflow):

@@ -8,7 +8,7 @@ pytest.importorskip("strands", reason='needs pip install "trio-rollout[strands]"
 
 import strands
 from integrations.frameworks import *  # noqa: F403
-from integrations.frameworks import KEY, Kit, run, serving, trajectory
+from integrations.frameworks import KEY, Kit, run, serving, trajectory, words
 from integrations.scripted import say, scripted_endpoint
 from strands.agent.conversation_manager import SlidingWindowConversationManager
 
@@ -50,7 +50,10 @@ async def test_an_agent_goes_on_with_its_conversation():
 
 
 async def test_what_the_conversation_manager_drops_stays_in_the_sample():
-    async with scripted_endpoint(say("one"), say("two")) as endpoint, open_asyncio_bridge():
+    async with (
+        scripted_endpoint(say("one"), say("two"), say("three")) as endpoint,
+        open_asyncio_bridge(),
+    ):
         with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as context:
             agent = make_agent(
                 adapter.rollout_model("policy"),
@@ -59,7 +62,8 @@ async def test_what_the_conversation_manager_drops_stays_in_the_sample():
                 conversation_manager=SlidingWindowConversationManager(window_size=2),
             )
             await adapter.run_agent(agent, "first?")
-            await adapter.run_agent(agent, "second?")
+            for question in ("second?", "third?"):
+                await adapter.run_agent(agent, question)
             sample = await context.get_sample()
     assert len(agent.messages) == 2
     assert [each["content"][0]["text"] for each in sample.messages] == [
@@ -67,8 +71,34 @@ async def test_what_the_conversation_manager_drops_stays_in_the_sample():
         "one",
         "second?",
         "two",
+        "third?",
+        "three",
     ]
+    assert "other_runs" not in sample.extra_fields
     assert [step["source"] for step in trajectory(sample)["steps"]] == [
         "system",
-        *["user", "agent"] * 2,
+        *["user", "agent"] * 3,
     ]
+
+
+async def test_a_new_conversation_of_the_same_agent():
+    async with scripted_endpoint(say("one"), say("two")) as endpoint, open_asyncio_bridge():
+        with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as context:
+            agent = make_agent(adapter.rollout_model("policy"), ())
+            await adapter.run_agent(agent, "first?")
+            agent.messages.clear()
+            await adapter.run_agent(agent, "second?")
+            sample = await context.get_sample()
+    assert [each["content"][0]["text"] for each in sample.messages] == ["second?", "two"]
+    assert len(sample.extra_fields["other_runs"]) == 1
+
+
+async def test_system_messages_join_the_system_prompt():
+    async with scripted_endpoint(say("one")) as endpoint, open_asyncio_bridge():
+        with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY):
+            agent = make_agent(adapter.rollout_model("policy"), (), system_prompt="Be brief.")
+            prompt = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "?"}]
+            await adapter.run_agent(agent, prompt)
+            await adapter.run_agent(agent, prompt)
+    for request in endpoint.requests:
+        assert words(request.body["messages"][0]["content"]) == "Be brief.\n\nBe kind."

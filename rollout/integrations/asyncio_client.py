@@ -1,0 +1,68 @@
+"""The OpenAI SDK for asyncio code behind a bridge: for frameworks that have no module here.
+
+Many take a client of the OpenAI SDK, or are code around one. `rollout_client` makes one that is
+bound to the rollout that runs here and that records what is said over it::
+
+    async def on_asyncio(prompt):
+        await some_framework(client=rollout_client(), messages=prompt)
+
+    class Solve(AgentWorkflow):
+        async def run(self, ctx):
+            await get_bridge().run(on_asyncio, ctx.prompt)
+            # The recorded conversation is the sample.
+
+On trio, where the SDK runs as well, use `rollout.integrations.openai`.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollout.errors import IntegrationError
+from rollout.integrations._framework_run import rollout_openai, trio_tool
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+__all__ = ["rollout_client", "trio_tool"]
+
+
+def rollout_client(
+    *,
+    record: bool = True,
+    timeout_sec: float | None = 600.0,
+    max_retries: int = 2,
+    **options: Any,
+) -> AsyncOpenAI:
+    """Return a client of the OpenAI SDK, for asyncio, that is bound to the rollout that runs here.
+
+    Make one wherever it is needed, on either side of the bridge: it costs about a millisecond,
+    since the connections belong to the bridge and are closed with it. Use it in the bridge's loop
+    alone. Nothing has to be closed.
+
+    Args:
+        record: Whether its chat completions are recorded. The recorded conversation is the
+            sample, unless an adapter of a framework delivers a history of its own.
+        timeout_sec: How long to wait for each part of an answer, in seconds; ``None`` for as
+            long as it takes.
+        max_retries: How often the SDK tries again after 408, 409, 429, 5xx and lost
+            connections.
+        options: Further arguments of ``openai.AsyncOpenAI``.
+
+    Raises:
+        IntegrationError: No rollout is running here, or the SDK is not installed.
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
+    try:
+        client: AsyncOpenAI = rollout_openai(
+            record=record, timeout_sec=timeout_sec, max_retries=max_retries, **options
+        )
+    except ModuleNotFoundError as error:
+        if error.name != "openai":
+            raise
+        raise IntegrationError(
+            'the OpenAI SDK is not installed: pip install "trio-rollout[openai]"'
+        ) from None
+    return client

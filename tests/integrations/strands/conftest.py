@@ -1,0 +1,5 @@
+"""The tests that all frameworks share explain their failures too."""
+
+import pytest
+
+pytest.register_assert_rewrite("integrations.frameworks")
