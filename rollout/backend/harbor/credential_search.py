@@ -25,8 +25,9 @@ from typing import IO, Any
 from attrs import define, field, frozen
 
 from rollout.backend.harbor.credential_forms import Forms
+from rollout.backend.harbor.errors import UnverifiableError
 
-__all__ = ["Limits", "Search", "Seen", "UnverifiableError", "rewrite"]
+__all__ = ["Limits", "Search", "Seen", "rewrite"]
 
 _PIECE = 1 << 20
 _HEAD = 512
@@ -64,10 +65,6 @@ _CLOSED = {
     b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7": "a database's journal",
 }
 _NO_TEXT = (b"%PDF", _SQLITE)
-
-
-class UnverifiableError(Exception):
-    """Nobody can say whether a file is clean; the message says why."""
 
 
 @frozen(kw_only=True)

@@ -21,7 +21,8 @@ from attrs import define, field, frozen
 
 from rollout._trees import remove_tree, tame_tree
 from rollout.backend.harbor.credential_forms import SHORTEST, Forms
-from rollout.backend.harbor.credential_search import Limits, Search, UnverifiableError, rewrite
+from rollout.backend.harbor.credential_search import Limits, Search, rewrite
+from rollout.backend.harbor.errors import UnverifiableError
 
 __all__ = ["ScrubReport", "scrub_folder"]
 

@@ -1,4 +1,4 @@
-"""Errors of users' code within a trial, by category.
+"""Errors of this package: of users' code within a trial, of tasks, of files.
 
 A trial keeps the bare name of an exception's class and its text. So there is one class for
 each category, and `rollout.backend.harbor.outcomes` reads the category off the name.
@@ -6,6 +6,7 @@ each category, and `rollout.backend.harbor.outcomes` reads the category off the 
 
 from __future__ import annotations
 
+from rollout.errors import RolloutError
 from rollout.types import RolloutErrorCategory
 
 __all__ = [
@@ -15,6 +16,9 @@ __all__ = [
     "GraderNotRunError",
     "GraderTimeoutError",
     "GraderValidationError",
+    "TaskFetchError",
+    "UnfitTaskError",
+    "UnverifiableError",
     "UserCodeError",
     "WorkflowAgentError",
     "WorkflowHttpError",
@@ -103,3 +107,22 @@ def workflow_error(category: RolloutErrorCategory, message: str) -> UserCodeErro
 def grader_error(category: RolloutErrorCategory, message: str) -> UserCodeError:
     """Make the error of a grader, likewise."""
     return _GRADER.get(category, GraderAgentError)(message)
+
+
+class UnverifiableError(Exception):
+    """Nobody can say whether a file is clean; the message says why."""
+
+
+class TaskFetchError(RolloutError, RuntimeError):
+    """A task could not be downloaded; the message says why, without any credentials.
+
+    Raised by `fetch_task`.
+    """
+
+
+class UnfitTaskError(ValueError):
+    """A folder cannot be used as a task; the message says what is wrong, and where in it.
+
+    Raised by `check_tree`, `copy_tree` and `rollout.backend.harbor.task_files.describe`; the
+    callers of those make an error of it that says whose task it is.
+    """

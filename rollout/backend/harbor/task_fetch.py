@@ -32,9 +32,10 @@ from attrs import define
 
 from rollout._groups import sole_error
 from rollout._redaction import redact
+from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
 from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.task_files import TaskFacts, describe, filled
-from rollout.backend.harbor.task_links import UnfitTaskError, check_tree, copy_tree
+from rollout.backend.harbor.task_links import check_tree, copy_tree
 from rollout.backend.harbor.task_references import (
     GitTask,
     PackageTask,
@@ -42,21 +43,14 @@ from rollout.backend.harbor.task_references import (
     task_name,
     without_credentials,
 )
-from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutError
+from rollout.errors import BackendConfigurationError, InvalidFieldError
 
-__all__ = ["TaskFetchError", "fetch_task", "unfetched"]
+__all__ = ["fetch_task", "unfetched"]
 
 _FIELD = "metadata.harbor_task"
 _WHOLE_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.IGNORECASE)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_REASON = 500
-
-
-class TaskFetchError(RolloutError, RuntimeError):
-    """A task could not be downloaded; the message says why, without any credentials.
-
-    Raised by `fetch_task`.
-    """
 
 
 def unfetched(reference: PackageTask | GitTask) -> ResolvedTask:

@@ -14,8 +14,9 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from rollout.backend.harbor.errors import UnfitTaskError
 from rollout.backend.harbor.plan import ResolvedTask
-from rollout.backend.harbor.task_links import UnfitTaskError, check_tree
+from rollout.backend.harbor.task_links import check_tree
 from rollout.backend.harbor.validation import has_harbor, problems_of
 
 __all__ = [

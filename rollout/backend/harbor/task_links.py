@@ -13,19 +13,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["UnfitTaskError", "check_tree", "copy_tree"]
+from rollout.backend.harbor.errors import UnfitTaskError
+
+__all__ = ["check_tree", "copy_tree"]
 
 _BLOCK = 1024 * 1024
 _DEEPEST = 100
 """How deep folders may lie; those who walk through a task do so folder by folder."""
-
-
-class UnfitTaskError(ValueError):
-    """A folder cannot be used as a task; the message says what is wrong, and where in it.
-
-    Raised by `check_tree`, `copy_tree` and `rollout.backend.harbor.task_files.describe`; the
-    callers of those make an error of it that says whose task it is.
-    """
 
 
 def check_tree(folder: Path) -> None:

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 import attrs
 
+from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
 from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.prompts import fill_template, instruction_of
-from rollout.backend.harbor.task_fetch import TaskFetchError, fetch_task, unfetched
+from rollout.backend.harbor.task_fetch import fetch_task, unfetched
 from rollout.backend.harbor.task_files import (
     INSTRUCTION,
     TASK_FILE,
@@ -27,7 +28,7 @@ from rollout.backend.harbor.task_files import (
     describe,
     filled,
 )
-from rollout.backend.harbor.task_links import UnfitTaskError, copy_tree
+from rollout.backend.harbor.task_links import copy_tree
 from rollout.backend.harbor.task_references import LocalTask, parse_task, relative_path
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rollout.backend.harbor.errors import UnfitTaskError
 from rollout.backend.harbor.task_files import describe
-from rollout.backend.harbor.task_links import UnfitTaskError
 
 ALLOW = 'network_mode = "allowlist"\nallowed_hosts = ["a.example"]\n'
 OFF = 'network_mode = "no-network"\n'

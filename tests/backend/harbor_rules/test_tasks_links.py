@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.backend.harbor.task_links import UnfitTaskError, check_tree, copy_tree
+from rollout.backend.harbor.errors import UnfitTaskError
+from rollout.backend.harbor.task_links import check_tree, copy_tree
 
 
 @pytest.fixture

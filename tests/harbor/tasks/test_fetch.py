@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from rollout.backend.harbor import task_fetch
+from rollout.backend.harbor.errors import TaskFetchError
 from rollout.backend.harbor.plan import ResolvedTask
-from rollout.backend.harbor.task_fetch import TaskFetchError, fetch_task
+from rollout.backend.harbor.task_fetch import fetch_task
 from rollout.backend.harbor.tasks import TaskSource
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
