@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("integrations.frameworks")
+pytest.register_assert_rewrite("integrations.framework_ends", "integrations.framework_samples")

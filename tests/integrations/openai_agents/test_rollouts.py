@@ -7,8 +7,9 @@ import pytest
 pytest.importorskip("agents", reason='needs pip install "trio-rollout[openai-agents]"')
 
 import agents
-from integrations.frameworks import *  # noqa: F403
-from integrations.frameworks import KEY, QUESTION, Kit, run, serving, trajectory
+from integrations.framework_ends import *  # noqa: F403
+from integrations.framework_samples import *  # noqa: F403
+from integrations.frameworks import KEY, QUESTION, Kit, run, serving, trajectory, workflow  # noqa: F401
 from integrations.scripted import call, say, scripted_endpoint
 
 from rollout import AgentWorkflow, RolloutContext

@@ -7,8 +7,9 @@ import pytest
 pytest.importorskip("strands", reason='needs pip install "trio-rollout[strands]"')
 
 import strands
-from integrations.frameworks import *  # noqa: F403
-from integrations.frameworks import KEY, Kit, run, serving, trajectory, words
+from integrations.framework_ends import *  # noqa: F403
+from integrations.framework_samples import *  # noqa: F403
+from integrations.frameworks import KEY, Kit, run, serving, trajectory, words, workflow  # noqa: F401
 from integrations.scripted import say, scripted_endpoint
 from strands.agent.conversation_manager import SlidingWindowConversationManager
 
