@@ -32,14 +32,11 @@ __all__ = ["command"]
 _NOTE = "The model is a script that does sums and errs on purpose; everything else is real."
 _REAL_NOTE = "It is a real language model; its answers are tool calls."
 _FIRST = (
-    "rollout: SmolLM2-135M-Instruct runs on this machine: {size:.0f} MiB of weights, about 370 MB "
+    "rollout: SmolLM2-135M-Instruct runs on this machine: {size:.0f} MiB of weights, about 270 MB "
     "of memory; starting it"
 )
 _BAR_WIDTH = 18
-_OF_ROLLOUTS = (
-    *("rollouts", "max_in_flight", "model_name", "samples_per_question", "temperature"),
-    "as_json",
-)
+_OF_ROLLOUTS = ("rollouts", "max_in_flight", "samples_per_question", "temperature", "as_json")
 _OF_CHAT = ("bind", "api_key_env")
 _OF_SCRIPT = ("error_rate", "think_sec")
 _OF_REAL = ("temperature",)
@@ -167,17 +164,24 @@ def command(
     serving = "with --serve-chat" if chat_alone else "without --serve-chat"
     _refuse_idle(ctx, _OF_ROLLOUTS if chat_alone else _OF_CHAT, serving)
     quiet_http()
-    if chat_alone:
-        serve_chat(script, bind, api_key_env)
-        return
     real = model_name == SMOLLM2
     _refuse_idle(ctx, _OF_SCRIPT if real else _OF_REAL, f"with --model {model_name}")
+    if chat_alone and real:
+        _refuse_idle(ctx, ("seed",), f"with --serve-chat and --model {model_name}")
+    model = (
+        RealModel(weights=find_weights(), seed=seed, temperature=temperature) if real else script
+    )
+    if chat_alone:
+        _say_what_it_takes(model)
+        serve_chat(model, bind, api_key_env)
+        return
     plan = DemoPlan(
         rollouts=rollouts,
         max_in_flight=max_in_flight,
         samples_per_question=samples_per_question,
-        model=_real_model(seed, temperature) if real else script,
+        model=model,
     )
+    _say_what_it_takes(model)
     report = DemoReport(rollouts=rollouts)
     run_async(_run, plan, report, _LiveProgress(rollouts, silent=as_json))
     if as_json:
@@ -205,11 +209,9 @@ def _refuse_idle(ctx: click.Context, others: tuple[str, ...], mode: str) -> None
             raise click.UsageError(f"{option} does nothing {mode}", ctx)
 
 
-def _real_model(seed: int, temperature: float) -> RealModel:
-    """Find the real model, and say what it takes before it starts."""
-    model = RealModel(weights=find_weights(), seed=seed, temperature=temperature)
-    click.echo(_FIRST.format(size=model.weights.stat().st_size / 2**20), err=True)
-    return model
+def _say_what_it_takes(model: ScriptedModel | RealModel) -> None:
+    if isinstance(model, RealModel):
+        click.echo(_FIRST.format(size=model.weights.stat().st_size / 2**20), err=True)
 
 
 def _figures(plan: DemoPlan, report: DemoReport) -> dict[str, Any]:

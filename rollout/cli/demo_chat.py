@@ -1,4 +1,4 @@
-"""``rollout demo --serve-chat``: the scripted model's chat endpoint, alone."""
+"""``rollout demo --serve-chat``: the chat endpoint of the scripted or the real model, alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rollout.cli.interrupts import interrupts
 from rollout.cli.options import secret_from_env
 from rollout.demo.arithmetic import ScriptedModel
 from rollout.demo.chat import create_chat_app
+from rollout.demo.model import RealModel, model_server
 
 __all__ = ["DEFAULT_BIND", "serve_chat"]
 
@@ -23,12 +24,13 @@ DEFAULT_BIND = "127.0.0.1:9000"
 """Where it listens by default."""
 
 _GRACE_SEC = 0.5
+_SLOTS = 8
 _HIGHEST_PORT = 65_535
 _KEEP_ALIVE_SEC = 75.0
 """Longer than httpx keeps an idle connection, so that no request meets one that is closing."""
 
 
-def serve_chat(model: ScriptedModel, bind: str, api_key_env: str | None) -> None:
+def serve_chat(model: ScriptedModel | RealModel, bind: str, api_key_env: str | None) -> None:
     """Serve the endpoint until SIGINT or SIGTERM; one line on stdout says where.
 
     Raises:
@@ -42,7 +44,18 @@ def serve_chat(model: ScriptedModel, bind: str, api_key_env: str | None) -> None
             f"--bind {bind} is open to other machines, so it needs a key: name the variable "
             "that holds it with --api-key-env"
         )
-    run_async(_serve, model, bind, key)
+    if isinstance(model, RealModel):
+        run_async(_serve_real, model, host, int(bind.rpartition(":")[2]), key)
+    else:
+        run_async(_serve, model, bind, key)
+
+
+async def _serve_real(model: RealModel, host: str, port: int, key: str | None) -> None:
+    async with interrupts() as signals:
+        with signals.work:
+            async with model_server(model, slots=_SLOTS, api_key=key, host=host, port=port) as url:
+                click.echo(f"listening on {url}/v1")
+                await trio.sleep_forever()
 
 
 async def _serve(model: ScriptedModel, bind: str, key: str | None) -> None:

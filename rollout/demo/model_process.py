@@ -50,6 +50,7 @@ def _serve(settings: dict[str, Any]) -> Any:
     params.n_ctx = settings["slots"] * settings["tokens_per_slot"]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, others need the processors
+    params.cache_ram_mib = 0  # by default it keeps prompts that it has seen, up to gigabytes
     params.warmup = False
     params.verbosity = _QUIET
     return xllamacpp.Server(params)

@@ -155,7 +155,10 @@ def test_groups_with_the_script(cli):
             ["--model", "smollm2", "--think-sec", "0"],
             "--think-sec does nothing with --model smollm2",
         ),
-        (["--model", "smollm2", "--serve-chat"], "--model does nothing with --serve-chat"),
+        (
+            ["--model", "smollm2", "--serve-chat", "--seed", "1"],
+            "--seed does nothing with --serve-chat and --model smollm2",
+        ),
         (
             ["--samples-per-question", "2", "--serve-chat"],
             "--samples-per-question does nothing with --serve-chat",

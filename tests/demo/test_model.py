@@ -133,7 +133,7 @@ def test_it_says_first_what_it_takes(cli, fake):
     done = cli(*REAL, "--rollouts", "2")
     assert done.exit_code == 0
     assert done.stderr == (
-        "rollout: SmolLM2-135M-Instruct runs on this machine: 1 MiB of weights, about 370 MB of "
+        "rollout: SmolLM2-135M-Instruct runs on this machine: 1 MiB of weights, about 270 MB of "
         "memory; starting it\n"
     )
     table = " ".join(done.stdout.split())
@@ -272,6 +272,38 @@ trio.lowlevel.open_process = functools.partial(original, pass_fds=[{write}])
 from rollout.cli import main
 main(sys.argv[1:], prog_name="rollout")
 """
+
+
+# --- the endpoint alone ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_chat(fake, number):
+    with subprocess.Popen(
+        command_line(*REAL, "--serve-chat", "--bind", "127.0.0.1:0", "--api-key-env", "KEY"),
+        env=environment(PYTHONPATH=environment()["PYTHONPATH"], KEY="a-key"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        assert url.endswith("/v1")
+        question = [{"role": "user", "content": "What is 3 + 4?"}]
+        body = {"model": "smollm2", "messages": question, "seed": 2}
+        body["response_format"] = {"type": "json_schema"}
+        with httpx.Client(trust_env=False, headers={"Authorization": "Bearer a-key"}) as http:
+            reply = http.post(f"{url}/chat/completions", json=body).json()
+        assert json.loads(reply["choices"][0]["message"]["content"])["number"] == 7
+        process.send_signal(number)
+        assert process.wait() == 0
+    assert is_gone(fake)
+
+
+def test_serve_chat_to_others_needs_a_key(cli, fake):
+    done = cli(*REAL, "--serve-chat", "--bind", "0.0.0.0:0")
+    assert done.exit_code == 2
+    assert "so it needs a key" in done.stderr
+    assert not (fake / "pid").exists()
 
 
 # --- for real -------------------------------------------------------------------------------
