@@ -128,6 +128,12 @@ def write(folder: Path) -> None:
     print(json.dumps(report))
 
 
+def alone(*options: str) -> bytes:
+    """Run a part in a process of its own; a process that is started inherits the peak."""
+    command = [sys.executable, str(Path(__file__).resolve()), *options]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+
+
 def look(report: Path) -> dict[str, float] | None:
     """Open the report in a browser; ``None`` if there is none."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -158,10 +164,14 @@ def main() -> int:
     parser.add_argument("--attempts", type=int, nargs="+", default=[2_000, 200_000])
     parser.add_argument("--dir", type=Path, help="where to keep the files while it runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--draw", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.folder is not None:
-        write(args.folder)
+    if args.draw is not None:
+        write_run(args.draw, args.attempts[0])
+        return 0
+    if args.write is not None:
+        write(args.write)
         return 0
     if not args.json:
         print("attempts  write s  peak MiB: before   after  page MiB", end="")
@@ -170,10 +180,9 @@ def main() -> int:
     for attempts in args.attempts:
         with tempfile.TemporaryDirectory(dir=args.dir) as temporary:
             folder = Path(temporary) / "run"
-            write_run(folder, attempts)
-            command = [sys.executable, str(Path(__file__).resolve()), "--folder", str(folder)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            report = {"attempts": attempts, **json.loads(done.stdout)}
+            alone("--draw", str(folder), "--attempts", str(attempts))
+            written = json.loads(alone("--write", str(folder)))
+            report = {"attempts": attempts, **written}
             report["browser"] = looked = look(folder / "report.html")
         reports.append(report)
         if args.json:

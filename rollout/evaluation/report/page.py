@@ -66,6 +66,7 @@ def write_report(folder: Path) -> Path:
 
     Raises:
         EvaluationError: The folder holds no run.
+        EvaluationDamagedError: Its journal was replaced while it was read.
         OSError: The file cannot be written.
     """
     path = folder / REPORT
