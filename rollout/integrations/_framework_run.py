@@ -54,8 +54,10 @@ class Framework:
         Raises:
             IntegrationError: It is missing, or its version or that of the OpenAI SDK is wrong.
         """
-        self._check(self.distribution, self.versions)
-        self._check("openai", self.openai)
+        if self not in _checked:
+            self._check(self.distribution, self.versions)
+            self._check("openai", self.openai)
+            _checked.add(self)
         return importlib.import_module(self.module + submodule)
 
     def _check(self, distribution: str, versions: tuple[str, str]) -> None:
@@ -71,6 +73,10 @@ class Framework:
                 f">= {low} and < {high}: {advice}, in an environment of its own if another "
                 "package there wants other versions"
             )
+
+
+_checked: set[Framework] = set()
+"""Whose versions are right; looking them up takes milliseconds."""
 
 
 def _number(text: str) -> tuple[int, ...]:

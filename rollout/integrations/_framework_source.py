@@ -82,14 +82,6 @@ class _History:
     chat: list[dict[str, Any]]
 
 
-@frozen
-class _Sent:
-    """What a request says beside its history."""
-
-    head: dict[str, Any] | None
-    tools: list[Any]
-
-
 class FrameworkSource(ConversationRecorder):
     """Records the calls of a framework, and takes its histories.
 
@@ -100,7 +92,8 @@ class FrameworkSource(ConversationRecorder):
         super().__init__(secrets=secrets)
         self._lock = threading.Lock()
         self._histories: list[_History] = []
-        self._beside: dict[int, _Sent] = {}
+        self._heads: dict[int, dict[str, Any] | None] = {}
+        self._head: dict[str, Any] | None = None
 
     def start(
         self, body: dict[str, Any], *, api: str, conversation: str, at: datetime, retry: int = 0
@@ -108,7 +101,10 @@ class FrameworkSource(ConversationRecorder):
         """Take a request that is about to be sent, see `ConversationRecorder.start`."""
         with self._lock:
             call = super().start(body, api=api, conversation=conversation, at=at, retry=retry)
-            self._beside[call.number] = _beside(body)
+            head = _system_message(body)
+            if head != self._head:
+                self._head = head
+            self._heads[call.number] = self._head  # the same object, again and again
         return call
 
     def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
@@ -159,9 +155,9 @@ class FrameworkSource(ConversationRecorder):
             problems = [call.problem() for call in self.calls if call.outcome != "complete"]
             if problems:
                 extra["call_problems"] = problems[-_MOST_OTHERS:]
-            tools = next((self._beside[n].tools for n in reversed(used) if n in self._beside), None)
-            if tools:
-                extra["tools"] = tools
+            offered = [call.tools for call in self.calls if call.number in used and call.tools]
+            if offered:
+                extra["tools"] = offered[-1]
             return RolloutSample(
                 messages=copy.deepcopy(last.messages),
                 trajectory_messages=copy.deepcopy(chat),
@@ -193,19 +189,18 @@ class FrameworkSource(ConversationRecorder):
             wire = {key: value for key, value in choice.messages[0].items() if value is not None}
             told.append(call.enriched({**wire, **message}, choice))
             unstamped = len(told)
-            head = self._beside[call.number].head
+            head = self._heads.get(call.number)
             if len(used) == 1 and head is not None and told[0].get("role") not in _SYSTEM:
                 told.insert(0, call.enriched(head, None))
                 unstamped += 1
         return told, used
 
 
-def _beside(body: dict[str, Any]) -> _Sent:
-    messages, tools = body.get("messages"), body.get("tools")
+def _system_message(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the system message that a request begins with."""
+    messages = body.get("messages")
     head = messages[0] if isinstance(messages, list) and messages else None
-    if not isinstance(head, dict) or head.get("role") not in _SYSTEM:
-        head = None
-    return _Sent(head, tools if isinstance(tools, list) else [])
+    return head if isinstance(head, dict) and head.get("role") in _SYSTEM else None
 
 
 def _aside(call: Call) -> dict[str, Any]:

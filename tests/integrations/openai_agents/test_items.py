@@ -97,6 +97,7 @@ def test_a_wrong_version_is_said(monkeypatch, installed, problem):
         return installed[name]
 
     monkeypatch.setattr("rollout.integrations._framework_run.version", version)
+    monkeypatch.setattr("rollout.integrations._framework_run._checked", set())
     framework = Framework("trio", "trio", "some-extra", ("0.2", "1"), ("3", "4"))
     if problem is None:
         assert framework.load().__name__ == "trio"
