@@ -166,12 +166,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--draw", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--look", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.draw is not None:
         write_run(args.draw, args.attempts[0])
         return 0
     if args.write is not None:
         write(args.write)
+        return 0
+    if args.look is not None:
+        print(json.dumps(look(args.look)))
         return 0
     if not args.json:
         print("attempts  write s  peak MiB: before   after  page MiB", end="")
@@ -183,7 +187,7 @@ def main() -> int:
             alone("--draw", str(folder), "--attempts", str(attempts))
             written = json.loads(alone("--write", str(folder)))
             report = {"attempts": attempts, **written}
-            report["browser"] = looked = look(folder / "report.html")
+            report["browser"] = looked = json.loads(alone("--look", str(folder / "report.html")))
         reports.append(report)
         if args.json:
             continue
