@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import Any
@@ -28,6 +29,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_stdin, daemon=True).start()
+    _check_address(settings["host"], settings["port"])
     server = _serve(settings)
     print(f"listening on {server.listening_address}", flush=True)  # noqa: T201 - the protocol
     threading.Event().wait()
@@ -36,6 +38,17 @@ def main() -> None:
 def _end_with_stdin() -> None:
     sys.stdin.read()
     os._exit(0)  # there is nothing to tidy up, and a generation would hold up an ordinary exit
+
+
+def _check_address(host: str, port: int) -> None:
+    """End with the reason where nothing can listen; the library itself gives none."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        sys.exit(f"cannot listen on {host}:{port}: {error.strerror or error}")
 
 
 def _serve(settings: dict[str, Any]) -> Any:

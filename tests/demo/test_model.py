@@ -299,6 +299,15 @@ def test_serve_chat(fake, number):
     assert is_gone(fake)
 
 
+async def test_a_port_that_is_taken(fake):
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    port = listener.socket.getsockname()[1]
+    async with listener:
+        with pytest.raises(RolloutServerError, match=f"cannot listen on 127.0.0.1:{port}: Addr"):
+            async with model_server(real_model(), slots=1, api_key="k", port=port):
+                pytest.fail("the port is taken")
+
+
 def test_serve_chat_to_others_needs_a_key(cli, fake):
     done = cli(*REAL, "--serve-chat", "--bind", "0.0.0.0:0")
     assert done.exit_code == 2
