@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -122,6 +123,23 @@ async def test_cancelling_in_mid_call_ends_the_server(tool, tmp_path):
         health = await client.health()
     assert result.status is RolloutStatus.CANCELLED
     assert health["lifecycle"]["active_rollouts"] == 0
+
+
+async def test_a_cancelled_call_leaves_a_client_usable(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    module = example("mcp_tools")
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    port = listener.socket.getsockname()[1]
+    server = module.StdioServerParameters(command=sys.executable, args=[str(script)])
+    async with listener, module.Client(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.call_tool, "hang", {"port": port})
+        async with await listener.accept() as process:
+            assert await process.receive_some()
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                tools = (await client.list_tools()).tools
+    assert [tool.name for tool in tools] == ["hang", "block"]
 
 
 async def test_cancelling_while_the_model_answers_ends_the_server(tmp_path):
