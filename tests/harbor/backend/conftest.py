@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import tempfile
 from contextlib import asynccontextmanager
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Items .* on TypedDict:UserWarning"))
 
 
 @pytest.fixture
@@ -73,7 +75,13 @@ def make_task(tmp_path):
 
 
 @pytest.fixture
-def signal(tmp_path):
+def version():
+    """The version of Harbor."""
+    return tuple(int(part) for part in metadata.version("harbor").split(".")[:2])
+
+
+@pytest.fixture
+def pipe(tmp_path):
     return Signal(tmp_path / "signal")
 
 
@@ -107,7 +115,7 @@ def serving():
     async def serve(backend, **options):
         app = make_app(backend, **options)
         async with served(app) as url, RolloutClient(url=url) as client:
-            yield Rollouts(client, backend)
+            yield Rollouts(url, client, backend)
 
     return serve
 

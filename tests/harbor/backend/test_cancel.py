@@ -49,11 +49,11 @@ def diagnostics(tmp_path, rollout_id="r"):
     return json.loads((tmp_path / "kept" / rollout_id / "diagnostics.json").read_text())
 
 
-async def test_in_the_queue(make_task, make_backend, serving, signal, tmp_path):
-    make_task(solution=f"{signal.say}; sleep 3600")
-    async with serving(make_backend(max_concurrent=1, mounts=[signal.mount])) as rollouts:
+async def test_in_the_queue(make_task, make_backend, serving, pipe, tmp_path):
+    make_task(solution=f"{pipe.say}; sleep 3600")
+    async with serving(make_backend(max_concurrent=1, mounts=[pipe.mount])) as rollouts:
         first = await rollouts.start("first")
-        await signal.heard()
+        await pipe.heard()
         second = await rollouts.start("second")
         health = await rollouts.client.health()
         assert health["concurrency"] == {"max_concurrent": 1, "queued": 1, "running": 1}
@@ -78,11 +78,11 @@ async def test_while_the_environment_starts(make_task, make_backend, serving, re
     assert list((tmp_path / "trials").iterdir()) == []
 
 
-async def test_while_the_agent_runs(make_task, make_backend, serving, signal, tmp_path):
-    make_task(solution=f"{signal.say}; sleep 3600 & sleep 3600")
-    async with serving(make_backend(mounts=[signal.mount])) as rollouts:
+async def test_while_the_agent_runs(make_task, make_backend, serving, pipe, tmp_path):
+    make_task(solution=f"{pipe.say}; sleep 3600 & sleep 3600")
+    async with serving(make_backend(mounts=[pipe.mount])) as rollouts:
         handle = await rollouts.start()
-        await signal.heard()
+        await pipe.heard()
         result = await cancelled(rollouts, handle, "cancelled_running")
     assert result.err_message == "cancelled while its agent ran"
     assert result.agent_started_at is not None
@@ -92,11 +92,11 @@ async def test_while_the_agent_runs(make_task, make_backend, serving, signal, tm
     ]
 
 
-async def test_while_the_verifier_runs(make_task, make_backend, serving, signal, tmp_path):
-    make_task(tests=f"{TESTS}{signal.say}; sleep 3600\n")
-    async with serving(make_backend(mounts=[signal.mount])) as rollouts:
+async def test_while_the_verifier_runs(make_task, make_backend, serving, pipe, tmp_path):
+    make_task(tests=f"{TESTS}{pipe.say}; sleep 3600\n")
+    async with serving(make_backend(mounts=[pipe.mount])) as rollouts:
         handle = await rollouts.start(label="42")
-        await signal.heard()
+        await pipe.heard()
         await handle.wait_for_grading()
         result = await cancelled(rollouts, handle, "cancelled_running")
     assert result.err_message == "cancelled while its verifier ran"
@@ -106,27 +106,27 @@ async def test_while_the_verifier_runs(make_task, make_backend, serving, signal,
 
 
 async def test_an_environment_that_does_not_stop_gets_a_grace_period(
-    make_task, make_backend, serving, signal, reached
+    make_task, make_backend, serving, pipe, reached
 ):
-    make_task(solution=f"{signal.say}; sleep 3600")
+    make_task(solution=f"{pipe.say}; sleep 3600")
     backend = make_backend(
-        kind=VARIANTS + "HangingStop", mounts=[signal.mount], cancel_grace_sec=0.05
+        kind=VARIANTS + "HangingStop", mounts=[pipe.mount], cancel_grace_sec=0.05
     )
     async with serving(backend) as rollouts:
         event = reached(backend)
         handle = await rollouts.start()
-        await signal.heard()
+        await pipe.heard()
         result = await cancelled(rollouts, handle, "cancelled_running")
         await event.wait()
     assert result.err_message == "cancelled while its agent ran"
 
 
-async def test_all_of_them_by_a_prefix(make_task, make_backend, serving, signal):
-    make_task(solution=f"{signal.say}; sleep 3600")
-    backend = make_backend(max_concurrent=1, mounts=[signal.mount])
+async def test_all_of_them_by_a_prefix(make_task, make_backend, serving, pipe):
+    make_task(solution=f"{pipe.say}; sleep 3600")
+    backend = make_backend(max_concurrent=1, mounts=[pipe.mount])
     async with serving(backend) as rollouts:
         handles = [await rollouts.start(f"group-{number}") for number in range(3)]
-        await signal.heard()
+        await pipe.heard()
         other = await rollouts.start("other")
         assert backend.cancel_rollouts(prefix="group-") == {
             "group-0": "cancelled_running",
@@ -134,7 +134,7 @@ async def test_all_of_them_by_a_prefix(make_task, make_backend, serving, signal)
             "group-2": "cancelled_queued",
         }
         assert [(await handle).status for handle in handles] == [RolloutStatus.CANCELLED] * 3
-        await signal.heard()
+        await pipe.heard()
         assert backend.cancel_rollouts(["other", "no-such"]) == {
             "other": "cancelled_running",
             "no-such": "not_found",
@@ -142,9 +142,9 @@ async def test_all_of_them_by_a_prefix(make_task, make_backend, serving, signal)
         assert (await other).status is RolloutStatus.CANCELLED
 
 
-async def test_a_cancel_scope_around_execute(make_task, make_backend, signal, tmp_path):
-    make_task(solution=f"{signal.say}; sleep 3600")
-    backend = make_backend(mounts=[signal.mount])
+async def test_a_cancel_scope_around_execute(make_task, make_backend, pipe, tmp_path):
+    make_task(solution=f"{pipe.say}; sleep 3600")
+    backend = make_backend(mounts=[pipe.mount])
     request = ExecutionRequest(id="r", prompt=[{"role": "user", "content": "x"}], grade=False)
     async with backend.running():
         with trio.CancelScope() as scope:
@@ -155,7 +155,7 @@ async def test_a_cancel_scope_around_execute(make_task, make_backend, signal, tm
                         await backend.execute(request)
 
                 nursery.start_soon(run)
-                await signal.heard()
+                await pipe.heard()
                 assert backend.rollout_status("r") == {"status": "running"}
                 scope.cancel()
         assert scope.cancelled_caught

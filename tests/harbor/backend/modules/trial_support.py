@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import trio
 
 KEY = "sk-distinctive/4711+of=the-rollout"
@@ -41,7 +45,8 @@ class Signal:
 class Rollouts:
     """Sends rollouts to one server."""
 
-    def __init__(self, client, backend):
+    def __init__(self, url, client, backend):
+        self.url = url
         self.client = client
         self.backend = backend
 
@@ -59,6 +64,11 @@ class Rollouts:
     async def start(self, rollout_id="r", **request):
         return await self.client.run_rollout_async(**self._request(rollout_id, request))
 
+    async def post(self, rollout_id="r", **request):
+        """Ask for the admission of a rollout once."""
+        async with httpx.AsyncClient(base_url=self.url) as http:
+            return await http.post("/rollout", json=self._request(rollout_id, request))
+
 
 def assert_kept_only(trials):
     """A workspace that stays holds the trial's folder, and nothing else."""
@@ -69,7 +79,8 @@ def assert_kept_only(trials):
 def children():
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= set((task / "children").read_text().split())
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found |= set((task / "children").read_text().split())
     return found
 
 
@@ -91,3 +102,64 @@ def files_with(root, text):
         or (path.is_symlink() and text in str(path.readlink()))
         or (not path.is_symlink() and path.is_file() and data in path.read_bytes())
     ]
+
+
+class Chat:
+    """A chat endpoint that answers with the given texts in order, the last one for ever.
+
+    Attributes:
+        url: Its base URL.
+        asked: The requests, as `(authorization, body)`.
+    """
+
+    def __init__(self, *texts):
+        self.asked = []
+        chat = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                chat.asked.append((self.headers["authorization"], body))
+                text = texts[min(len(chat.asked), len(texts)) - 1]
+                answer = json.dumps(_completion(body["model"], text)).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *args):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _completion(model, text):
+    message = {"role": "assistant", "content": text}
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+    }
+
+
+def terminus(*keystrokes, complete=False):
+    """A reply of a model to `terminus-2`."""
+    commands = [{"keystrokes": f"{keys}\n", "duration": 0.3} for keys in keystrokes]
+    return json.dumps(
+        {"analysis": "a", "plan": "p", "commands": commands, "task_complete": complete}
+    )

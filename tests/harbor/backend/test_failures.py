@@ -1,0 +1,283 @@
+"""Trials that go wrong: what their rollouts are told, and that the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+from trial_support import KEY, TESTS, Chat, files_with
+
+from rollout import RolloutContext
+from rollout.types import RolloutErrorCategory, RolloutStatus
+
+TIMEOUT = RolloutErrorCategory.TIMEOUT
+AGENT_ERROR = RolloutErrorCategory.AGENT_ERROR
+VALIDATION_ERROR = RolloutErrorCategory.VALIDATION_ERROR
+
+
+@pytest.fixture(autouse=True)
+def no_key_is_left(tmp_path):
+    yield
+    assert files_with(tmp_path, KEY) == []
+
+
+def failed(result, category):
+    assert result.status is RolloutStatus.FAILURE
+    assert result.err_category is category, result.err_message
+    return result.err_message
+
+
+def diagnostics(tmp_path, rollout_id="r"):
+    return json.loads((tmp_path / "kept" / rollout_id / "diagnostics.json").read_text())
+
+
+async def test_an_environment_that_does_not_start(make_task, make_backend, serving, tmp_path):
+    make_task()
+    async with serving(make_backend(kind="trial_variants:FailingStart")) as rollouts:
+        result = await rollouts.run(label="42")
+    message = failed(result, AGENT_ERROR)
+    assert message == "NamespaceStartError: there is no room for another sandbox"
+    assert result.agent_started_at is None
+    assert diagnostics(tmp_path)["agent_started_at"] is None
+    assert diagnostics(tmp_path)["phase"] == "running"
+
+
+async def test_an_environment_that_is_not_there(make_task, make_backend, serving, tmp_path):
+    """Harbor raises before the trial has begun: no event, no result."""
+    make_task()
+    async with serving(make_backend(kind="no_such_module:Environment")) as rollouts:
+        result = await rollouts.run(label="42")
+    assert "no_such_module" in failed(result, VALIDATION_ERROR)
+    assert result.agent_started_at is None
+    assert diagnostics(tmp_path)["phase"] == "queued"
+
+
+async def test_an_environment_that_starts_too_slowly(make_task, make_backend, serving, monkeypatch):
+    import trial_variants
+
+    monkeypatch.setattr(trial_variants, "reached", lambda: None)
+    make_task(environment="build_timeout_sec = 0.3\n")
+    async with serving(make_backend(kind="trial_variants:HangingStart")) as rollouts:
+        result = await rollouts.run(label="42")
+    assert "0.3" in failed(result, TIMEOUT)
+    assert result.agent_started_at is None
+
+
+async def test_an_agent_out_of_time(make_task, make_backend, serving):
+    make_task(solution="sleep 3600 & sleep 3600")
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42", agent_timeout_sec=0.6)
+    failed(result, TIMEOUT)
+    # A slow machine spends it all before the agent starts.
+    assert "Agent" in result.err_message or "agent exceeded" in result.err_message
+    assert result.sample is None or result.sample.reward is None
+
+
+async def test_an_agent_out_of_the_tasks_time(make_task, make_backend, serving):
+    make_task(solution="sleep 3600", agent_sec=0.4)
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42")
+    assert "0.4" in failed(result, TIMEOUT)
+    assert result.agent_started_at is not None
+
+
+async def test_time_in_the_queue_counts(make_task, make_backend, serving, pipe, tmp_path):
+    make_task(solution=f"{pipe.say}; sleep 3600")
+    backend = make_backend(max_concurrent=1, mounts=[pipe.mount])
+    async with serving(backend) as rollouts:
+        first = await rollouts.start("first")
+        await pipe.heard()
+        result = await rollouts.run("second", agent_timeout_sec=0.3)
+        backend.cancel_rollouts(["first"])
+        await first
+    message = failed(result, TIMEOUT)
+    assert message.startswith("agent exceeded its deadline of 0.3 s (")
+    assert message.endswith("in the queue)")
+    assert result.agent_started_at is None
+    assert diagnostics(tmp_path, "second")["phase"] == "queued"
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+async def test_no_time_at_all(make_task, make_backend, serving, seconds, tmp_path):
+    make_task()
+    async with serving(make_backend()) as rollouts:
+        agent = await rollouts.run("agent", label="42", agent_timeout_sec=seconds)
+        grader = await rollouts.run("grader", label="42", grader_timeout_sec=seconds)
+    assert failed(agent, TIMEOUT) == f"agent exceeded its deadline of {seconds} s"
+    assert agent.agent_started_at is None
+    failed(grader, TIMEOUT)
+    assert grader.agent_started_at is not None
+    assert len(list((tmp_path / "trials").iterdir())) == 1
+
+
+async def test_a_task_that_takes_too_long_to_come(
+    make_task, make_backend, serving, monkeypatch, tmp_path
+):
+    from rollout.backend.harbor import execution
+
+    async def fetch(task, workspace):
+        await asyncio.Event().wait()
+
+    make_task()
+    monkeypatch.setattr(execution, "fetch_task", fetch)
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42", agent_timeout_sec=0.3)
+    assert failed(result, TIMEOUT) == "agent exceeded its deadline of 0.3 s"
+    assert list((tmp_path / "trials").iterdir()) == []
+
+
+async def test_a_verifier_out_of_time(make_task, make_backend, serving):
+    make_task(tests=f"{TESTS}sleep 3600\n")
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42", grader_timeout_sec=0.6)
+    assert "0.6" in failed(result, TIMEOUT)
+    assert result.agent_started_at is not None
+    assert result.sample.reward is None
+
+
+NONZERO = """#!/usr/bin/python3
+import pathlib, sys
+pathlib.Path("/app/answer.txt").write_text("42")
+sys.exit("this is where it stops")
+"""
+
+
+async def test_an_agent_that_fails_after_it_has_solved_the_task(
+    make_task, make_backend, serving, tmp_path, version
+):
+    folder = make_task()
+    program = folder / "environment" / "mini-swe-agent"
+    program.write_text(NONZERO)
+    program.chmod(0o755)
+    environment = {
+        "type": "namespace",
+        "env": {"PATH": "/app:/usr/local/bin:/usr/bin:/bin"},
+    }
+    backend = make_backend(
+        agent="mini-swe-agent",
+        model="policy",
+        agent_options={"skip_install": True},
+        environment=environment,
+    )
+    with Chat("unused") as chat:
+        async with serving(backend) as rollouts:
+            result = await rollouts.run(label="42", chat_completions_url=chat.url)
+    assert "NonZeroAgentExitCodeError" in failed(result, AGENT_ERROR)
+    assert result.agent_started_at is not None
+    note = diagnostics(tmp_path)["harbor"]
+    assert note["errors"][0] == {"type": "NonZeroAgentExitCodeError", "in_verifier": False}
+    assert note["rewards"] == ({"reward": 1.0} if version >= (0, 23) else {})
+    assert "kept_in" in note
+
+
+async def test_an_agent_that_raises(make_task, make_backend, serving, tmp_path):
+    make_task()
+    (tmp_path / "tasks/answer/solution/solve.sh").unlink()
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42")
+    assert "solve.sh" in failed(result, AGENT_ERROR)
+
+
+async def test_a_hook_that_fails_costs_nothing(
+    make_task, make_backend, serving, monkeypatch, caplog
+):
+    make_task()
+
+    def refuse(self):
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(RolloutContext, "mark_agent_started", refuse)
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42")
+    assert result.status is RolloutStatus.SUCCESS
+    assert result.sample.reward == 1.0
+    assert result.agent_started_at is None
+    assert "no clock" in caplog.text
+
+
+async def test_an_event_that_is_lost_costs_nothing(
+    make_task, make_backend, serving, monkeypatch, caplog
+):
+    from rollout.integrations.asyncio_bridge import AsyncioBridge
+
+    def refuse(self, fn, *args):
+        raise RuntimeError("no way to trio")
+
+    make_task()
+    monkeypatch.setattr(AsyncioBridge, "call_trio_soon", refuse)
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42")
+    assert result.status is RolloutStatus.SUCCESS
+    assert result.sample.reward == 1.0
+    assert "the event AGENT_START of a trial was lost" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["settle", "facts_of"])
+async def test_what_a_trial_left_that_cannot_be_read(
+    make_task, make_backend, serving, monkeypatch, tmp_path, name
+):
+    from rollout.backend.harbor import execution
+
+    def fail(*_, **__):
+        raise OSError("a disk that is full")
+
+    make_task()
+    monkeypatch.setattr(execution, name, fail)
+    async with serving(make_backend(keep_failed_trials=False)) as rollouts:
+        result = await rollouts.run(label="42")
+    assert list((tmp_path / "trials").iterdir()) == []
+    if name == "settle":
+        assert result.sample.reward == 1.0
+    else:
+        assert "a disk that is full" in failed(result, AGENT_ERROR)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+async def test_a_trial_that_wants_to_end_the_process(
+    make_task, make_backend, serving, monkeypatch, error
+):
+    from harbor.trial.trial import Trial
+
+    create = Trial.create
+
+    async def leave(config, **options):
+        if config.trial_name.startswith("bad"):
+            raise error
+        return await create(config, **options)
+
+    make_task()
+    monkeypatch.setattr(Trial, "create", leave)
+    async with serving(make_backend()) as rollouts:
+        bad = await rollouts.run("bad", label="42")
+        good = await rollouts.run("good", label="42")
+    failed(bad, AGENT_ERROR)
+    assert good.sample.reward == 1.0
+
+
+async def test_the_key_is_in_no_message(make_task, make_backend, serving, caplog, capfd):
+    make_task(solution="true", tests=TESTS)
+    caplog.set_level(logging.DEBUG)
+    async with serving(make_backend(kind=f"no_such:{KEY}")) as rollouts:
+        result = await rollouts.run(label="42")
+    assert KEY not in failed(result, VALIDATION_ERROR)
+    assert KEY not in caplog.text
+    assert KEY not in "".join(capfd.readouterr())
+
+
+async def test_more_than_the_queue_holds(make_task, make_backend, serving, pipe):
+    make_task(solution=f"{pipe.say}; sleep 3600")
+    backend = make_backend(max_concurrent=1, max_queue_depth=1, mounts=[pipe.mount])
+    async with serving(backend) as rollouts:
+        handles = [await rollouts.start(f"r-{number}") for number in range(2)]
+        await pipe.heard()
+        assert not backend.has_capacity()
+        response = await rollouts.post("third")
+        assert response.status_code == 429
+        assert response.headers["retry-after"]
+        backend.cancel_rollouts(["r-1"])
+        await handles[1]
+        third = await rollouts.start("third")
+        backend.cancel_rollouts(all=True)
+        assert (await third).status is RolloutStatus.CANCELLED

@@ -1,0 +1,149 @@
+"""Backends from their start to their end, alone and beside others."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import trio
+from support import make_app, served
+from trial_support import KEY, files_with
+
+from rollout import ExecutionRequest, RolloutContext
+from rollout.client import RolloutClient
+from rollout.errors import BackendConfigurationError, BridgeError, RolloutServerError
+from rollout.integrations.asyncio_bridge import get_bridge, open_asyncio_bridge
+from rollout.server import serve
+from rollout.types import RolloutErrorCategory, RolloutStatus
+
+REQUEST = ExecutionRequest(id="r", prompt=[{"role": "user", "content": "What is 6 * 7?"}])
+
+
+async def test_outside_of_running(make_task, make_backend, tmp_path):
+    make_task()
+    backend = make_backend()
+    with pytest.raises(BackendConfigurationError, match="running"):
+        await backend.execute(REQUEST)
+    assert backend.rollout_status("r") is None
+    assert not (tmp_path / "trials").exists()
+
+
+async def test_running_twice_in_sequence(make_task, make_backend):
+    make_task()
+    backend = make_backend()
+    for _ in range(2):
+        async with backend.running():
+            outcome = await backend.execute(REQUEST)
+            assert outcome.result.sample.reward == 1.0
+            with pytest.raises(BackendConfigurationError, match="already"):
+                async with backend.running():
+                    pass
+    with pytest.raises(BackendConfigurationError):
+        _ = backend.bridge
+
+
+async def test_an_error_while_it_runs_is_plain(make_task, make_backend):
+    make_task()
+    with pytest.raises(KeyError):
+        async with make_backend().running():
+            raise KeyError("of the server")
+
+
+async def test_two_backends_at_the_same_time(make_task, make_backend, serving):
+    make_task()
+    make_task("other", solution="echo 43 > /app/answer.txt")
+    first = make_backend()
+    second = make_backend(tasks_dir=first.tasks.tasks_dir.parent / "other")
+    results = {}
+    async with serving(first) as a, serving(second) as b, trio.open_nursery() as nursery:
+
+        async def run(name, rollouts):
+            results[name] = await rollouts.run("the-same-id", label="42")
+
+        nursery.start_soon(run, "a", a)
+        nursery.start_soon(run, "b", b)
+    assert results["a"].sample.reward == 1.0
+    assert results["b"].sample.reward == 0.0
+
+
+async def test_fifty_at_the_same_time(make_task, make_backend, serving, tmp_path):
+    make_task()
+    backend = make_backend(max_concurrent=None)
+    results = []
+    async with serving(backend) as rollouts:
+
+        async def run(number):
+            results.append(await rollouts.run(f"r-{number}", label="42"))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(run, number)
+    assert [each.err_message for each in results] == [None] * 50
+    assert {each.sample.reward for each in results} == {1.0}
+    assert all(each.agent_started_at is not None for each in results)
+    assert list((tmp_path / "trials").iterdir()) == []
+    assert files_with(tmp_path, KEY) == []
+
+
+async def test_the_lifespans_own_bridge(make_task, make_backend):
+    make_task()
+    backend, seen = make_backend(), {}
+
+    async def asked():
+        return get_bridge().name
+
+    @asynccontextmanager
+    async def lifespan(_):
+        seen["before"] = get_bridge().name
+        async with open_asyncio_bridge(name="of the user"):
+            seen["within"] = get_bridge().name
+            yield
+        seen["after"] = get_bridge().name
+
+    app = make_app(backend, lifespan=lifespan)
+    async with app.serving():
+        with RolloutContext(rollout_id="r"):
+            outcome = await backend.execute(REQUEST)
+    assert outcome.result.sample.reward == 1.0
+    assert seen == {"before": "harbor", "within": "of the user", "after": "harbor"}
+    with pytest.raises(BridgeError):
+        get_bridge()
+
+
+async def test_a_server_that_cannot_start_environments_does_not_start(make_task, make_backend):
+    make_task()
+    backend = make_backend(kind="trial_variants:FailingStart")
+    app = make_app(backend, lifespan=backend.prewarm_lifespan("full"))
+    with pytest.raises(RolloutServerError, match="no room for another sandbox") as caught:
+        await serve(app, bind="127.0.0.1:0", handle_signals=False)
+    assert "BackendConfigurationError: no environment can be started" in str(caught.value)
+    with pytest.raises(BackendConfigurationError):
+        _ = backend.bridge
+
+
+async def test_one_bad_task_is_marked_and_the_others_run(make_task, make_backend, tmp_path):
+    make_task("good")
+    make_task("ill", environment='[environment.healthcheck]\ncommand = "false"\nretries = 1\n')
+    backend = make_backend(tasks_dir=make_task.folder, task_mode="dataset")
+    app = make_app(backend, lifespan=backend.prewarm_lifespan("full"))
+    async with served(app) as url:
+        async with RolloutClient(url=url) as client, httpx.AsyncClient() as http:
+            assert (await http.get(f"{url}/health")).json()["unfit_tasks"] == 1
+            results = {
+                name: await client.run_rollout(
+                    initial_messages=[],
+                    chat_completions_url="http://127.0.0.1:9/v1",
+                    rollout_id=name,
+                    metadata={"harbor_task_id": name},
+                )
+                for name in ("good", "ill")
+            }
+    assert results["good"].sample.reward == 1.0
+    assert results["ill"].status is RolloutStatus.FAILURE
+    assert results["ill"].err_category is RolloutErrorCategory.INTERNAL_ERROR
+    assert "could not be prewarmed" in results["ill"].err_message
+    assert results["ill"].agent_started_at is None
+    note = json.loads((tmp_path / "kept/ill/diagnostics.json").read_text())
+    assert note["status"] == "failure"
