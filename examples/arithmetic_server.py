@@ -49,6 +49,7 @@ class Solve(AgentWorkflow[SolverConfig]):
         rollout = get_rollout_context()
         assert rollout is not None, "a server runs each workflow inside a rollout"
         assert ctx.config is not None
+        seed = (ctx.metadata or {}).get("seed")  # samples of one prompt differ by their seeds
         response = await http_client.get().post(
             f"{rollout.chat_completions_url.rstrip('/')}/chat/completions",
             headers={"Authorization": f"Bearer {rollout.api_key}"} if rollout.api_key else {},
@@ -56,6 +57,7 @@ class Solve(AgentWorkflow[SolverConfig]):
                 "model": ctx.config.model,
                 "max_tokens": ctx.config.max_tokens,
                 "messages": ctx.prompt,
+                **({} if seed is None else {"seed": seed}),
             },
         )
         response.raise_for_status()

@@ -31,7 +31,7 @@ def requests(chat_url: str, question: str, label: str) -> Iterator[RolloutInitRe
             chat_completions_url=chat_url,
             llm_api_key=os.environ.get("ROLLOUT_LLM_API_KEY"),
             label=label,
-            metadata={"sample": number},
+            metadata={"seed": number},
         )
 
 

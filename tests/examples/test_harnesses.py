@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import attrs
+import hypercorn.trio
 import pytest
 import trio
 from examples.loading import EXAMPLES, example
+from hypercorn.config import Config
 from support import CHAT_URL, local_backend, make_app, served
 
 from rollout import AgentWorkflow, Grader
 from rollout.client import RolloutClient, RolloutProtocolError
+from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
+from rollout.demo.chat import create_chat_app
 from rollout.server import serve
 from rollout.types import RolloutStatus
+
+# httpx leaves its request body behind, half iterated, when a request is cancelled as it is sent:
+# an early stop does that.
+pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'httpx._content:ResourceWarning")
 
 
 class BySeed(AgentWorkflow):
@@ -72,10 +80,10 @@ class ByNumber(AgentWorkflow):
     """Answers with the number of the sample; those after the third wait for ever."""
 
     async def run(self, ctx):
-        if ctx.metadata["sample"] > 3:
+        if ctx.metadata["seed"] > 3:
             await trio.sleep_forever()
         await trio.lowlevel.checkpoint()
-        return [*ctx.prompt, {"role": "assistant", "content": str(ctx.metadata["sample"])}]
+        return [*ctx.prompt, {"role": "assistant", "content": str(ctx.metadata["seed"])}]
 
 
 class Closeness(Grader):
@@ -231,6 +239,62 @@ async def test_a_refusal_is_no_failure_of_the_server():
 
 
 # --- as scripts -----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def arithmetic(servers=1, **model):
+    """Serve the scripted model and the arithmetic example; yields the URLs of both."""
+    config = Config()
+    config.bind, config.accesslog, config.errorlog = ["127.0.0.1:0"], None, None
+    chat = create_chat_app(ScriptedModel(think_sec=0, **model), None)
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        stop = trio.Event()
+        chat_urls = await nursery.start(
+            partial(hypercorn.trio.serve, chat, config, shutdown_trigger=stop.wait)
+        )
+        urls = []
+        for _ in range(servers):
+            module = example("arithmetic_server")  # afresh, so that each has its own backend
+            module.app.backend.workflow_config.model = MODEL_NAME
+            app = make_app(module.app.backend, lifespan=module.lifespan)
+            urls.append(await stack.enter_async_context(served(app)))
+        yield urls, f"{chat_urls[0]}/v1"
+        stop.set()
+
+
+async def run_script(name, *args):
+    done = await trio.run_process(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *args],
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout.decode().splitlines()
+
+
+async def test_grpo_groups_as_a_script():
+    async with arithmetic(error_rate=0.5) as ((url,), chat_url):
+        *groups, summary = await run_script("grpo_groups", url, chat_url)
+    assert summary == f"{len(groups)} of 4 groups have right and wrong samples"
+    assert len(groups) >= 1
+    for line in groups:
+        values = [float(value) for value in line.split("?")[1].split()]
+        assert len(values) == 6
+        assert sum(values) == pytest.approx(0, abs=0.05)
+        assert len(set(values)) == 2
+
+
+async def test_best_of_n_as_a_script():
+    async with arithmetic(error_rate=0.5) as ((url,), chat_url):
+        lines = await run_script("best_of_n", url, chat_url, "What is 6 * 7?", "42")
+    assert lines == ["reward 1.0: 6 * 7 = 42"]
+
+
+async def test_two_servers_as_a_script():
+    async with arithmetic(servers=2) as (urls, chat_url):
+        lines = await run_script("two_servers", chat_url, *urls)
+    assert [line.split("?")[1].strip() for line in lines] == ["success"] * 10
 
 
 @pytest.mark.parametrize("name", ["grpo_groups", "best_of_n", "two_servers"])
