@@ -54,6 +54,9 @@ __all__ = ["DEFAULT_MAX_CONCURRENT", "LocalBackend"]
 
 logger = logging.getLogger(__name__)
 
+_UNFINISHED_SEC = 2.0
+"""For how long the sample source of a failed rollout may take to say what it has."""
+
 DEFAULT_MAX_CONCURRENT = 4
 """How many rollouts run at a time where no workflow config says otherwise."""
 
@@ -199,6 +202,7 @@ class LocalBackend(ExecutionBackend):
             agent_started_at=context.agent_started_at,
             timings=execution.timings(trio.current_time()),
             secrets=(context.api_key,),
+            unfinished=await _unfinished_sample(outcome, context),
         )
         await self.artifacts.save(request.id, finished.files)
 
@@ -331,6 +335,28 @@ class LocalBackend(ExecutionBackend):
             ended.sample = sample
             return ended
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=inner.sample)
+
+
+async def _unfinished_sample(
+    outcome: ExecutionOutcome, context: RolloutContext
+) -> RolloutSample | None:
+    """Ask the source of a rollout that ended without a sample for what it has; bounded.
+
+    It is what the agent said before it failed, for the trajectory alone.
+    """
+    if outcome.result_to_save.sample is not None or context.sample_source is None:
+        return None
+    deadline = trio.current_time() + _UNFINISHED_SEC
+    call = UserCall(context.rollout_id, "sample source", deadline)
+    with trio.CancelScope(shield=True):
+        got = await call.run_in_task(context.get_sample)
+    if got.error is not None:
+        logger.warning(
+            "rollout %s: what its agent had said is not kept: %s",
+            context.rollout_id,
+            describe_exception(got.error, [context.api_key]),
+        )
+    return got.value if isinstance(got.value, RolloutSample) else None
 
 
 def _user_failure(

@@ -47,6 +47,7 @@ class FinishedRollout:
         document: The trajectory as the agent itself wrote it, a valid ATIF document; without
             one it is made of the sample's messages.
         diagnostics: More for the note, by name.
+        unfinished: What the sample source of a rollout without a sample had at its end.
     """
 
     request: ExecutionRequest
@@ -57,6 +58,7 @@ class FinishedRollout:
     secrets: tuple[str | None, ...] = ()
     document: Mapping[str, Any] | None = field(default=None, repr=False)
     diagnostics: Mapping[str, Any] = field(factory=dict)
+    unfinished: RolloutSample | None = field(default=None, repr=False)
 
     def files(self) -> dict[str, bytes | None]:
         """Make the contents of its files by name; ``None`` for one that is not to exist.
@@ -105,7 +107,9 @@ class FinishedRollout:
 
     def _sample(self) -> RolloutSample | None:
         sample = self.outcome.result_to_save.sample
-        return sample if sample is not None else self.outcome.result.sample
+        if sample is None:
+            sample = self.outcome.result.sample
+        return self.unfinished if sample is None else sample
 
     def _diagnostics(self, trajectory: bytes | None) -> bytes:
         result = self.outcome.result

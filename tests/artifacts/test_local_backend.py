@@ -53,6 +53,33 @@ def test_the_root_is_an_argument(tmp_path):
     assert LocalBackend(workflow=Nothing, artifact_root=False).artifacts.root is None
 
 
+class Halfway(SampleSource):
+    """What an agent has said so far; asked after its end it may raise."""
+
+    def __init__(self, trouble=None):
+        self.trouble = trouble
+
+    async def get_sample(self):
+    if self.trouble is not None:
+            raise RuntimeError(f"{self.trouble} {SECRET}")
+        return RolloutSample(messages=[{"role": "assistant", "content": "I was about to say"}])
+
+
+@pytest.mark.parametrize("trouble", [None, "it broke"])
+async def test_what_a_failed_agent_had_said_is_in_its_trajectory(tmp_path, trouble, caplog):
+    async def run(ctx):
+        get_rollout_context().set_sample_source(Halfway(trouble))
+        raise RuntimeError("lost")
+
+    outcome = await execute(keeping(tmp_path, run), "r", grade=False)
+    assert outcome.result.sample is None
+    trajectory, _ = saved(tmp_path)
+    said = [step["message"] for step in trajectory["steps"]]
+    assert (said == ["I was about to say"]) is (trouble is None)
+    assert ("it broke" in caplog.text) is (trouble is not None)
+    assert SECRET not in caplog.text
+
+
 async def test_a_success(tmp_path):
     async def run(ctx):
         (ctx.artifacts_dir / "note.txt").write_text("from the workflow")
