@@ -19,6 +19,7 @@ from typing import Any
 
 __all__ = ["main"]
 
+_STDOUT, _STDERR = 1, 2
 _QUIET = 1
 """Log level of the library: warnings and errors, to stderr."""
 
@@ -29,9 +30,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    _check_address(settings["host"], settings["port"])
-    server = _serve(settings)
-    print(f"listening on {server.listening_address}", flush=True)  # noqa: T201 - the protocol
+    with os.fdopen(os.dup(_STDOUT), "w") as announcement:
+        # Nobody reads stdout after the announcement, so what the library prints goes elsewhere.
+        os.dup2(_STDERR, _STDOUT)
+        _check_address(settings["host"], settings["port"])
+        server = _serve(settings)
+        announcement.write(f"listening on {server.listening_address}\n")
     threading.Event().wait()
 
 

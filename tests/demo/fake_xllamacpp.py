@@ -27,6 +27,8 @@ class CommonParams(SimpleNamespace):
 
 class Server:
     def __init__(self, params):
+        sys.stdout.write("llama: " + "chatter " * 20_000 + "\n")  # more than a pipe holds
+        sys.stdout.flush()
         if pid := os.environ.get("FAKE_MODEL_PID"):
             Path(pid).write_text(str(os.getpid()))
         if MODE == "broken":
