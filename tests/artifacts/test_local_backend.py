@@ -60,7 +60,7 @@ class Halfway(SampleSource):
         self.trouble = trouble
 
     async def get_sample(self):
-    if self.trouble is not None:
+        if self.trouble is not None:
             raise RuntimeError(f"{self.trouble} {SECRET}")
         return RolloutSample(messages=[{"role": "assistant", "content": "I was about to say"}])
 
