@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
-from trial_support import KEY, TESTS, Rollouts, files_with, mounts
+from server_process import server_process
+from trial_support import KEY, TESTS, files_with, mounts
 
-from rollout.client import RolloutClient
 from rollout.types import RolloutStatus
 
 SERVER = """\
@@ -52,60 +49,6 @@ async def all_end(processes):
         for process in processes:
             await trio.lowlevel.wait_readable(process)
             os.close(process)
-
-
-class Process:
-    def __init__(self, process, lines):
-        self.process = process
-        self.lines = lines
-
-    @property
-    def log(self):
-        return "".join(self.lines)
-
-
-@asynccontextmanager
-async def server_process(file, tmp_path):
-    """`rollout serve`, and a client of it; reads its log all the while."""
-    lines: list[str] = []
-    send, receive = trio.open_memory_channel(1)
-    environ = os.environ | {
-        "TMPDIR": str(tmp_path / "tmp"),
-        "HOME": str(tmp_path / "home"),
-        "PYTHONUNBUFFERED": "1",
-    }
-    command = [sys.executable, "-m", "rollout.cli", "serve", f"{file}:app"]
-    async with trio.open_nursery() as nursery:
-        process = await nursery.start(
-            lambda task_status: trio.run_process(
-                [*command, "--bind", "127.0.0.1:0", "--drain-sec", "0.1"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environ,
-                check=False,
-                task_status=task_status,
-            )
-        )
-
-        async def read(stream):
-            rest = ""
-            async for data in stream:
-                *whole, rest = (rest + data.decode()).split("\n")
-                for line in whole:
-                    lines.append(line + "\n")
-                    if "http://127.0.0.1:" in line and not announced:
-                        announced.append(True)
-                        await send.send(line)
-
-        announced: list[bool] = []
-        nursery.start_soon(read, process.stdout)
-        nursery.start_soon(read, process.stderr)
-        with trio.fail_after(120):
-            line = await receive.receive()
-        url = next(word for word in line.split() if word.startswith("http")).rstrip(".,")
-        async with RolloutClient(url=url) as client:
-            yield Process(process, lines), Rollouts(url, client, None)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -155,7 +98,10 @@ def gate(pipe):
 
 async def test_sigterm_while_twenty_trials_run(server_file, pipe, gate, tmp_path):
     before = mounts()
-    async with server_process(server_file(pipe), tmp_path) as (server, rollouts):
+    async with server_process(server_file(pipe), tmp_path, "--drain-sec", "0.1") as (
+        server,
+        rollouts,
+    ):
         handles = [await rollouts.start(f"r-{number}") for number in range(20)]
         await gate.wait(20)
         processes = descendants(server.process.pid)
@@ -176,7 +122,10 @@ async def test_sigterm_while_twenty_trials_run(server_file, pipe, gate, tmp_path
 
 
 async def test_sigkill_takes_the_sandboxes_along(server_file, pipe, gate, tmp_path):
-    async with server_process(server_file(pipe), tmp_path) as (server, rollouts):
+    async with server_process(server_file(pipe), tmp_path, "--drain-sec", "0.1") as (
+        server,
+        rollouts,
+    ):
         handles = [await rollouts.start(f"r-{number}") for number in range(3)]
         await gate.wait(3)
         for handle in handles:
