@@ -9,7 +9,9 @@ of the rollout's key, and moved to the rollout's artifact folder; then the resul
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +27,7 @@ from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.configuration import require_harbor
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.execution import TrialExecution
+from rollout.backend.harbor.logs import harbor_logs
 from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
 from rollout.backend.harbor.tasks import TaskSource
 from rollout.backend.references import class_with, config_of
@@ -38,6 +41,7 @@ from rollout.types import (
     ExecutionRequest,
     GraderConfig,
 )
+from rollout.types._fields import is_finite_number
 from rollout.workflow import AgentWorkflow
 
 __all__ = ["HarborBackend"]
@@ -78,7 +82,7 @@ class HarborBackend(ExecutionBackend):
             fields of Harbor's ``EnvironmentConfig``.
         max_queue_depth: How many rollouts may wait; more are refused at admission.
         artifact_root: Where artifacts, logs and trajectories go; see `LocalBackend`.
-        trials_dir: Where trials work; by default a folder for temporary files.
+        trials_dir: Where trials work; by default a folder of this user among the temporary files.
         keep_failed_trials: Leave the folder of a failed trial in place, freed of the key.
         cancel_grace_sec: For how long a cancelled trial may clean up before its cleanup is
             cancelled too, in seconds.
@@ -127,8 +131,10 @@ class HarborBackend(ExecutionBackend):
         )
         self.environment = EnvironmentSpec(environment)
         self.store = ArtifactStore(artifact_root)
-        self.trials_dir = Path(trials_dir or Path(tempfile.gettempdir()) / "rollout-trials")
+        self.trials_dir = _default_dir() if trials_dir is None else Path(trials_dir).absolute()
         self.keep_failed_trials = keep_failed_trials
+        if not is_finite_number(cancel_grace_sec) or cancel_grace_sec <= 0:
+            raise BackendConfigurationError("cancel_grace_sec is a positive number of seconds")
         self.cancel_grace_sec = cancel_grace_sec
         self._executions = Executions(
             DEFAULT_MAX_CONCURRENT
@@ -136,6 +142,9 @@ class HarborBackend(ExecutionBackend):
             else self.agent_config.concurrency.max_concurrent,
             max_queue_depth,
         )
+        gradings = None if self.grader_config is None else self.grader_config.concurrency
+        self.grader_slots = trio.CapacityLimiter((gradings and gradings.max_concurrent) or math.inf)
+        """What a user's grader waits for."""
         self.threads = trio.CapacityLimiter(_MOST_THREADS)
         self._bridge: AsyncioBridge | None = None
         self.unfit_tasks: dict[str, str] = {}
@@ -185,19 +194,22 @@ class HarborBackend(ExecutionBackend):
         """Own the asyncio loop that trials run on; see `ExecutionBackend.running`.
 
         Raises:
-            BackendConfigurationError: The agent cannot be packaged.
+            BackendConfigurationError: The agent cannot be packaged, or the folder for trials
+                cannot be used.
         """
         if self._bridge is not None:
             raise BackendConfigurationError("this backend is running already")
+        await self.in_thread(_check_dir, self.trials_dir)
         await self.in_thread(self.agent.prepare)
-        async with open_asyncio_bridge(
-            name="harbor", grace_sec=self.cancel_grace_sec, close_timeout_sec=_CLOSE_SEC
-        ) as bridge:
-            self._bridge = bridge
-            try:
-                yield
-            finally:
-                self._bridge = None
+        with harbor_logs():
+            async with open_asyncio_bridge(
+                name="harbor", grace_sec=self.cancel_grace_sec, close_timeout_sec=_CLOSE_SEC
+            ) as bridge:
+                self._bridge = bridge
+                try:
+                    yield
+                finally:
+                    self._bridge = None
 
     async def shutdown(self) -> None:
         """Cancel what still runs."""
@@ -293,3 +305,27 @@ class HarborBackend(ExecutionBackend):
         finally:
             if acquired:
                 self._executions.slots.release_on_behalf_of(execution)
+
+
+def _default_dir() -> Path:
+    user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    return Path(tempfile.gettempdir()).absolute() / f"rollout-trials-{user}"
+
+
+def _check_dir(folder: Path) -> None:
+    """Make the folder for trials, and check that nobody else can put others in their place."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.lstat() if folder == _default_dir() else folder.stat()
+    except OSError as error:
+        raise BackendConfigurationError(
+            f"trials_dir cannot be used: {error.strerror}: {folder}"
+        ) from error
+    if folder == _default_dir() and hasattr(os, "geteuid"):
+        foreign = info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode)
+        if foreign or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise BackendConfigurationError(
+                f"others can write to {folder}: remove it, or choose another trials_dir"
+            )
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise BackendConfigurationError(f"trials_dir is not writable: {folder}")

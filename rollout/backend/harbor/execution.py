@@ -132,6 +132,7 @@ class TrialExecution:
             read_sample=partial(handed_back, plan, backend.agent),
             grader_cls=backend.grader_cls,
             grader_config=backend.grader_config,
+            grader_slots=backend.grader_slots,
         )
         with self.handover:
             await backend.bridge.run(self.run_of.run, config, backend.bridge.call_trio_soon)

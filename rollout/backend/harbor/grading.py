@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import trio
@@ -55,7 +56,8 @@ async def grade(handover: Handover) -> RolloutSample:
             returned = await call.invoke(grader.grade, inner)
         return _graded(inner.sample, returned)
 
-    outcome = await call.run_in_task(body)
+    async with handover.grader_slots or nullcontext():
+        outcome = await call.run_in_task(body)
     if outcome.error is not None:
         secrets = plan.secrets
         logger.error(

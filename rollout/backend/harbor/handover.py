@@ -12,13 +12,14 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
+import trio
 from attrs import define, field
 
 from rollout.backend.harbor.plan import TrialPlan
 from rollout.errors import BackendConfigurationError
 from rollout.types import GraderConfig, RolloutSample
 
-__all__ = ["Handover", "current_handover"]
+__all__ = ["Handover", "current_handover", "entered_handover"]
 
 _entered: ContextVar[tuple[Handover, ...]] = ContextVar("harbor_handover", default=())
 
@@ -36,6 +37,7 @@ class Handover:
             agent has ended.
         grader_cls: The user's grader, if there is one.
         grader_config: Its config.
+        grader_slots: What it waits for before it grades; ``None`` for nothing.
         agent_failed: Whether an agent of ours has raised.
         graded: The sample as the grader left it; ``None`` while it has not graded.
     """
@@ -44,6 +46,7 @@ class Handover:
     read_sample: Callable[[], RolloutSample | None] = field(repr=False)
     grader_cls: Any = None
     grader_config: GraderConfig | None = None
+    grader_slots: trio.CapacityLimiter | None = field(default=None, repr=False)
     agent_failed: bool = False
     graded: RolloutSample | None = field(default=None, init=False)
 
@@ -60,15 +63,21 @@ class Handover:
         _entered.set(_entered.get()[:-1])
 
 
+def entered_handover() -> Handover | None:
+    """Return the handover of the trial that runs here, ``None`` outside of one."""
+    entered = _entered.get()
+    return entered[-1] if entered else None
+
+
 def current_handover() -> Handover:
     """Return the handover of the trial that runs here.
 
     Raises:
         BackendConfigurationError: None is entered: `HarborBackend` did not start this trial.
     """
-    entered = _entered.get()
-    if not entered:
+    handover = entered_handover()
+    if handover is None:
         raise BackendConfigurationError(
             "this part of rollout.backend.harbor only works in trials that HarborBackend starts"
         )
-    return entered[-1]
+    return handover

@@ -101,7 +101,8 @@ async def test_while_the_verifier_runs(make_task, make_backend, serving, pipe, t
         result = await cancelled(rollouts, handle, "cancelled_running")
     assert result.err_message == "cancelled while its verifier ran"
     assert result.agent_started_at is not None
-    assert result.sample is None or result.sample.reward is None
+    assert result.sample.messages[0]["content"].startswith("What is 6 * 7?")
+    assert result.sample.reward is None
     assert list((tmp_path / "trials").iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ import trio
 from support import make_app, served
 from trial_support import KEY, files_with
 
-from rollout import ExecutionRequest, RolloutContext
+from rollout import ConcurrencyConfig, ExecutionRequest, Grader, GraderConfig, RolloutContext
 from rollout.client import RolloutClient
 from rollout.errors import BackendConfigurationError, BridgeError, RolloutServerError
 from rollout.integrations.asyncio_bridge import get_bridge, open_asyncio_bridge
@@ -147,3 +148,86 @@ async def test_one_bad_task_is_marked_and_the_others_run(make_task, make_backend
     assert results["ill"].agent_started_at is None
     note = json.loads((tmp_path / "kept/ill/diagnostics.json").read_text())
     assert note["status"] == "failure"
+
+
+class OneAtATime(Grader):
+    """Notes when it comes and goes; the first one waits until it is let go."""
+
+    notes: ClassVar[list] = []
+    let_go: ClassVar[trio.Event]
+
+    async def grade(self, ctx):
+        self.notes.append("come")
+        await self.let_go.wait()
+        self.notes.append("gone")
+        ctx.set_reward(1.0)
+
+
+async def test_graders_have_a_limit_of_their_own(
+    make_task, make_backend, serving, tmp_path, monkeypatch
+):
+    make_task(tests=None)
+    (tmp_path / "echo_of_backend_test.py").write_text(
+        "from rollout import AgentWorkflow\n\n\n"
+        "class Echo(AgentWorkflow):\n"
+        "    async def run(self, ctx):\n        return ctx.prompt\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(OneAtATime, "notes", [])
+    OneAtATime.let_go = trio.Event()
+    backend = make_backend(
+        agent="echo_of_backend_test:Echo",
+        grader=OneAtATime,
+        grader_config=GraderConfig(name="one", concurrency=ConcurrencyConfig(max_concurrent=1)),
+    )
+    async with serving(backend) as rollouts:
+        handles = [await rollouts.start(f"r-{number}", label="42") for number in range(2)]
+        for handle in handles:
+            await handle.wait_for_grading()
+        while backend.grader_slots.statistics().tasks_waiting == 0:
+            await trio.lowlevel.checkpoint()
+        assert OneAtATime.notes == ["come"]
+        OneAtATime.let_go.set()
+        assert [(await handle).sample.reward for handle in handles] == [1.0, 1.0]
+    assert OneAtATime.notes == ["come", "gone"] * 2
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), "20", True])
+def test_a_grace_period_that_is_none(make_task, make_backend, seconds):
+    make_task()
+    with pytest.raises(BackendConfigurationError, match="cancel_grace_sec"):
+        make_backend(cancel_grace_sec=seconds)
+
+
+async def test_a_folder_for_trials_that_cannot_be_had(make_task, make_backend, tmp_path):
+    make_task()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BackendConfigurationError, match="trials_dir cannot be used"):
+        async with make_backend(trials_dir=tmp_path / "file" / "trials").running():
+            raise AssertionError
+
+
+@pytest.mark.parametrize("way", ["link", "open to all"])
+async def test_a_default_folder_that_others_could_change(make_task, make_backend, tmp_path, way):
+    make_task()
+    backend = make_backend(trials_dir=None)
+    assert backend.trials_dir.parent == tmp_path / "tmp"
+    if way == "link":
+        backend.trials_dir.symlink_to(tmp_path / "tasks")
+    else:
+        backend.trials_dir.mkdir()
+        backend.trials_dir.chmod(0o777)
+    with pytest.raises(BackendConfigurationError, match="others can write"):
+        async with backend.running():
+            raise AssertionError
+
+
+async def test_a_relative_folder_for_trials(make_task, make_backend, tmp_path, monkeypatch):
+    make_task()
+    monkeypatch.chdir(tmp_path)
+    backend = make_backend(trials_dir="trials", artifact_root=False)
+    async with backend.running():
+        monkeypatch.chdir("/")
+        outcome = await backend.execute(REQUEST)
+    assert outcome.result.sample.reward == 1.0
+    assert backend.trials_dir == tmp_path / "trials"
