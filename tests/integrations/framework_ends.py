@@ -189,6 +189,36 @@ async def test_the_time_of_the_agent_is_up(kit, workflow):
     assert result.err_category is RolloutErrorCategory.TIMEOUT
 
 
+async def test_the_server_ends_in_mid_call(kit, workflow):
+    async with scripted_endpoint(stall("one two", after=1)) as endpoint:
+        async with serving(workflow(streamed=True)) as client:
+            handle = await start(client, endpoint, fresh_id())
+            await (await endpoint.received()).stalled.wait()
+            handle.cancel()  # its client would wait for it
+        with trio.fail_after(20):
+            await endpoint.requests[0].gone.wait()
+        await endpoint.all_closed()
+    assert len(endpoint.requests) == 1
+
+
+async def test_an_endpoint_that_is_too_slow(kit):
+    class Patient(AgentWorkflow):
+        async def run(self, ctx):
+            options = {"max_retries": 1, "timeout_sec": 0.3}
+            agent = kit.agent(kit.adapter.rollout_model("policy", **options), ())
+            await kit.adapter.run_agent(agent, ctx.prompt)
+
+    async with scripted_endpoint(stall(), stall(), say("It is 13")) as endpoint:
+        async with serving(Patient) as client:
+            result = await run(client, endpoint)
+            assert (result.status, result.err_category) == (
+                RolloutStatus.FAILURE,
+                RolloutErrorCategory.AGENT_ERROR,
+            )
+            assert len(endpoint.requests) == 2
+        await endpoint.all_closed()
+
+
 async def test_many_rollouts_with_keys_of_their_own(kit, workflow):
     @kit.adapter.trio_tool
     async def whoami() -> str:

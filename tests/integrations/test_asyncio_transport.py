@@ -1,0 +1,266 @@
+"""The transport of the asyncio side, by plain httpx on a bridge, and what becomes of its calls."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx
+import pytest
+import trio
+from integrations.scripted import call, refuse, say, scripted_endpoint, stall
+
+from rollout import RolloutContext
+from rollout.integrations import _asyncio_transport
+from rollout.integrations._asyncio_transport import AsyncioTransport
+from rollout.integrations._framework_source import source_of
+from rollout.integrations._recording_transport import NO_KEY, Endpoint
+from rollout.integrations.asyncio_bridge import open_asyncio_bridge
+from rollout.trajectory import build_trajectory, trajectory_problems
+
+KEY = "secret-of-this-rollout"
+SYSTEM = {"role": "system", "content": "Be brief."}
+QUESTION = {"role": "user", "content": "What is 6 + 7?"}
+BODY = {"model": "policy", "messages": [SYSTEM, QUESTION]}
+
+
+class Side:
+    """An endpoint, a bridge and the source of a rollout."""
+
+    def __init__(self, endpoint, bridge, context):
+        self.endpoint = endpoint
+        self.bridge = bridge
+        self.source = source_of(context)
+        self.context = context
+
+    def client(self, *, record=True):
+        endpoint = Endpoint.of(self.context.chat_completions_url, self.context.api_key)
+        transport = AsyncioTransport(endpoint, self.source if record else None, conversation="main")
+        return httpx.AsyncClient(transport=transport, trust_env=False)
+
+    async def post(self, body=BODY, *, path="/chat/completions", key=KEY, url=None, record=True):
+        async def send():
+            async with self.client(record=record) as client:
+                headers = {"Authorization": f"Bearer {key}"}
+                return await client.post(
+                    (url or self.endpoint.url) + path, json=body, headers=headers
+                )
+
+        return await self.bridge.run(send)
+
+
+@pytest.fixture
+def sides():
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def make(*steps):
+        async with scripted_endpoint(*steps) as endpoint:
+            async with open_asyncio_bridge() as bridge:
+                context = RolloutContext(chat_completions_url=endpoint.url, api_key=KEY)
+                yield Side(endpoint, bridge, context)
+            await endpoint.all_closed()
+
+    return make
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_is_recorded_and_its_bytes_pass(sides, streamed):
+    async with sides(say("It is 13", reasoning="Hm.")) as side:
+        response = await side.post({**BODY, "stream": streamed})
+        sample = await side.source.get_sample()
+    assert ("[DONE]" in response.text) is streamed
+    assert "13" in response.text
+    assert sample.messages[:2] == [SYSTEM, QUESTION]
+    assert sample.messages[2]["content"] == "It is 13"
+    assert sample.metrics["completion_tokens"] == 3
+    (recorded,) = side.source.calls
+    assert (recorded.outcome, recorded.status_code) == ("complete", 200)
+    assert recorded.streamed is streamed
+    if streamed:
+        assert side.endpoint.requests[0].body["stream_options"] == {"include_usage": True}
+
+
+async def test_connections_are_shared_kept_and_closed_with_the_bridge(sides):
+    async with sides(say("one")) as side:
+        for _ in range(3):
+            await side.post()
+        assert (side.endpoint.connections, side.endpoint.open_connections) == (1, 1)
+        assert len(_asyncio_transport._of_loops) == 1
+    assert side.endpoint.open_connections == 0
+    assert _asyncio_transport._of_loops == {}
+
+
+async def test_many_calls_at_once(sides):
+    async with sides(say("one")) as side:
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(side.post)
+        assert len(side.endpoint.requests) == 50
+    assert side.source.metrics()["calls"] == 50
+    assert sorted(each.number for each in side.source.calls) == list(range(1, 51))
+
+
+async def test_a_compressed_answer_is_read_and_passed_on_as_it_is(sides):
+    answer = {"choices": [{"message": {"role": "assistant", "content": "13"}}]}
+    packed = gzip.compress(json.dumps(answer).encode())
+    step = say("", raw=packed, headers={"content-encoding": "gzip"})
+    async with sides(step) as side:
+        response = await side.post()
+    assert response.json() == answer
+    assert side.source.calls[0].outcome == "complete"
+    assert side.source.messages[-1]["content"] == "13"
+
+
+async def test_a_stream_that_is_left_at_its_mark_keeps_its_connection(sides):
+    async with sides(say("one two")) as side:
+
+        async def send():
+            async with side.client() as client:
+                url = f"{side.endpoint.url}/chat/completions"
+                async with client.stream("POST", url, json={**BODY, "stream": True}) as response:
+                    async for line in response.aiter_lines():
+                        if line == "data: [DONE]":
+                            break
+
+        for _ in range(3):
+            await side.bridge.run(send)
+        assert side.endpoint.connections == 1
+    assert [each.outcome for each in side.source.calls] == ["complete"] * 3
+
+
+async def test_the_key_goes_to_its_endpoint_alone(sides):
+    async with sides(say("one")) as side, scripted_endpoint(say("two")) as other:
+        await side.post(url=other.url)
+        await side.post(key=NO_KEY)
+        await side.post(key="of-the-user", url=other.url)
+
+    assert [each.key for each in other.requests] == [None, "of-the-user"]
+    assert [each.key for each in side.endpoint.requests] == [None]
+    assert len(side.source.calls) == 1
+
+
+async def test_what_is_not_recorded(sides, caplog):
+    async with sides(say("one")) as side:
+        await side.post(record=False)
+        await side.post({**BODY, "prompt": "?"}, path="/completions")
+        await side.post(path="/embeddings")
+        sample = await side.source.get_sample()
+    assert side.source.calls == []
+    assert sample.extra_fields["unrecorded_calls"] == {"/v1/completions": 1}
+    assert "was not recorded" in caplog.text
+
+
+async def test_refusals_and_lost_endpoints(sides):
+    async with sides(refuse(429, f"slow down, {KEY}"), say("It is 13")) as side:
+        assert (await side.post()).status_code == 429
+        await side.post()
+        with pytest.raises(httpx.ConnectError):
+            side.context.chat_completions_url = "http://127.0.0.1:9/v1"
+            await side.post(url="http://127.0.0.1:9/v1")
+        sample = await side.source.get_sample()
+    first, last = sample.extra_fields["call_problems"]
+    assert first["status_code"] == 429
+    assert "slow down" in first["error"]
+    assert KEY not in first["error"]
+    assert last["error"].startswith("ConnectError")
+    assert sample.metrics["failed_calls"] == 2
+
+
+async def test_a_call_that_is_cancelled_before_its_answer(sides):
+    async with sides(stall()) as side:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(side.post)
+            await (await side.endpoint.received()).stalled.wait()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(20):
+            await side.endpoint.requests[0].gone.wait()
+    (recorded,) = side.source.calls
+    assert (recorded.outcome, recorded.choices) == ("interrupted", [])
+
+
+async def test_a_call_that_is_cancelled_in_the_middle_of_its_answer(sides):
+    begun = trio.Event()
+    async with sides(stall("one two three", after=2)) as side:
+
+        async def send():
+            async with side.client() as client:
+                url = f"{side.endpoint.url}/chat/completions"
+                async with client.stream("POST", url, json={**BODY, "stream": True}) as response:
+                    async for line in response.aiter_lines():
+                        if "one" in line:
+                            side.bridge.call_trio_soon(begun.set)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(side.bridge.run, send)
+            await begun.wait()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(20):
+            await side.endpoint.requests[0].gone.wait()
+    (recorded,) = side.source.calls
+    assert recorded.outcome == "interrupted"
+    assert recorded.choices[0].messages[0]["content"].startswith("one")
+
+
+# --- histories ------------------------------------------------------------------------------------
+
+
+async def test_a_history_gets_what_is_known_of_its_calls(sides):
+    asked = [{"role": "user", "text": "What is 6 + 7?"}]
+    async with sides(call("add", left=6, right=7), say("It is 13"), say("aside")) as side:
+        reply = (await side.post()).json()["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "13"}
+        await side.post(
+            {**BODY, "messages": [SYSTEM, QUESTION, reply, result], "tools": [{"a": 1}]}
+        )
+        await side.post({**BODY, "messages": [QUESTION]})
+        said = {"role": "assistant", "content": " It is 13"}
+        chat = [
+            QUESTION,
+            {**reply, "content": None},
+            result,
+            said,
+            {"role": "user", "content": "!"},
+        ]
+        side.source.take_history(asked, chat)
+        sample = await side.source.get_sample()
+    assert sample.messages == asked
+    told = sample.trajectory_messages
+    assert [each["role"] for each in told] == [
+        *["system", "user", "assistant", "tool", "assistant", "user"],
+    ]
+    assert [each.get("model") for each in told if each["role"] == "assistant"] == ["scripted-1"] * 2
+    assert ["timestamp" in each for each in told] == [True] * 5 + [False]
+    assert told[4]["response_id"] == "chatcmpl-1"
+    assert sample.extra_fields["tools"] == [{"a": 1}]
+    (aside,) = sample.extra_fields["other_calls"]
+    assert (aside["call"], aside["replies"][0]["content"]) == (3, "aside")
+    document = build_trajectory(told, rollout_id="r", sample=sample)
+    assert trajectory_problems(document) == []
+    assert document["final_metrics"]["total_completion_tokens"] == 4
+
+
+async def test_runs_that_go_on_take_the_place_of_those_before(sides):
+    async with sides(say("one")) as side:
+        first, second = {"role": "user", "content": "1"}, {"role": "user", "content": "2"}
+        side.source.take_history([first], [first])
+        side.source.take_history([first, second], [first, second])
+        side.source.take_history([second], [second])
+        side.source.take_history([second, first], [second, first])
+        sample = await side.source.get_sample()
+        sample.messages[0]["content"] = "changed by its user"
+        again = await side.source.get_sample()
+    assert again.messages == [second, first]
+    assert sample.extra_fields["other_runs"] == [[first, second]]
+
+
+async def test_replies_without_a_call_stay_as_they_are(sides):
+    async with sides(say("one")) as side:
+        await side.post()
+        chat = [
+            QUESTION,
+            {"role": "assistant", "content": "made up", "usage": {"prompt_tokens": 3}},
+        ]
+        side.source.take_history(chat, chat)
+        sample = await side.source.get_sample()
+    assert sample.trajectory_messages == chat
