@@ -1,7 +1,5 @@
 """What the adapters of asyncio frameworks share: versions, clients, tools, streams."""
 
-# mypy: disable-error-code="import-not-found"
-
 from __future__ import annotations
 
 import asyncio

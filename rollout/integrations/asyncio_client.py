@@ -14,17 +14,12 @@ bound to the rollout that runs here and that records what is said over it::
 On trio, where the SDK runs as well, use `rollout.integrations.openai`.
 """
 
-# mypy: disable-error-code="import-not-found"
-
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout.errors import IntegrationError
 from rollout.integrations._framework_run import rollout_openai, trio_tool
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 __all__ = ["rollout_client", "trio_tool"]
 
@@ -35,8 +30,8 @@ def rollout_client(
     timeout_sec: float | None = 600.0,
     max_retries: int = 2,
     **options: Any,
-) -> AsyncOpenAI:
-    """Return a client of the OpenAI SDK, for asyncio, that is bound to the rollout that runs here.
+) -> Any:
+    """Return an ``openai.AsyncOpenAI``, for asyncio, that is bound to the rollout that runs here.
 
     Make one wherever it is needed, on either side of the bridge: it costs about a millisecond,
     since the connections belong to the bridge and are closed with it. Use it in the bridge's loop
@@ -56,7 +51,7 @@ def rollout_client(
         SampleSourceError: The rollout has a sample source of another kind.
     """
     try:
-        client: AsyncOpenAI = rollout_openai(
+        return rollout_openai(
             record=record, timeout_sec=timeout_sec, max_retries=max_retries, **options
         )
     except ModuleNotFoundError as error:
@@ -65,4 +60,3 @@ def rollout_client(
         raise IntegrationError(
             'the OpenAI SDK is not installed: pip install "trio-rollout[openai]"'
         ) from None
-    return client
