@@ -348,6 +348,7 @@ async def _unfinished_sample(
         return None
     deadline = trio.current_time() + _UNFINISHED_SEC
     call = UserCall(context.rollout_id, "sample source", deadline)
+    got = Outcome()
     with trio.CancelScope(shield=True):
         got = await call.run_in_task(context.get_sample)
     if got.error is not None:
