@@ -6,6 +6,8 @@ from typing import assert_type
 
 from rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext
 from rollout.client import RolloutClient, RolloutHandle
+from rollout.evaluation import AttemptRecord, EvaluationMetrics, evaluate, load_config
+from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutResultResponse, RolloutStatus
 
 
@@ -37,3 +39,20 @@ async def use(client: RolloutClient) -> None:
         assert_type(status, RolloutStatus)
     result = await client.run_rollout([], "http://127.0.0.1/v1", "id", grade=False)
     assert_type(result.sample.reward if result.sample else None, float | None)
+
+
+async def evaluate_all() -> EvaluationMetrics | None:
+    async with evaluate(load_config("eval.toml"), retry_failed=True) as run:
+        async for record in run:
+            assert_type(record, AttemptRecord)
+            assert_type(record.reward, float | None)
+    return run.metrics
+
+
+async def count(up_to: int) -> int:
+    return up_to
+
+
+async def bridged() -> None:
+    async with open_asyncio_bridge() as bridge:
+        assert_type(await bridge.run(count, 3), int)
