@@ -25,7 +25,7 @@ from rollout.backend.base import ExecutionBackend
 from rollout.backend.executions import Execution, Executions, Phase
 from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.configuration import require_harbor
-from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.environment import EnvironmentSpec, secrets_in
 from rollout.backend.harbor.execution import TrialExecution
 from rollout.backend.harbor.logs import harbor_logs
 from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
@@ -130,6 +130,8 @@ class HarborBackend(ExecutionBackend):
             allow_local_git=allow_local_git,
         )
         self.environment = EnvironmentSpec(environment)
+        self.secrets = [*self.environment.secrets, *secrets_in(dict(agent_options or {}))]
+        """What is probably a secret among the settings; Harbor writes them into trials' folders."""
         self.store = ArtifactStore(artifact_root)
         self.trials_dir = _default_dir() if trials_dir is None else Path(trials_dir).absolute()
         self.keep_failed_trials = keep_failed_trials

@@ -10,7 +10,7 @@ from rollout.backend.harbor.opensandbox import OPENSANDBOX_IMPORT_PATH, with_def
 from rollout.backend.harbor.validation import has_harbor, problems_of
 from rollout.errors import BackendConfigurationError
 
-__all__ = ["EnvironmentSpec"]
+__all__ = ["EnvironmentSpec", "secrets_in"]
 
 NAMESPACE = "namespace"
 NAMESPACE_IMPORT_PATH = "rollout.backend.harbor.namespace:NamespaceEnvironment"
@@ -105,7 +105,12 @@ class EnvironmentSpec:
 
         Those are the texts under a name such as ``api_key``, ``token`` or ``password``.
         """
-        return sorted(set(_secrets(self._values, within=False)))
+        return secrets_in(self._values)
+
+
+def secrets_in(value: Any) -> list[str]:
+    """Return the texts that stand under a name such as ``api_key``, ``token`` or ``password``."""
+    return sorted(set(_secrets(value, within=False)))
 
 
 def _fields(spec: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from rollout.types import (
     ExecutionRequest,
     ExecutionResult,
     RolloutErrorCategory,
+    RolloutSample,
     RolloutStatus,
 )
 
@@ -114,7 +115,7 @@ class TrialExecution:
         """End a rollout that got no slot: keep a note of it, whatever is cancelled."""
         outcome = ExecutionOutcome(workflow=ended)
         with trio.CancelScope(shield=True):
-            await self._save(outcome, Settled())
+            await self._save(outcome, self._unsettled())
         return outcome
 
     async def _trial(self) -> None:
@@ -165,7 +166,7 @@ class TrialExecution:
             if request.agent_timeout_sec is None
             else max(self.phase.deadline - trio.current_time(), 0.0),
             grader_timeout_sec=request.grader_timeout_sec,
-            more_secrets=tuple(backend.environment.secrets),
+            more_secrets=tuple(backend.secrets),
         )
         check_chat_url(plan, agent_on_host=backend.agent.on_host, environment=backend.environment)
         return plan
@@ -195,11 +196,11 @@ class TrialExecution:
         )
 
     def _secrets(self) -> list[str | None]:
-        return [self.context.api_key, *self.backend.environment.secrets]
+        return [self.context.api_key, *self.backend.secrets]
 
     async def _settle(self, *, cancelled: bool) -> Settled:
         facts = self._facts()
-        settled = Settled()
+        settled = self._unsettled()
         if self._workspace is not None:
             with trio.move_on_after(_SETTLE_SEC) as scope:
                 settled = await trio.to_thread.run_sync(
@@ -246,14 +247,19 @@ class TrialExecution:
             self._log("what its trial left could not be put in order, and is removed", error)
             # Nobody knows whether it is free of the key.
             remove_workspace(self.request.id, workspace)
-            return Settled()
+            return self._unsettled()
+
+    def _unsettled(self) -> Settled:
+        """Return what is known of a rollout without what its trial left."""
+        prompt = [dict(message) for message in self.request.prompt]
+        return Settled(sample=RolloutSample(messages=prompt, label=self.request.label))
 
     def _cancelled(self, settled: Settled) -> ExecutionOutcome:
         progress = self.run_of.progress
         ended = ExecutionResult(
             status=RolloutStatus.CANCELLED, err_message=f"cancelled while {progress.phase}"
         )
-        if not progress.verification_started:
+        if not progress.verifying:
             return ExecutionOutcome(workflow=ended)
         ended.sample = settled.sample
         agent = ExecutionResult(status=RolloutStatus.SUCCESS, sample=settled.sample)

@@ -44,6 +44,7 @@ class TrialProgress:
         agent_started: Its agent was about to run.
         agent_ended: Its agent has run.
         verification_started: Its verifier was about to run.
+        verifying: That is where it is: of a task of several steps, the next agent may have begun.
         cancelled: It noticed that it was cancelled.
         ended: It has ended, cleanup included.
     """
@@ -53,13 +54,14 @@ class TrialProgress:
     agent_started: bool = False
     agent_ended: bool = False
     verification_started: bool = False
+    verifying: bool = False
     cancelled: bool = False
     ended: bool = False
 
     @property
     def phase(self) -> str:
         """Where it is, as in ``cancelled while its agent ran``."""
-        if self.verification_started:
+        if self.verifying:
             return "its verifier ran"
         if self.agent_started:
             return "its agent ran"

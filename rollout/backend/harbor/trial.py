@@ -83,6 +83,8 @@ class TrialRun:
 
     def take(self, name: str) -> None:
         """Take an event, on the trio thread. Events that Harbor adds later change nothing."""
+        if name in {"AGENT_START", "VERIFICATION_START"}:
+            self.progress.verifying = name == "VERIFICATION_START"
         mark = _MARKS.get(name)
         if mark is None or getattr(self.progress, mark):
             return

@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore:Items .* on TypedDict:UserWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Items? .* on TypedDict:UserWarning"))
 
 
 @pytest.fixture

@@ -106,6 +106,25 @@ async def test_while_the_verifier_runs(make_task, make_backend, serving, pipe, t
     assert list((tmp_path / "trials").iterdir()) == []
 
 
+async def test_in_the_agent_of_a_second_step(make_task, make_backend, serving, pipe):
+    folder = make_task("stepped", tests=None)
+    with (folder / "task.toml").open("a") as file:
+        file.write('[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
+    for name, solution in (("one", "true"), ("two", f"{pipe.say}; sleep 3600")):
+        step = folder / "steps" / name
+        for part in ("solution", "tests"):
+            (step / part).mkdir(parents=True)
+        (step / "instruction.md").write_text(f"Step {name}.\n")
+        (step / "solution/solve.sh").write_text(f"#!/bin/bash\n{solution}\n")
+        (step / "tests/test.sh").write_text(TESTS)
+    backend = make_backend(tasks_dir=make_task.folder, task_mode="dataset", mounts=[pipe.mount])
+    async with serving(backend) as rollouts:
+        handle = await rollouts.start(metadata={"harbor_task_id": "stepped"})
+        await pipe.heard()
+        result = await cancelled(rollouts, handle, "cancelled_running")
+    assert result.err_message == "cancelled while its agent ran"
+
+
 async def test_an_environment_that_does_not_stop_gets_a_grace_period(
     make_task, make_backend, serving, pipe, reached
 ):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 
 import pytest
+import trio
 from trial_support import KEY, TESTS, Chat, files_with
 
 from rollout import RolloutContext
@@ -230,6 +232,7 @@ async def test_what_a_trial_left_that_cannot_be_read(
     assert list((tmp_path / "trials").iterdir()) == []
     if name == "settle":
         assert result.sample.reward == 1.0
+        assert result.sample.messages == [{"role": "user", "content": "What is 6 * 7?"}]
     else:
         assert "a disk that is full" in failed(result, AGENT_ERROR)
 
@@ -281,3 +284,42 @@ async def test_more_than_the_queue_holds(make_task, make_backend, serving, pipe)
         third = await rollouts.start("third")
         backend.cancel_rollouts(all=True)
         assert (await third).status is RolloutStatus.CANCELLED
+
+
+async def test_a_disk_that_hangs_costs_a_bounded_time(
+    make_task, make_backend, serving, monkeypatch, caplog
+):
+    from rollout.backend.harbor import execution
+
+    released, settle = threading.Event(), execution.settle
+
+    def hang(*args, **options):
+        released.wait()
+        return settle(*args, **options)
+
+    make_task()
+    monkeypatch.setattr(execution, "settle", hang)
+    monkeypatch.setattr(execution, "_SETTLE_SEC", 0.05)
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42")
+        released.set()
+        while rollouts.backend.threads.borrowed_tokens:
+            await trio.lowlevel.checkpoint()
+    assert result.sample.reward == 1.0
+    assert result.sample.label == "42"
+    assert "could not be put in order within" in caplog.text
+
+
+async def test_secrets_among_the_settings_stay_out_of_files(
+    make_task, make_backend, serving, tmp_path
+):
+    make_task()
+    backend = make_backend(
+        agent_options={"extra": {"service_token": "of-the-operator-1"}},
+        environment={"type": "namespace", "env": {"OTHER_API_KEY": "of-the-operator-2"}},
+    )
+    async with serving(backend) as rollouts:
+        result = await rollouts.run(label="42")
+    assert result.sample.reward == 1.0
+    assert (tmp_path / "kept/r/harbor/config.json").is_file()
+    assert files_with(tmp_path, "of-the-operator") == []

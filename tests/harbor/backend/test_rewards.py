@@ -213,3 +213,25 @@ async def test_a_failed_trial_stays_if_wanted(make_task, make_backend, serving, 
     assert result.status is RolloutStatus.FAILURE
     assert len(list((tmp_path / "trials").iterdir())) == keep
     assert (tmp_path / "kept/r/harbor/result.json").is_file()
+
+
+async def test_a_task_of_several_steps(make_task, make_backend, serving, tmp_path):
+    folder = make_task("stepped", tests=None, instruction="Two steps.\n")
+    with (folder / "task.toml").open("a") as file:
+        file.write('[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
+    for number, name in enumerate(("one", "two")):
+        step = folder / "steps" / name
+        for part in ("solution", "tests"):
+            (step / part).mkdir(parents=True)
+        (step / "instruction.md").write_text(f"Step {name}.\n")
+        (step / "solution/solve.sh").write_text(f"#!/bin/bash\necho {number} > /app/{name}\n")
+        (step / "tests/test.sh").write_text(
+            "#!/bin/bash\nmkdir -p /logs/verifier\n"
+            f"test -f /app/{name} && echo {number} > /logs/verifier/reward.txt\n"
+        )
+    backend = make_backend(tasks_dir=make_task.folder, task_mode="dataset")
+    async with serving(backend) as rollouts:
+        result = await rollouts.run(metadata={"harbor_task_id": "stepped"})
+    assert result.err_message is None
+    assert result.sample.reward == 0.5
+    assert result.agent_started_at is not None
