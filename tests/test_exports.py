@@ -31,6 +31,8 @@ FLOORS = {
     "jsonfit": 0,
     "_groups": 0,
     "_beside": 0,
+    "_pools": 0,
+    "_proxies": 0,
     "_keys": 0,
     "_redaction": 0,
     "_files": 0,

@@ -6,18 +6,17 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 import trio
 from attrs import define, field, frozen
 
-from rollout.client.pools import SpreadTransport
+from rollout._pools import SpreadTransport, limits_of_pools
+from rollout._proxies import proxy_for
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
     InvalidBodyError,
@@ -40,13 +39,8 @@ __all__ = ["Wire", "check_url", "own_http_client"]
 
 T = TypeVar("T")
 
-_KEEP_ALIVE_EXPIRY_SEC = 4.0
-"""Below the five seconds after which common servers close an idle connection."""
-
 _CONNECT_TIMEOUT_SEC = 10.0
 _REQUEST_TIMEOUT_SEC = 60.0
-_KEPT_CONNECTIONS = 32
-"""In each pool. httpcore counts all of them for each, so many of them cost much."""
 _LONGEST_DETAIL = 500
 _LONGEST_TYPE = 100
 _LONGEST_PATH = 200
@@ -82,29 +76,6 @@ def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
     return plain, httpx.BasicAuth(parsed.username, parsed.password)
 
 
-def _is_loopback(url: str) -> bool:
-    host = (urlsplit(url).hostname or "").rstrip(".")
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    # Connecting to 0.0.0.0 or :: reaches this machine too.
-    return address.is_loopback or address.is_unspecified
-
-
-def _goes_direct(url: str) -> bool:
-    """Whether no proxy from the environment stands between here and there."""
-    if _is_loopback(url):
-        return True
-    parts = urlsplit(url)
-    proxies = getproxies()
-    return not (proxies.get(parts.scheme) or proxies.get("all")) or bool(
-        proxy_bypass(parts.hostname or "")
-    )
-
-
 def own_http_client(url: str) -> httpx.AsyncClient:
     """Make an HTTP client for long polls.
 
@@ -112,13 +83,9 @@ def own_http_client(url: str) -> httpx.AsyncClient:
     the cap; no waiting for the pool; idle connections are dropped before a server drops them;
     and no proxy from the environment stands between this process and its own machine.
     """
-    limits = httpx.Limits(
-        max_connections=None,
-        max_keepalive_connections=_KEPT_CONNECTIONS,
-        keepalive_expiry=_KEEP_ALIVE_EXPIRY_SEC,
-    )
+    limits = limits_of_pools()
     transport: httpx.AsyncBaseTransport | None = None
-    if _goes_direct(url):
+    if proxy_for(url) is None:
         # With a transport of its own httpx asks the environment for certificates only.
         context = httpx.create_ssl_context()
         transport = SpreadTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))

@@ -61,11 +61,7 @@ class _LoopConnections(Connections):
 
     async def aclose(self) -> None:
         """Close every pool."""
-        self.kept = False
-        pools = [pool for group in self._pools.values() for pool in group]
-        self._pools.clear()
-        for pool in pools:
-            await pool.transport.aclose()
+        await self.close_ways()
 
 
 _of_loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from client.fakes import FakeServer, run
 
+from rollout._proxies import is_loopback
 from rollout.client import RolloutClient
-from rollout.client.wire import _is_loopback
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_credentials_in_the_url_and_an_api_key_cannot_both_be_sent():
     ],
 )
 def test_loopback_addresses(url, loopback):
-    assert _is_loopback(url) is loopback
+    assert is_loopback(url) is loopback

@@ -7,8 +7,8 @@ import pytest
 import trio
 from support import CHAT_URL, local_backend, make_app, prompt, served
 
+from rollout._pools import REQUESTS_PER_POOL, SpreadTransport
 from rollout.client import RolloutClient
-from rollout.client.pools import REQUESTS_PER_POOL, SpreadTransport
 from rollout.types import RolloutStatus
 
 

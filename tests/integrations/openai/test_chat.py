@@ -267,7 +267,7 @@ async def test_requests_are_spread_over_pools_and_none_stays_counted():
     steps = [say("13"), refuse(500), *[stall()] * 70]
     async with scripted_endpoint(*steps) as endpoint:
         async with share_connections():
-            pools = current_connections()._pools.setdefault(None, [])
+            pools = current_connections().way(None)
             with entered(endpoint):
                 await chat([QUESTION], model="policy")
                 with pytest.raises(IntegrationError):
@@ -275,12 +275,12 @@ async def test_requests_are_spread_over_pools_and_none_stays_counted():
                 with RolloutContext(chat_completions_url="http://127.0.0.1:9/v1"):
                     with pytest.raises(httpx.ConnectError):
                         await chat([QUESTION], model="policy")
-                assert [pool.in_flight for pool in pools] == [0]
+                assert pools.in_flight == [0]
                 async with trio.open_nursery() as nursery:
                     for _ in range(70):
                         nursery.start_soon(lambda: chat([QUESTION], model="policy"))
                     await (await endpoint.received(71)).stalled.wait()
-                    assert [pool.in_flight for pool in pools] == [32, 32, 6]
+                    assert pools.in_flight == [32, 32, 6]
                     nursery.cancel_scope.cancel()
-                assert [pool.in_flight for pool in pools] == [0, 0, 0]
+                assert pools.in_flight == [0, 0, 0]
         await endpoint.all_closed()

@@ -110,7 +110,7 @@ async def test_a_stream_that_is_cancelled_keeps_what_was_said():
                     await heard.wait()
                     scope.cancel()
             await endpoint.requests[0].gone.wait()
-            assert [pool.in_flight for pool in current_connections()._pools[None]] == [0]
+            assert current_connections().way(None).in_flight == [0]
             sample = await rollout.get_sample()
     assert said == ["one", " two"]
     assert sample.messages == [QUESTION, {"role": "assistant", "content": "one two"}]

@@ -13,9 +13,28 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 from attrs import define
 
-__all__ = ["SpreadTransport"]
+__all__ = ["SpreadTransport", "limits_of_pools"]
 
 REQUESTS_PER_POOL = 32
+
+_KEPT_CONNECTIONS = 32
+"""In each pool. httpcore counts all of them for each, so many of them cost much."""
+
+_KEEP_ALIVE_EXPIRY_SEC = 4.0
+"""Below the five seconds after which common servers close an idle connection."""
+
+
+def limits_of_pools(*, kept: bool = True) -> httpx.Limits:
+    """Return the limits for a pool: no bound on its connections, since those beyond it starve.
+
+    Args:
+        kept: Whether a connection outlives its response.
+    """
+    return httpx.Limits(
+        max_connections=None,
+        max_keepalive_connections=_KEPT_CONNECTIONS if kept else 0,
+        keepalive_expiry=_KEEP_ALIVE_EXPIRY_SEC,
+    )
 
 
 @define(eq=False)
