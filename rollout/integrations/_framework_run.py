@@ -17,7 +17,7 @@ from rollout.integrations._asyncio_transport import AsyncioTransport
 from rollout.integrations._bridge_stream import AsyncioStream
 from rollout.integrations._framework_source import source_of, the_rollout
 from rollout.integrations._recorder import MAIN
-from rollout.integrations._recording_transport import NO_KEY, Endpoint
+from rollout.integrations._watched_calls import NO_KEY, Endpoint
 from rollout.integrations.asyncio_bridge import run_in_trio
 
 __all__ = ["AgentStream", "Framework", "rollout_openai", "settle", "trio_tool"]

@@ -23,7 +23,8 @@ from rollout.integrations._recorder import (
     get_recorder,
     recorder_of,
 )
-from rollout.integrations._recording_transport import Endpoint, RecordingTransport
+from rollout.integrations._recording_transport import RecordingTransport
+from rollout.integrations._watched_calls import Endpoint
 
 __all__ = ["ChatReply", "ConversationRecorder", "chat", "get_recorder", "share_connections"]
 

@@ -32,7 +32,8 @@ from rollout.integrations._recorder import (
     get_recorder,
     recorder_of,
 )
-from rollout.integrations._recording_transport import NO_KEY, Endpoint, RecordingTransport
+from rollout.integrations._recording_transport import RecordingTransport
+from rollout.integrations._watched_calls import NO_KEY, Endpoint
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -14,7 +14,7 @@ from rollout import RolloutContext
 from rollout.integrations import _asyncio_transport
 from rollout.integrations._asyncio_transport import AsyncioTransport
 from rollout.integrations._framework_source import source_of
-from rollout.integrations._recording_transport import NO_KEY, Endpoint
+from rollout.integrations._watched_calls import NO_KEY, Endpoint
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.trajectory import build_trajectory, trajectory_problems
 

@@ -12,8 +12,9 @@ from integrations.scripted import Step, say, scripted_endpoint
 from rollout import RolloutContext
 from rollout.integrations._model_answers import StreamedAnswer, read_answer
 from rollout.integrations._recorder import recorder_of
-from rollout.integrations._recording_transport import Endpoint, RecordingTransport
+from rollout.integrations._recording_transport import RecordingTransport
 from rollout.integrations._responses_items import input_as_messages, items_as_messages
+from rollout.integrations._watched_calls import Endpoint
 
 QUESTION = {"role": "user", "content": "What is 6 + 7?"}
 CHUNK = {"choices": [{"index": 0, "delta": {"content": "13"}, "finish_reason": "stop"}]}

@@ -1,0 +1,385 @@
+"""Watches calls of a model on their way: what both sides of a bridge have in common.
+
+Theory of operation: whatever asks the model (the OpenAI SDK in any version and with any of its
+helpers, a framework, or plain httpx) sends a request and reads the bytes of its answer. Between
+the two stands a `WatchingTransport`. It reads along and tells the recorder, so that retries,
+streams, cancelled calls and failures are all seen as they happen on the wire.
+
+What waits here waits for the requests and streams that it is given, so it runs in either loop.
+The clock, the connections and how a body is closed are those of the transports that build on it:
+`_recording_transport` for trio, `_asyncio_transport` for the loop of a bridge.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx
+from attrs import frozen
+
+from rollout.integrations._model_answers import (
+    Answer,
+    Events,
+    StreamedAnswer,
+    error_message,
+    parse,
+    read_answer,
+)
+from rollout.integrations._model_calls import Call
+from rollout.integrations._recorder import ConversationRecorder
+
+__all__ = ["NO_KEY", "Endpoint", "ReadAlong", "Reading", "WatchingTransport"]
+
+NO_KEY = "no-key-needed"
+"""Stands for the key of an endpoint that needs none; it is never sent."""
+
+_CHAT = "/chat/completions"
+_APIS = {_CHAT: "chat", "/responses": "responses"}
+_UNRECORDABLE = "/completions"
+_OK = range(200, 300)
+
+
+@frozen
+class Endpoint:
+    """The endpoint of a rollout's policy.
+
+    Attributes:
+        base_url: What routes such as ``/chat/completions`` are added to.
+        query: The query that goes with each request.
+        api_key: The key, ``None`` if it needs none.
+    """
+
+    base_url: str
+    query: dict[str, str]
+    api_key: str | None
+
+    @classmethod
+    def of(cls, url: str, api_key: str | None) -> Endpoint:
+        """Read a ``chat_completions_url``, which may be the base or the route itself."""
+        parsed = httpx.URL(url)
+        path = parsed.path.rstrip("/").removesuffix(_CHAT)
+        base = parsed.copy_with(path=path or "/", query=None, fragment=None)
+        return cls(str(base).rstrip("/"), dict(parsed.params), api_key)
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.base_url}>"
+
+    def has(self, url: httpx.URL) -> bool:
+        """Whether a URL is at the same host, so that the key may go there."""
+        mine, other = urlsplit(self.base_url), urlsplit(str(url))
+        return (mine.scheme, mine.netloc) == (other.scheme, other.netloc)
+
+    def guard_key(self, request: httpx.Request) -> None:
+        """Take the key out of a request to elsewhere, and what stands for one anywhere."""
+        given = request.headers.get("Authorization", "")
+        key = self.api_key
+        elsewhere = not self.has(request.url)
+        if given == f"Bearer {NO_KEY}" or (elsewhere and key and given == f"Bearer {key}"):
+            del request.headers["Authorization"]
+
+
+class WatchingTransport(httpx.AsyncBaseTransport):
+    """Sends requests and records what they say.
+
+    Args:
+        endpoint: Where the policy is. The key goes nowhere else.
+        recorder: What to tell, ``None`` to record nothing.
+        conversation: The name of the conversations that the calls belong to.
+        clock: The seconds of the loop that it is used in.
+        ask_usage: Whether to ask for the usage of streams.
+        hide: Whether events of a stream that its caller has not asked for are taken out.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        recorder: ConversationRecorder | None,
+        *,
+        conversation: str,
+        clock: Callable[[], float],
+        ask_usage: bool,
+        hide: bool,
+    ) -> None:
+        self._endpoint = endpoint
+        self._recorder = recorder
+        self._conversation = conversation
+        self._clock = clock
+        self._ask_usage = ask_usage
+        self._hide = hide
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self._endpoint.base_url}>"
+
+    @abstractmethod
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request over a connection of this side."""
+
+    @abstractmethod
+    def read_along(self, stream: httpx.AsyncByteStream, reading: Reading) -> ReadAlong:
+        """Return the body of an answer that is handed on in place of another."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and hand the answer on.
+
+        A cancellation closes the connection, and the call is recorded as interrupted.
+        """
+        self._endpoint.guard_key(request)
+        recorder = self._recorder
+        if recorder is None or not self._endpoint.has(request.url) or request.method != "POST":
+            return await self.send(request)
+        path = request.url.path
+        api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
+        if api is None:
+            if path.endswith(_UNRECORDABLE):
+                recorder.note_unrecorded(path)
+            return await self.send(request)
+        body = parse(await request.aread())
+        body = body if isinstance(body, dict) else {}
+        asks = self._ask_usage and api == "chat" and _wants_usage(body)
+        if self._hide and body.get("stream") is True:
+            # Nothing can be taken out of a compressed stream.
+            request.headers["Accept-Encoding"] = "identity"
+        if asks:
+            request = _asking_for_usage(request)
+        call = recorder.start(
+            body,
+            api=api,
+            conversation=self._conversation,
+            at=datetime.now(UTC),
+            retry=_retry(request),
+        )
+        reading = Reading(
+            recorder,
+            call,
+            clock=self._clock,
+            hide_usage=self._hide and asks,
+            hide_mark=self._hide and api == "chat",
+        )
+        try:
+            response = await self.send(request)
+        except BaseException as error:
+            reading.fail(error)
+            raise
+        reading.begin(response)
+        stream = cast("httpx.AsyncByteStream", response.stream)
+        response.stream = self.read_along(stream, reading)
+        return response
+
+
+def _retry(request: httpx.Request) -> int:
+    text = request.headers.get("x-stainless-retry-count", "")
+    return int(text) if text.isdecimal() and text.isascii() else 0
+
+
+def _wants_usage(body: dict[str, Any]) -> bool:
+    """Whether it is a stream whose caller has not decided about usage."""
+    options = body.get("stream_options") or {}
+    return (
+        body.get("stream") is True and isinstance(options, dict) and "include_usage" not in options
+    )
+
+
+def _asking_for_usage(request: httpx.Request) -> httpx.Request:
+    # Not out of the parsed body, which holds no more than what JSON can say faithfully.
+    body = json.loads(request.content)
+    body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    headers = request.headers.copy()
+    headers.pop("Content-Length", None)
+    return httpx.Request(
+        request.method,
+        request.url,
+        headers=headers,
+        content=json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(),
+        extensions=request.extensions,
+    )
+
+
+class Reading:
+    """Reads one answer along, and tells the recorder how it ended; the first time counts.
+
+    Args:
+        recorder: What to tell.
+        call: The call that is answered.
+        clock: The seconds of the loop that it is used in.
+        hide_usage: Whether the event that only tells of usage is not handed on.
+        hide_mark: Whether the mark at the end of a stream is not handed on.
+    """
+
+    def __init__(
+        self,
+        recorder: ConversationRecorder,
+        call: Call,
+        *,
+        clock: Callable[[], float],
+        hide_usage: bool,
+        hide_mark: bool,
+    ) -> None:
+        self._recorder = recorder
+        self._call = call
+        self._clock = clock
+        self._hide_usage = hide_usage
+        self._hide_mark = hide_mark
+        self._began = clock()
+        self._status = 0
+        self._decoder: Any = None
+        self._hides = False
+        self._body = bytearray()
+        self._events: Events | None = None
+        self._streamed = StreamedAnswer(call.api)
+
+    def begin(self, response: httpx.Response) -> None:
+        """Take status and headers."""
+        headers = response.headers
+        self._status = self._call.status_code = response.status_code
+        self._call.request_id = headers.get("x-request-id")
+        # A response of its own decodes as the one that is handed on does.
+        self._decoder = httpx.Response(200, headers=headers)._get_content_decoder()  # noqa: SLF001
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if self._status in _OK and kind == "text/event-stream":
+            self._events = Events()
+            encoded = headers.get("content-encoding", "identity").lower() not in {"", "identity"}
+            self._hides = (self._hide_usage or self._hide_mark) and not encoded
+
+    @property
+    def said_all(self) -> bool:
+        """Whether a stream has said that it ends here."""
+        return self._streamed.done
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take a chunk; return what is handed on of it."""
+        passed = self._take(self._decode(chunk))
+        return b"".join(passed) if self._hides else chunk
+
+    def _decode(self, chunk: bytes | None) -> bytes:
+        """Decode a chunk, or what is left at the end."""
+        try:
+            data = self._decoder.flush() if chunk is None else self._decoder.decode(chunk)
+        except httpx.DecodingError:
+            return b""  # whoever reads the answer gets that error
+        return bytes(data)
+
+    def _take(self, data: bytes) -> list[bytes]:
+        """Take decoded bytes; return the events that are handed on."""
+        if self._events is None:
+            self._body += data
+            return []
+        passed: list[bytes] = []
+        for event in self._events.feed(data):
+            was_done = self._streamed.done
+            only_usage = self._streamed.add(event)
+            ends_here = self._streamed.done and not was_done
+            if not (ends_here and self._hide_mark) and not (only_usage and self._hide_usage):
+                passed.append(event)
+        if self._streamed.done:
+            self._tell(self._streamed.answer())
+        return passed
+
+    def end(self) -> bytes:
+        """Take the end of the answer; return what is left to hand on."""
+        self._take(self._decode(None))
+        if self._events is None:
+            self._tell(self._whole())
+            return b""
+        rest = self._events.rest()
+        self._streamed.add(rest)
+        self._tell(self._streamed.answer())
+        return rest if self._hides else b""
+
+    def close(self) -> None:
+        """Take that nobody reads any further."""
+        if self._events is not None:
+            self._tell(self._streamed.answer())
+        elif self._status in _OK:
+            self._tell(Answer(complete=False))
+        else:
+            self._tell(self._whole())
+
+    def fail(self, error: BaseException) -> None:
+        """Take that an exception came out of it."""
+        answer = self._streamed.answer() if self._events is not None else Answer()
+        if isinstance(error, Exception):
+            name = type(error).__name__
+            answer.error = f"{name}: {error}" if str(error) else name
+        answer.complete = False
+        self._tell(answer)
+
+    def _whole(self) -> Answer:
+        if self._status in _OK:
+            return read_answer(bytes(self._body), self._call.api)
+        said = error_message(parse(bytes(self._body)))
+        return Answer(error=f"HTTP {self._status}" + (f": {said}" if said else ""))
+
+    def _tell(self, answer: Answer) -> None:
+        self._recorder.finish(self._call, answer, self._clock() - self._began)
+
+
+class ReadAlong(httpx.AsyncByteStream):
+    """The body of an answer on its way.
+
+    Args:
+        stream: The body as it comes.
+        reading: What reads it along.
+    """
+
+    def __init__(self, stream: httpx.AsyncByteStream, reading: Reading) -> None:
+        self.reading = reading
+        self._stream = stream
+        self._source: AsyncIterator[bytes] | None = None
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._source is None:
+            self._source = aiter(self._stream)
+        while not self._ended:
+            try:
+                chunk = await anext(self._source)
+            except StopAsyncIteration:
+                self._ended = True
+                rest = self.reading.end()
+                if rest:
+                    return rest
+                break
+            except BaseException as error:
+                self._ended = True
+                self.reading.fail(error)
+                # A stream whose reader is cancelled may have nobody else who closes it.
+                await self.aclose()
+                raise
+            passed = self.reading.feed(chunk)
+            if passed:
+                return passed
+        raise StopAsyncIteration
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Give the connection back, or close it if the answer is not over."""
+
+    def stop(self) -> bool:
+        """Take that nobody reads any further; return whether it was over before."""
+        over, self._ended = self._ended, True
+        self.reading.close()
+        return over
+
+    async def drain(self) -> None:
+        """Read what is still to come and drop it; what goes wrong there concerns nobody."""
+        with suppress(httpx.HTTPError):
+            while self._source is not None and await anext(self._source, None) is not None:
+                pass
+
+    async def close_stream(self) -> None:
+        """Close what the bytes come from."""
+        try:
+            close: Any = getattr(self._source, "aclose", None)
+            if close is not None:
+                await close()
+        finally:
+            await self._stream.aclose()
