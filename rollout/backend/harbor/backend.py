@@ -149,6 +149,8 @@ class HarborBackend(ExecutionBackend):
         """What a user's grader waits for."""
         self.threads = trio.CapacityLimiter(_MOST_THREADS)
         self._bridge: AsyncioBridge | None = None
+        self.problem: str | None = None
+        """Why no trial can run any more."""
         self.unfit_tasks: dict[str, str] = {}
         """Tasks that `prewarm` found out of order, and why."""
 
@@ -180,9 +182,14 @@ class HarborBackend(ExecutionBackend):
         return self._executions.cancel(ids, prefix, all)
 
     def health(self) -> dict[str, Any]:
-        """Return the status, the slots' counts, and what runs where."""
+        """Return the status, the slots' counts, and what runs where.
+
+        The status is ``failed`` if the loop that trials run on is gone, which only the end of
+        the server mends; ``problem`` says why.
+        """
         return {
-            "status": "ok",
+            "status": "ok" if self.problem is None else "failed",
+            **({} if self.problem is None else {"problem": self.problem}),
             **self._executions.health(),
             "agent": self.agent.name,
             "environment": self.environment.name,
@@ -207,7 +214,7 @@ class HarborBackend(ExecutionBackend):
             async with open_asyncio_bridge(
                 name="harbor", grace_sec=self.cancel_grace_sec, close_timeout_sec=_CLOSE_SEC
             ) as bridge:
-                self._bridge = bridge
+                self._bridge, self.problem = bridge, None
                 try:
                     yield
                 finally:

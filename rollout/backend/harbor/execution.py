@@ -29,7 +29,7 @@ from rollout.backend.harbor.tasks import fetch_task
 from rollout.backend.harbor.trial import TrialRun
 from rollout.backend.harbor.verifier import grading_problem, with_placeholder_tests
 from rollout.context import RolloutContext
-from rollout.errors import BackendConfigurationError, InvalidFieldError
+from rollout.errors import BackendConfigurationError, BridgeError, InvalidFieldError
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,
@@ -105,6 +105,8 @@ class TrialExecution:
                     raise
                 except BaseException as error:  # noqa: BLE001 - code of agents raises anything
                     self.error = sole_error(error)
+                    if isinstance(self.error, BridgeError):
+                        self.backend.problem = str(self.error)
             self.execution.leave()
         except BaseException:
             await self._finish(cancelled=True)
@@ -293,6 +295,6 @@ class TrialExecution:
 
 
 def _category(error: BaseException) -> Any:
-    if isinstance(error, BackendConfigurationError):
+    if isinstance(error, BackendConfigurationError | BridgeError):
         return RolloutErrorCategory.INTERNAL_ERROR
     return categorize_exception(error)

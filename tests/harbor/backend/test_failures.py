@@ -147,7 +147,7 @@ sys.exit("this is where it stops")
 
 
 async def test_an_agent_that_fails_after_it_has_solved_the_task(
-    make_task, make_backend, serving, tmp_path, version
+    make_task, make_backend, serving, tmp_path
 ):
     folder = make_task()
     program = folder / "environment" / "mini-swe-agent"
@@ -170,8 +170,30 @@ async def test_an_agent_that_fails_after_it_has_solved_the_task(
     assert result.agent_started_at is not None
     note = diagnostics(tmp_path)["harbor"]
     assert note["errors"][0] == {"type": "NonZeroAgentExitCodeError", "in_verifier": False}
-    assert note["rewards"] == ({"reward": 1.0} if version >= (0, 23) else {})
+    assert note["rewards"] == {"reward": 1.0}
     assert "kept_in" in note
+
+
+async def test_any_other_error_of_an_agent_that_has_solved_the_task(
+    make_task, make_backend, serving, tmp_path, version, monkeypatch
+):
+    from harbor.agents.oracle import OracleAgent
+
+    run = OracleAgent.run
+
+    async def fail(self, **arguments):
+        await run(self, **arguments)
+        raise LookupError("and then this")
+
+    make_task()
+    monkeypatch.setattr(OracleAgent, "run", fail)
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42")
+    assert failed(result, AGENT_ERROR) == "LookupError: and then this"
+    assert result.sample.reward is None
+    # Harbor grades after any error from 0.26 on.
+    expected = {"reward": 1.0} if version >= (0, 26) else {}
+    assert diagnostics(tmp_path)["harbor"]["rewards"] == expected
 
 
 async def test_an_agent_that_raises(make_task, make_backend, serving, tmp_path):
@@ -323,3 +345,38 @@ async def test_secrets_among_the_settings_stay_out_of_files(
     assert result.sample.reward == 1.0
     assert (tmp_path / "kept/r/harbor/config.json").is_file()
     assert files_with(tmp_path, "of-the-operator") == []
+
+
+async def test_a_loop_that_is_gone_is_no_fault_of_the_agent(
+    make_task, make_backend, serving, monkeypatch
+):
+    from harbor.trial.trial import Trial
+
+    async def stop(config, **options):
+        asyncio.get_running_loop().stop()
+        await asyncio.Event().wait()
+
+    make_task()
+    monkeypatch.setattr(Trial, "create", stop)
+    async with serving(make_backend()) as rollouts:
+        assert (await rollouts.client.health())["status"] == "ok"
+        first = await rollouts.run("first", label="42")
+        second = await rollouts.run("second", label="42")
+        health = await rollouts.client.health()
+    failed(first, RolloutErrorCategory.INTERNAL_ERROR)
+    failed(second, RolloutErrorCategory.INTERNAL_ERROR)
+    assert health["status"] == "failed"
+    assert health["problem"]
+
+
+@pytest.mark.parametrize(
+    "rollout_id", ["-rf", "a" * 300, "\N{SNOWMAN} ~$(id)", "%2e%2e", ".hidden"]
+)
+async def test_any_id(make_task, make_backend, serving, tmp_path, rollout_id):
+    make_task()
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(rollout_id, label="42")
+    assert result.err_message is None
+    assert result.sample.reward == 1.0
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert json.loads((kept / "diagnostics.json").read_text())["rollout_id"] == rollout_id
