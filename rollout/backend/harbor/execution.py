@@ -123,13 +123,10 @@ class TrialExecution:
     async def _trial(self) -> None:
         backend, name = self.backend, trial_name(self.request.id)
         self._workspace = await backend.in_thread(make_workspace, backend.trials_dir, name)
-        # A task may have to come from far away, and nothing else limits that.
-        with trio.CancelScope(deadline=self.phase.deadline) as scope:
-            self.plan = plan = await self._make_plan(self._workspace, name)
-            config = await backend.in_thread(trial_config, backend, plan)
-        if scope.cancelled_caught:
-            self.late = self.phase.interruption(self.execution, trio.current_time())
+        config = await self._prepare(self._workspace, name)
+        if config is None or self.plan is None:
             return
+        plan = self.plan
         self.handover = Handover(
             plan=plan,
             read_sample=partial(handed_back, plan, backend.agent),
@@ -139,6 +136,17 @@ class TrialExecution:
         )
         with self.handover:
             await backend.bridge.run(self.run_of.run, config, backend.bridge.call_trio_soon)
+
+    async def _prepare(self, workspace: Path, name: str) -> Any:
+        """Make the plan and Harbor's configuration; ``None`` if the agent's time runs out."""
+        config: Any = None
+        # A task may have to come from far away, and nothing else limits that.
+        with trio.CancelScope(deadline=self.phase.deadline) as scope:
+            self.plan = await self._make_plan(workspace, name)
+            config = await self.backend.in_thread(trial_config, self.backend, self.plan)
+        if scope.cancelled_caught:
+            self.late = self.phase.interruption(self.execution, trio.current_time())
+        return config
 
     async def _make_plan(self, workspace: Path, name: str) -> TrialPlan:
         """Resolve and fetch the task, and check what can be checked before a sandbox starts.
@@ -175,9 +183,11 @@ class TrialExecution:
 
     async def _finish(self, *, cancelled: bool) -> ExecutionOutcome:
         """Put in order what the trial left, decide, and save; bounded, whatever is cancelled."""
+        settled = self._unsettled()
         with trio.CancelScope(shield=True):
             settled = await self._settle(cancelled=cancelled)
-            outcome = self._cancelled(settled) if cancelled else self._outcome(settled)
+        outcome = self._cancelled(settled) if cancelled else self._outcome(settled)
+        with trio.CancelScope(shield=True):
             await self._save(outcome, settled)
         return outcome
 

@@ -179,7 +179,9 @@ def test_facts_take_errors_of_steps_tokens_and_timings():
         ({}, "its trial was set up"),
         ({"environment_started"}, "its environment was set up"),
         ({"environment_started", "agent_started"}, "its agent ran"),
-        ({"environment_started", "agent_started", "verification_started"}, "its verifier ran"),
+        ({"agent_started", "verification_started", "verifying"}, "its verifier ran"),
+        # The second step of a task.
+        ({"agent_started", "verification_started"}, "its agent ran"),
     ],
 )
 def test_progress_names_the_phase(marks, phase):
