@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,21 @@ def descendants(pid):
     """All processes below one, as file descriptors that become readable when they end."""
     found, unseen = [], [pid]
     while unseen:
-        process = Path(f"/proc/{unseen.pop()}")
-        for task in (process / "task").iterdir():
-            unseen += (children := (task / "children").read_text().split())
-            found += [os.pidfd_open(int(child)) for child in children]
+        for child in children_of(unseen.pop()):
+            with suppress(ProcessLookupError):
+                found.append(os.pidfd_open(child))
+                unseen.append(child)
+    return found
+
+
+def children_of(pid):
+    """The children of all threads; those, and short commands, may end at any time."""
+    found, tasks = [], []
+    with suppress(FileNotFoundError):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    for task in tasks:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (task / "children").read_text().split())
     return found
 
 
