@@ -15,7 +15,14 @@ import click
 import trio
 
 from rollout._groups import sole_error
-from rollout.cli.failures import EXIT_FAILED, EXIT_USAGE, CommandError, last_place, run_async
+from rollout.cli.failures import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    CommandError,
+    interrupted,
+    last_place,
+    run_async,
+)
 from rollout.cli.last_resort import LastResort
 from rollout.cli.options import seconds, secret_from_env
 from rollout.cli.reference import load_app
@@ -130,9 +137,15 @@ async def _serve(app: RolloutServer, start: Any) -> None:
                 watching.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         plain = sole_error(group)
+        if isinstance(plain, RolloutServerError) and _stopped_early(app, listening):
+            raise interrupted(signal.SIGTERM, "the server had not started") from plain
         if isinstance(plain, RolloutServerError):
             raise _explained(plain, listening) from plain
         raise
+
+
+def _stopped_early(app: RolloutServer, listening: bool) -> bool:
+    return not listening and app.failure is None and app.shutdown_requested.is_set()
 
 
 def _follow_stdin() -> None:

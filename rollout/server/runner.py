@@ -70,7 +70,8 @@ async def serve(
 
     Raises:
         RolloutServerError: The address cannot be bound, a TLS file cannot be used, the
-            lifespan failed, or the server's own tasks failed while it was serving.
+            lifespan failed, the server was asked to stop while it started, or its own tasks
+            failed while it was serving.
 
     Cancelling this cancels all executions at once; only the signals and `request_shutdown`
     lead through the stages.
@@ -80,24 +81,33 @@ async def serve(
     config = _config(app, bind, certfile, keyfile, keyfile_password, ca_certs)
     _check_address(bind)
     stop_listening = trio.Event()
+    started = trio.Event()
     try:
-        async with trio.open_nursery() as nursery:
-            urls = await nursery.start(
-                partial(
-                    hypercorn.trio.serve,
-                    app,
-                    config,
-                    shutdown_trigger=stop_listening.wait,
+        async with _signals(handle_signals) as received, trio.open_nursery() as watchers:
+            if received is not None:
+                watchers.start_soon(_watch_signals, app, received)
+            async with trio.open_nursery() as nursery:
+                watchers.start_soon(_give_up_start, app, started, nursery.cancel_scope)
+                urls = await nursery.start(
+                    partial(
+                        hypercorn.trio.serve,
+                        app,
+                        config,
+                        shutdown_trigger=stop_listening.wait,
+                    )
                 )
-            )
-            if app.failure is None:
-                task_status.started(urls)  # Hypercorn listens even after a failed startup
-            async with _signals(handle_signals) as received:
-                await _until_stopped(app, received)
-            stop_listening.set()
+                started.set()
+                if app.failure is None:
+                    task_status.started(urls)  # Hypercorn listens even after a failed startup
+                await app.shutdown_requested.wait()
+                await app.shutdown_stages.run()
+                stop_listening.set()
+            watchers.cancel_scope.cancel()
     except BaseException as error:
         _raise_plain(error, app, bind)
         raise
+    if not started.is_set():
+        raise RolloutServerError("the server was asked to stop before it had started")
 
 
 def _raise_plain(error: BaseException, app: RolloutServer, bind: str) -> None:
@@ -122,14 +132,13 @@ async def _signals(wanted: bool) -> AsyncGenerator[AsyncIterator[int] | None, No
             yield None
 
 
-async def _until_stopped(app: RolloutServer, received: AsyncIterator[int] | None) -> None:
-    """Wait for a reason to stop, then run the stages; signals in between skip the drain."""
-    async with trio.open_nursery() as watchers:
-        if received is not None:
-            watchers.start_soon(_watch_signals, app, received)
-        await app.shutdown_requested.wait()
-        await app.shutdown_stages.run()
-        watchers.cancel_scope.cancel()
+async def _give_up_start(
+    app: RolloutServer, started: trio.Event, starting: trio.CancelScope
+) -> None:
+    """Cancel a start that is under way when there is a reason to stop: nobody waits for it."""
+    await app.shutdown_requested.wait()
+    if not started.is_set():
+        starting.cancel()
 
 
 async def _watch_signals(app: RolloutServer, received: AsyncIterator[int]) -> None:

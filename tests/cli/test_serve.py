@@ -47,6 +47,47 @@ def test_says_where_it_listens_and_exits_with_0_on_a_signal(apps, reference, num
     assert "Traceback" not in err
 
 
+WARMING = """
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from support import make_app
+
+
+@asynccontextmanager
+async def lifespan(app):
+    print("warming up", flush=True)
+    try:
+        await trio.sleep_forever()
+        yield
+    finally:
+        Path("tidied").touch()
+
+
+app = make_app(lifespan=lifespan)
+"""
+
+
+def test_a_signal_while_it_starts_lets_the_lifespan_tidy_up(tmp_path):
+    (tmp_path / "warming.py").write_text(WARMING)
+    with subprocess.Popen(
+        command_line("serve", "warming.py:app", *FREE),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "warming up\n"
+        process.terminate()
+        code, _, err = finish(process)
+    assert code == 128 + signal.SIGTERM
+    assert "the server had not started" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "tidied").exists()
+
+
 def test_file_in_another_folder_and_its_neighbours(apps, tmp_path):
     folder = tmp_path / "project"
     folder.mkdir()

@@ -135,6 +135,25 @@ async def test_a_backend_that_cannot_run_keeps_the_server_from_starting():
         await serve(make_app(Broken()), bind="127.0.0.1:0")
 
 
+async def test_a_start_that_nobody_waits_for_is_given_up():
+    tidied = trio.Event()
+    app = make_app()
+
+    @asynccontextmanager
+    async def lifespan(_):
+        app.request_shutdown()
+        try:
+            await trio.sleep_forever()  # warming up
+            yield
+        finally:
+            tidied.set()
+
+    app._user_lifespan = lifespan
+    with pytest.raises(RolloutServerError, match="asked to stop before it had started"):
+        await serve(app, bind="127.0.0.1:0")
+    assert tidied.is_set()
+
+
 async def test_a_failure_of_the_servers_own_tasks_stops_it():
     app = make_app()
 

@@ -7,7 +7,7 @@ import functools
 import subprocess
 import sys
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,8 @@ def folders(parent):
 def children():
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= set((task / "children").read_text().split())
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found |= set((task / "children").read_text().split())
     return found
 
 
