@@ -23,8 +23,6 @@ from rollout.integrations._watched_calls import Endpoint, ReadAlong, Reading, Wa
 
 __all__ = ["AsyncioTransport"]
 
-_DRAIN_SEC = 0.1
-
 
 @define(eq=False)
 class _LoopConnections(Connections):
@@ -98,13 +96,11 @@ class AsyncioTransport(WatchingTransport):
 
 class _ReadAlong(ReadAlong):
     async def aclose(self) -> None:
-        over = self.stop()
         try:
-            if self.reading.said_all and not over:
-                # Some versions of the SDK stop reading at the mark of a stream's end. What comes
-                # after it is mostly there, and the connection can be kept once it is read.
+            if self.leave():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_DRAIN_SEC):
-                        await self.drain()
+                    async with asyncio.timeout(self.rest_sec):
+                        await self.read_rest()
         finally:
+            self.reading.close()
             await self.close_stream()

@@ -65,6 +65,11 @@ class RecordingTransport(WatchingTransport):
 
 class _ReadAlong(ReadAlong):
     async def aclose(self) -> None:
-        self.stop()
-        with trio.CancelScope(shield=True):
-            await self.close_stream()
+        try:
+            if self.leave():
+                with trio.move_on_after(self.rest_sec):
+                    await self.read_rest()
+        finally:
+            self.reading.close()
+            with trio.CancelScope(shield=True):
+                await self.close_stream()

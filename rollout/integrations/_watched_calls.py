@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -43,6 +43,7 @@ _CHAT = "/chat/completions"
 _APIS = {_CHAT: "chat", "/responses": "responses"}
 _UNRECORDABLE = "/completions"
 _OK = range(200, 300)
+_LONGEST_REST = 65_536
 
 
 @frozen
@@ -247,9 +248,14 @@ class Reading:
             self._hides = (self._hide_usage or self._hide_mark) and not encoded
 
     @property
-    def said_all(self) -> bool:
-        """Whether a stream has said that it ends here."""
-        return self._streamed.done
+    def rest_counts(self) -> bool:
+        """Whether what nobody reads is worth reading all the same.
+
+        It is behind the mark of a stream's end, since the connection can be kept then; some
+        versions of the SDK stop reading there. And it is for a refusal, which tells why: the SDK
+        closes what it tries again unread.
+        """
+        return self._streamed.done or self._status not in _OK
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk; return what is handed on of it."""
@@ -325,7 +331,12 @@ class ReadAlong(httpx.AsyncByteStream):
     Args:
         stream: The body as it comes.
         reading: What reads it along.
+
+    Attributes:
+        rest_sec: How long the rest of an answer may take that nobody else reads, in seconds.
     """
+
+    rest_sec: ClassVar[float] = 0.2
 
     def __init__(self, stream: httpx.AsyncByteStream, reading: Reading) -> None:
         self.reading = reading
@@ -363,17 +374,23 @@ class ReadAlong(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         """Give the connection back, or close it if the answer is not over."""
 
-    def stop(self) -> bool:
-        """Take that nobody reads any further; return whether it was over before."""
+    def leave(self) -> bool:
+        """Take that nobody reads any further; return whether the rest is worth reading."""
         over, self._ended = self._ended, True
-        self.reading.close()
-        return over
+        return not over and self.reading.rest_counts
 
-    async def drain(self) -> None:
-        """Read what is still to come and drop it; what goes wrong there concerns nobody."""
+    async def read_rest(self) -> None:
+        """Read what is still to come, as far as it is short; what goes wrong concerns nobody."""
+        if self._source is None:
+            self._source = aiter(self._stream)
+        size = 0
         with suppress(httpx.HTTPError):
-            while self._source is not None and await anext(self._source, None) is not None:
-                pass
+            while size < _LONGEST_REST:
+                chunk = await anext(self._source, None)
+                if chunk is None:
+                    break
+                self.reading.feed(chunk)
+                size += len(chunk)
 
     async def close_stream(self) -> None:
         """Close what the bytes come from."""

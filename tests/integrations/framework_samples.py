@@ -146,10 +146,9 @@ async def test_the_trajectory_on_disk(kit, workflow, tmp_path, caplog):
             result = await run(client, endpoint, prompt=[SYSTEM, QUESTION], rollout_id="kept")
     assert result.status is RolloutStatus.SUCCESS, result.err_message
     assert result.sample.metrics["retries"] == 2
-    assert [each["status_code"] for each in result.sample.extra_fields["call_problems"]] == [
-        429,
-        500,
-    ]
+    problems = result.sample.extra_fields["call_problems"]
+    assert [each["status_code"] for each in problems] == [429, 500]
+    assert all(each["error"].startswith(f"HTTP {each['status_code']}: ") for each in problems)
     text = (tmp_path / "kept" / "trajectory.json").read_text("utf-8")
     assert KEY not in text
     document = json.loads(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 
@@ -14,7 +15,7 @@ from rollout import RolloutContext
 from rollout.integrations import _asyncio_transport
 from rollout.integrations._asyncio_transport import AsyncioTransport
 from rollout.integrations._framework_source import source_of
-from rollout.integrations._watched_calls import NO_KEY, Endpoint
+from rollout.integrations._watched_calls import NO_KEY, Endpoint, ReadAlong
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.trajectory import build_trajectory, trajectory_problems
 
@@ -165,6 +166,57 @@ async def test_refusals_and_lost_endpoints(sides):
     assert KEY not in first["error"]
     assert last["error"].startswith("ConnectError")
     assert sample.metrics["failed_calls"] == 2
+
+
+async def test_a_refusal_that_nobody_reads_is_recorded_and_its_connection_kept(sides, monkeypatch):
+    monkeypatch.setattr(ReadAlong, "rest_sec", 20.0)
+    async with sides(refuse(429, f"slow down, {KEY}")) as side:
+
+        async def send():
+            async with side.client() as client:
+                url = f"{side.endpoint.url}/chat/completions"
+                async with client.stream("POST", url, json=BODY) as response:
+                    assert response.status_code == 429
+
+        for _ in range(3):
+            await side.bridge.run(send)
+        assert side.endpoint.connections == 1
+    assert [each.error for each in side.source.calls] == ["HTTP 429: slow down, [redacted]"] * 3
+
+
+async def test_a_refusal_that_never_ends_is_left_soon(sides, monkeypatch):
+    monkeypatch.setattr(ReadAlong, "rest_sec", 0.01)
+
+    class Silent(httpx.AsyncByteStream):
+        closed = False
+
+        def __aiter__(self):
+            return self
+
+        async def __anext__(self):
+            await asyncio.Event().wait()
+
+        async def aclose(self):
+            self.closed = True
+
+    body = Silent()
+
+    async def answer(transport, request):
+        return httpx.Response(429, stream=body, request=request)
+
+    monkeypatch.setattr(AsyncioTransport, "send", answer)
+    async with sides(say("never asked")) as side:
+
+        async def send():
+            async with side.client() as client:
+                url = f"{side.endpoint.url}/chat/completions"
+                async with client.stream("POST", url, json=BODY):
+                    pass
+
+        with trio.fail_after(20):
+            await side.bridge.run(send)
+    (recorded,) = side.source.calls
+    assert (recorded.outcome, recorded.error, body.closed) == ("failed", "HTTP 429", True)
 
 
 async def test_a_call_that_is_cancelled_before_its_answer(sides):

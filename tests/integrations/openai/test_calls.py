@@ -10,6 +10,7 @@ from integrations.openai.agents import KEY, QUESTION, trajectory
 from integrations.scripted import call, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
+from rollout.integrations._watched_calls import ReadAlong
 from rollout.integrations.openai import rollout_client
 
 
@@ -62,8 +63,9 @@ async def test_a_stream_is_recorded_with_the_usage_that_nobody_asked_for():
     assert step["metrics"]["logprobs"] == [-0.5, -0.5, -0.5]
 
 
-async def test_refusals_that_go_away():
-    script = (refuse(429, retry_after="0.01"), refuse(500, retry_after="0.01"), say("13"))
+async def test_refusals_that_go_away(monkeypatch):
+    monkeypatch.setattr(ReadAlong, "rest_sec", 20.0)
+    script = (refuse(429, "slow", retry_after="0.01"), refuse(500, retry_after="0.01"), say("13"))
     async with scripted_endpoint(*script) as endpoint:
         with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as rollout:
             await rollout_client().chat.completions.create(model="policy", messages=[QUESTION])
@@ -71,7 +73,10 @@ async def test_refusals_that_go_away():
     assert sample.messages[-1]["content"] == "13"
     assert (sample.metrics["calls"], sample.metrics["retries"]) == (1, 2)
     assert sample.metrics["failed_calls"] == 0
-    assert [each["status_code"] for each in sample.extra_fields["call_problems"]] == [429, 500]
+    problems = sample.extra_fields["call_problems"]
+    assert [each["status_code"] for each in problems] == [429, 500]
+    # The SDK closes what it tries again without reading what was said.
+    assert [each["error"] for each in problems] == ["HTTP 429: slow", "HTTP 500: not now"]
 
 
 async def test_tools_in_a_loop():

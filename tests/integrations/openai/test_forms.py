@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 
 import httpx
 import pytest
-from integrations.scripted import Step, say, scripted_endpoint
+import trio
+from integrations.scripted import Step, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
 from rollout.integrations._model_answers import StreamedAnswer, read_answer
 from rollout.integrations._recorder import recorder_of
 from rollout.integrations._recording_transport import RecordingTransport
 from rollout.integrations._responses_items import input_as_messages, items_as_messages
-from rollout.integrations._watched_calls import Endpoint
+from rollout.integrations._watched_calls import Endpoint, ReadAlong
+from rollout.integrations.chat import share_connections
 
 QUESTION = {"role": "user", "content": "What is 6 + 7?"}
 CHUNK = {"choices": [{"index": 0, "delta": {"content": "13"}, "finish_reason": "stop"}]}
@@ -86,6 +89,132 @@ async def test_an_error_whose_body_cannot_be_decompressed():
                 ) as response:
                     assert [raw async for raw in response.aiter_raw()] == [b"no gzip"]
     assert recorder.calls[0].error == "HTTP 500"
+
+
+class Sent(httpx.AsyncByteStream):
+    """A body of pieces, and then of nothing for ever."""
+
+    def __init__(self, *pieces):
+        self.pieces = list(pieces)
+        self.waiting = trio.Event()
+        self.closed = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await trio.lowlevel.checkpoint()
+        if not self.pieces:
+            self.waiting.set()
+            await trio.sleep_forever()
+        return self.pieces.pop(0)
+
+    async def aclose(self):
+        await trio.lowlevel.checkpoint()
+        self.closed = True
+
+
+async def left_unread(monkeypatch, body, status=429):
+    """Leave an answer unread; return the record of its call."""
+    with RolloutContext(chat_completions_url="http://h/v1") as rollout:
+        recorder = recorder_of(rollout)
+        transport = RecordingTransport(Endpoint.of("http://h/v1", None), recorder, conversation="m")
+
+        async def send(request):
+            await trio.lowlevel.checkpoint()
+            return httpx.Response(status, stream=body, request=request)
+
+        monkeypatch.setattr(transport, "send", send)
+        async with httpx.AsyncClient(transport=transport) as http:
+            async with http.stream("POST", "http://h/v1/chat/completions", json={}):
+                pass
+    (recorded,) = recorder.calls
+    return recorded
+
+
+async def test_a_refusal_that_nobody_reads_is_recorded_and_its_connection_kept(monkeypatch):
+    monkeypatch.setattr(ReadAlong, "rest_sec", 20.0)
+    async with scripted_endpoint(refuse(429, "slow down")) as endpoint, share_connections():
+        with RolloutContext(chat_completions_url=endpoint.url) as rollout:
+            recorder = recorder_of(rollout)
+            transport = RecordingTransport(
+                Endpoint.of(endpoint.url, None), recorder, conversation="main"
+            )
+            async with httpx.AsyncClient(transport=transport) as http:
+                for _ in range(3):
+                    url = f"{endpoint.url}/chat/completions"
+                    async with http.stream("POST", url, json={"messages": []}) as response:
+                        assert response.status_code == 429
+        assert endpoint.connections == 1
+    assert [each.error for each in recorder.calls] == ["HTTP 429: slow down"] * 3
+
+
+async def test_a_refusal_that_never_ends_is_left_soon(monkeypatch, autojump_clock):
+    body = Sent(b'{"error": "slow')
+    began = trio.current_time()
+    recorded = await left_unread(monkeypatch, body)
+    assert trio.current_time() - began == pytest.approx(ReadAlong.rest_sec)
+    assert (recorded.outcome, recorded.error, body.closed) == ("failed", "HTTP 429", True)
+
+
+async def test_a_refusal_is_read_no_further_than_a_message_takes(monkeypatch):
+    body = Sent(*[b"x" * 30_000] * 100)
+    recorded = await left_unread(monkeypatch, body)
+    assert len(body.pieces) == 97
+    assert (recorded.outcome, recorded.error, body.closed) == ("failed", "HTTP 429", True)
+
+
+async def test_a_refusal_that_breaks_off_is_one_all_the_same(monkeypatch):
+    class Broken(Sent):
+        async def __anext__(self):
+            await trio.lowlevel.checkpoint()
+            raise httpx.ReadError("gone")
+
+    body = Broken()
+    recorded = await left_unread(monkeypatch, body)
+    assert (recorded.outcome, recorded.error, body.closed) == ("failed", "HTTP 429", True)
+
+
+async def test_a_refusal_does_not_hold_a_cancellation_up(monkeypatch, autojump_clock):
+    body = Sent(b'{"error": "slow down"}')
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(left_unread, monkeypatch, body)
+        with trio.fail_after(60):
+            await body.waiting.wait()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() == began
+    assert body.closed
+
+
+async def test_an_answer_that_nobody_reads_is_not_waited_for(monkeypatch, autojump_clock):
+    body = Sent(b"{")
+    began = trio.current_time()
+    recorded = await left_unread(monkeypatch, body, status=200)
+    assert (recorded.outcome, body.closed, len(body.pieces)) == ("interrupted", True, 1)
+    assert trio.current_time() == began
+
+
+async def test_a_compressed_stream_that_is_left_keeps_what_it_has_said(monkeypatch, autojump_clock):
+    packer = zlib.compressobj(wbits=31)
+    data = packer.compress(f"data: {json.dumps(CHUNK)}\n\n".encode())
+    body = Sent(data + packer.flush(zlib.Z_SYNC_FLUSH))
+    headers = {"content-type": "text/event-stream", "content-encoding": "gzip"}
+    with RolloutContext(chat_completions_url="http://h/v1") as rollout:
+        recorder = recorder_of(rollout)
+        transport = RecordingTransport(Endpoint.of("http://h/v1", None), recorder, conversation="m")
+
+        async def send(request):
+            await trio.lowlevel.checkpoint()
+            return httpx.Response(200, headers=headers, stream=body, request=request)
+
+        monkeypatch.setattr(transport, "send", send)
+        async with httpx.AsyncClient(transport=transport) as http:
+            with trio.move_on_after(1):
+                await http.post("http://h/v1/chat/completions", json=STREAMED)
+    assert recorder.messages[-1]["content"] == "13"
+    assert recorder.calls[0].status_code == 200
+    assert body.closed
 
 
 async def test_calls_that_are_no_calls_of_the_model_pass_unrecorded():
