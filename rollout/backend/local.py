@@ -13,13 +13,11 @@ import copy
 import logging
 import math
 import os
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import trio
 
 from rollout.artifacts import ArtifactStore
-from rollout.backend.base import ExecutionBackend
 from rollout.backend.executions import Execution, Executions, Phase, failure
 from rollout.backend.failures import (
     categorize_exception,
@@ -28,6 +26,7 @@ from rollout.backend.failures import (
 )
 from rollout.backend.references import class_with, config_of
 from rollout.backend.saving import FinishedRollout
+from rollout.backend.slotted import SlottedBackend
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import (
     AgentWorkflowContext,
@@ -61,7 +60,7 @@ DEFAULT_MAX_CONCURRENT = 4
 """How many rollouts run at a time where no workflow config says otherwise."""
 
 
-class LocalBackend(ExecutionBackend):
+class LocalBackend(SlottedBackend):
     """Runs rollouts in this process, each in its own task.
 
     Args:
@@ -110,54 +109,6 @@ class LocalBackend(ExecutionBackend):
         )
         self._executions = Executions(workflow_slots, max_queue_depth)
         self._grader_slots = trio.CapacityLimiter(grader_slots or math.inf)
-
-    @property
-    def max_concurrent(self) -> int | None:
-        """How many rollouts run at a time; ``None`` for no limit."""
-        return self._executions.max_concurrent
-
-    @property
-    def max_queue_depth(self) -> int | None:
-        """How many may wait for a slot; ``None`` for no bound."""
-        return self._executions.max_queue_depth
-
-    # --- capacity -----------------------------------------------------------------------------
-
-    def has_capacity(self) -> bool:
-        """Whether a slot or a place in the queue is free, counting all that were admitted."""
-        return self._executions.has_capacity()
-
-    def reserve(self, rollout_id: str) -> bool:
-        """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
-        return self._executions.reserve(rollout_id)
-
-    def release(self, rollout_id: str) -> None:
-        """Forget a rollout; see `ExecutionBackend.release`."""
-        self._executions.release(rollout_id)
-
-    def health(self) -> dict[str, Any]:
-        """Return the status and the slots' counts."""
-        return {"status": "ok", **self._executions.health()}
-
-    # --- control ------------------------------------------------------------------------------
-
-    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the status of a rollout that has been admitted and has not ended."""
-        return self._executions.status(rollout_id)
-
-    def cancel_rollouts(
-        self,
-        ids: Sequence[str] | None = None,
-        prefix: str | None = None,
-        all: bool = False,
-    ) -> dict[str, str]:
-        """Interrupt matching rollouts; asking twice changes nothing."""
-        return self._executions.cancel(ids, prefix, all)
-
-    async def shutdown(self) -> None:
-        """Interrupt what still runs."""
-        self.cancel_rollouts(all=True)
-        await trio.lowlevel.checkpoint()
 
     # --- execution ----------------------------------------------------------------------------
 

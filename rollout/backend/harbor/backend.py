@@ -13,7 +13,7 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 import trio
 
 from rollout.artifacts import ArtifactStore
-from rollout.backend.base import ExecutionBackend
 from rollout.backend.executions import Execution, Executions, Phase
 from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.configuration import require_harbor
@@ -31,6 +30,7 @@ from rollout.backend.harbor.logs import harbor_logs
 from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
 from rollout.backend.harbor.tasks import TaskSource
 from rollout.backend.references import class_with, config_of
+from rollout.backend.slotted import SlottedBackend
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
 from rollout.grader import Grader
@@ -55,7 +55,7 @@ _CLOSE_SEC = 45.0
 """For how long the loop may take to end; less than a server gives to its backend's shutdown."""
 
 
-class HarborBackend(ExecutionBackend):
+class HarborBackend(SlottedBackend):
     """Runs each rollout as a trial of Harbor (extra ``harbor``, Python 3.12 or newer).
 
     Args:
@@ -154,33 +154,6 @@ class HarborBackend(ExecutionBackend):
         self.unfit_tasks: dict[str, str] = {}
         """Tasks that `prewarm` found out of order, and why."""
 
-    # --- capacity and control -----------------------------------------------------------------
-
-    def has_capacity(self) -> bool:
-        """Whether a slot or a place in the queue is free."""
-        return self._executions.has_capacity()
-
-    def reserve(self, rollout_id: str) -> bool:
-        """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
-        return self._executions.reserve(rollout_id)
-
-    def release(self, rollout_id: str) -> None:
-        """Forget a rollout; see `ExecutionBackend.release`."""
-        self._executions.release(rollout_id)
-
-    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the status of a rollout that has been admitted and has not ended."""
-        return self._executions.status(rollout_id)
-
-    def cancel_rollouts(
-        self,
-        ids: Sequence[str] | None = None,
-        prefix: str | None = None,
-        all: bool = False,
-    ) -> dict[str, str]:
-        """Cancel matching trials; asking twice changes nothing."""
-        return self._executions.cancel(ids, prefix, all)
-
     def health(self) -> dict[str, Any]:
         """Return the status, the slots' counts, and what runs where.
 
@@ -219,11 +192,6 @@ class HarborBackend(ExecutionBackend):
                     yield
                 finally:
                     self._bridge = None
-
-    async def shutdown(self) -> None:
-        """Cancel what still runs."""
-        self.cancel_rollouts(all=True)
-        await trio.lowlevel.checkpoint()
 
     async def prewarm(self, mode: PrewarmMode = "auto") -> PrewarmReport:
         """Start the environments of the known tasks once, before anybody waits for them.
