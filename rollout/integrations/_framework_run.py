@@ -9,23 +9,21 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-import httpx
 from attrs import define, field, frozen
 
 from rollout.errors import IntegrationError
 from rollout.integrations._asyncio_transport import AsyncioTransport
 from rollout.integrations._bridge_stream import AsyncioStream
 from rollout.integrations._framework_source import source_of, the_rollout
+from rollout.integrations._openai_client import load_sdk, make_client
 from rollout.integrations._recorder import MAIN
-from rollout.integrations._watched_calls import NO_KEY, Endpoint
+from rollout.integrations._watched_calls import Endpoint
 from rollout.integrations.asyncio_bridge import run_in_trio
 
 __all__ = ["AgentStream", "Framework", "rollout_openai", "settle", "trio_tool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_CONNECT_TIMEOUT_SEC = 30.0
 
 
 @frozen
@@ -99,31 +97,18 @@ def rollout_openai(
     It costs well below a millisecond; the connections belong to the loop that uses it.
 
     Raises:
-        IntegrationError: No rollout is running here.
+        IntegrationError: No rollout is running here, or the SDK is not installed.
         SampleSourceError: The rollout has a sample source of another kind.
     """
     context = the_rollout()
+    load_sdk()
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
     transport = AsyncioTransport(
         endpoint, source_of(context) if record else None, conversation=MAIN
     )
-    connect = _CONNECT_TIMEOUT_SEC if timeout_sec is None else min(timeout_sec, 30.0)
-    timeout = httpx.Timeout(timeout_sec, connect=connect, pool=None)
-    client = importlib.import_module("openai").AsyncOpenAI(
-        api_key=endpoint.api_key or NO_KEY,
-        base_url=endpoint.base_url,
-        default_query={**endpoint.query, **options.pop("default_query", {})} or None,
-        http_client=httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False),
-        timeout=timeout,
-        max_retries=max_retries,
-        **options,
+    return make_client(
+        endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
     )
-    # The SDK takes these from the environment. They are for its maker's endpoint, not for this.
-    if "organization" not in options:
-        client.organization = None
-    if "project" not in options:
-        client.project = None
-    return client
 
 
 def trio_tool(fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:

@@ -19,11 +19,11 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from rollout.context import RolloutContext, get_rollout_context
-from rollout.errors import IntegrationError, SampleSourceError
+from rollout.context import RolloutContext
+from rollout.errors import SampleSourceError
 from rollout.integrations._model_answers import Answer, Choice
 from rollout.integrations._model_calls import Call
-from rollout.integrations._recorder import ConversationRecorder
+from rollout.integrations._recorder import ConversationRecorder, the_rollout
 from rollout.jsonfit import fit
 from rollout.types import RolloutSample
 
@@ -31,27 +31,6 @@ __all__ = ["FrameworkSource", "source_of", "the_rollout"]
 
 _MOST_OTHERS = 50
 _SYSTEM = ("system", "developer")
-
-
-def the_rollout() -> RolloutContext:
-    """Return the context of the rollout that runs here, on either side of the bridge.
-
-    Raises:
-        IntegrationError: None does, or it names no endpoint.
-    """
-    context = get_rollout_context()
-    if context is None:
-        raise IntegrationError(
-            "no rollout is running here, so there is no endpoint to talk to. Call this inside of "
-            "a workflow or a grader; in a test or a script, enter a context around it: "
-            "`with RolloutContext(chat_completions_url=..., api_key=...):`"
-        )
-    if not context.chat_completions_url:
-        raise IntegrationError(
-            "the rollout that runs here has no chat_completions_url, so there is no endpoint to "
-            "talk to"
-        )
-    return context
 
 
 def source_of(context: RolloutContext) -> FrameworkSource:

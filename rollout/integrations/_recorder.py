@@ -20,7 +20,7 @@ from rollout.integrations._model_calls import Call
 from rollout.integrations._responses_items import input_as_messages
 from rollout.types import RolloutSample
 
-__all__ = ["MAIN", "ConversationRecorder", "active_rollout", "get_recorder"]
+__all__ = ["MAIN", "ConversationRecorder", "active_rollout", "get_recorder", "the_rollout"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +35,25 @@ _CACHED = (
 
 
 def active_rollout() -> RolloutContext:
-    """Return the context of the rollout that runs here.
+    """Return the context of the rollout that runs here, on trio.
 
     Raises:
-        IntegrationError: None does, or it names no endpoint.
+        IntegrationError: None does, or it names no endpoint, or here is no trio.
     """
     if not trio.lowlevel.in_trio_run():
         raise IntegrationError(
             "this runs on trio alone, and here is no trio: not in a worker thread (make the "
             "workflow's run an async function), nor in asyncio code behind a bridge"
         )
+    return the_rollout()
+
+
+def the_rollout() -> RolloutContext:
+    """Return the context of the rollout that runs here, on either side of the bridge.
+
+    Raises:
+        IntegrationError: None does, or it names no endpoint.
+    """
     context = get_rollout_context()
     if context is None:
         raise IntegrationError(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.errors import IntegrationError
 from rollout.integrations._framework_run import rollout_openai, trio_tool
 
 __all__ = ["rollout_client", "trio_tool"]
@@ -50,13 +49,6 @@ def rollout_client(
         IntegrationError: No rollout is running here, or the SDK is not installed.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    try:
-        return rollout_openai(
-            record=record, timeout_sec=timeout_sec, max_retries=max_retries, **options
-        )
-    except ModuleNotFoundError as error:
-        if error.name != "openai":
-            raise
-        raise IntegrationError(
-            'the OpenAI SDK is not installed: pip install "trio-rollout[openai]"'
-        ) from None
+    return rollout_openai(
+        record=record, timeout_sec=timeout_sec, max_retries=max_retries, **options
+    )

@@ -18,13 +18,10 @@ See the page about the OpenAI SDK for what counts as one conversation.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
-from rollout.errors import IntegrationError
-from rollout.integrations._connections import share_connections, timeouts
+from rollout.integrations._connections import share_connections
+from rollout.integrations._openai_client import load_sdk, make_client
 from rollout.integrations._recorder import (
     MAIN,
     ConversationRecorder,
@@ -33,7 +30,7 @@ from rollout.integrations._recorder import (
     recorder_of,
 )
 from rollout.integrations._recording_transport import RecordingTransport
-from rollout.integrations._watched_calls import NO_KEY, Endpoint
+from rollout.integrations._watched_calls import Endpoint
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -76,7 +73,7 @@ def rollout_client(
         SampleSourceError: The rollout has a sample source of another kind.
     """
     context = active_rollout()
-    openai = _sdk()
+    load_sdk()
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
     transport = RecordingTransport(
         endpoint,
@@ -84,30 +81,7 @@ def rollout_client(
         conversation=conversation,
         stream_usage=stream_usage,
     )
-    timeout = timeouts(timeout_sec)
-    client: AsyncOpenAI = openai.AsyncOpenAI(
-        api_key=endpoint.api_key or NO_KEY,
-        base_url=endpoint.base_url,
-        default_query={**endpoint.query, **options.pop("default_query", {})} or None,
-        http_client=httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False),
-        timeout=timeout,
-        max_retries=max_retries,
-        **options,
+    client: AsyncOpenAI = make_client(
+        endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
     )
-    # The SDK takes these from the environment. They are for its maker's endpoint, not for this.
-    if "organization" not in options:
-        client.organization = None
-    if "project" not in options:
-        client.project = None
     return client
-
-
-def _sdk() -> Any:
-    try:
-        return importlib.import_module("openai")
-    except ModuleNotFoundError as error:
-        if error.name != "openai":
-            raise
-        raise IntegrationError(
-            'the OpenAI SDK is not installed: pip install "trio-rollout[openai]"'
-        ) from None
