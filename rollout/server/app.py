@@ -23,6 +23,7 @@ from quart_trio import QuartTrio
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from rollout._groups import sole_error
 from rollout._keys import check_api_key
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure
@@ -133,21 +134,39 @@ class RolloutServer(QuartTrio):
         An ASGI server's lifespan enters it; so can code that calls the application in
         process. Leaving it runs the staged shutdown, unless that has run before. Leaving it
         by an exception or a cancellation cancels the executions at once.
+
+        A lifespan or a backend that fails to start comes out as it is.
         """
-        async with AsyncExitStack() as stack:
-            nursery = await stack.enter_async_context(trio.open_nursery())
-            stack.callback(nursery.cancel_scope.cancel)
-            self.nursery = nursery
-            await self.startup()
-            stack.push_async_callback(self.shutdown)
-            await stack.enter_async_context(self.backend.running())
-            if self._user_lifespan is not None:
-                await stack.enter_async_context(self._user_lifespan(self))
-            if self.watchdog is not None and self.watchdog.applies():
-                await nursery.start(self.watchdog.run)
-            await stack.enter_async_context(self.registry.running())
-            yield
-            await self.shutdown_stages.run()
+        failure: BaseException | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                nursery = await stack.enter_async_context(trio.open_nursery())
+                stack.callback(nursery.cancel_scope.cancel)
+                self.nursery = nursery
+                try:
+                    await self._start(stack, nursery)
+                except Exception as error:
+                    failure = error
+                    raise
+                yield
+                await self.shutdown_stages.run()
+        except BaseExceptionGroup as group:
+            if failure is None or sole_error(group) is not failure:
+                raise
+        else:
+            return
+        raise failure
+
+    async def _start(self, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
+        """Enter what serving takes, in its order; *stack* leaves it again."""
+        await self.startup()
+        stack.push_async_callback(self.shutdown)
+        await stack.enter_async_context(self.backend.running())
+        if self._user_lifespan is not None:
+            await stack.enter_async_context(self._user_lifespan(self))
+        if self.watchdog is not None and self.watchdog.applies():
+            await nursery.start(self.watchdog.run)
+        await stack.enter_async_context(self.registry.running())
 
 
 def create_rollout_server(

@@ -241,6 +241,20 @@ async def test_the_lifespan_spans_everything_and_gets_the_app(autojump_clock):
     assert events == ["backend runs", *inner, "backend ends"]
 
 
+async def test_a_lifespan_that_fails_in_process_is_its_own_error(autojump_clock):
+    cause = KeyError("which weights")
+
+    @asynccontextmanager
+    async def lifespan(_):
+        raise LookupError("the weights are missing") from cause
+        yield
+
+    with pytest.raises(LookupError, match="weights are missing") as caught:
+        async with make_app(lifespan=lifespan).serving():
+            raise AssertionError
+    assert caught.value.__cause__ is cause
+
+
 async def test_a_backend_whose_shutdown_fails_or_hangs_is_reported(autojump_clock, caplog):
     async def fail():
         await trio.lowlevel.checkpoint()
