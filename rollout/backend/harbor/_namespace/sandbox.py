@@ -284,7 +284,8 @@ class Sandbox:
             raise
         finally:
             self._commands.discard(process)
-        if code < 0 and not self.is_running:
+        # Killed along, or its way into namespaces that were ending was barred.
+        if code != 0 and not self.is_running:
             raise NamespaceError("the sandbox ended while a command ran in it")
         return 128 - code if code < 0 else code
 
