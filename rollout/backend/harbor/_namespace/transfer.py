@@ -19,13 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rollout.backend.harbor._namespace.errors import TransferError
+from rollout.backend.harbor._namespace.errors import NamespaceError, TransferError
 from rollout.backend.harbor._namespace.extract import extract
 from rollout.backend.harbor._namespace.holder import PATH
 from rollout.backend.harbor._namespace.sandbox import Sandbox
 from rollout.backend.harbor._namespace.tasks import finish
 
 __all__ = ["MAX_BYTES", "download_dir", "download_file", "upload_dir", "upload_file"]
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 16 * 1024**3
 """Most that one transfer out of a sandbox may write on the host."""
@@ -45,6 +47,11 @@ set -C
 cat > "$target.$4"
 chmod -- "$3" "$target.$4"
 mv -fT -- "$target.$4" "$target"
+"""
+_DROP_PART = """
+target=$1
+if [ -d "$target" ]; then target=${target%/}/$2; fi
+rm -f -- "$target.$3"
 """
 _PUT_DIR = """
 set -eu
@@ -82,8 +89,21 @@ async def upload_file(sandbox: Sandbox, source: Path, target: str) -> None:
     """
     with source.open("rb") as file:
         mode = f"{stat.S_IMODE(os.fstat(file.fileno()).st_mode):o}"
-        arguments = [target, source.name, mode, f"part-{uuid.uuid4().hex}"]
-        await _run_inside(sandbox, _PUT_FILE, arguments, f"upload of {target!r}", stdin=file)
+        part = f"part-{uuid.uuid4().hex}"
+        arguments = [target, source.name, mode, part]
+        try:
+            await _run_inside(sandbox, _PUT_FILE, arguments, f"upload of {target!r}", stdin=file)
+        except asyncio.CancelledError:
+            # It was killed, so it could not tidy up by itself.
+            await finish(_drop_part(sandbox, [target, source.name, part]))
+            raise
+
+
+async def _drop_part(sandbox: Sandbox, arguments: list[str]) -> None:
+    try:
+        await _run_inside(sandbox, _DROP_PART, arguments, "removal of half an upload")
+    except NamespaceError as error:
+        logger.debug("half an upload goes with its sandbox: %s", error)
 
 
 async def upload_dir(
