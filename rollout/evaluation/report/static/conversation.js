@@ -191,8 +191,11 @@
 
   function go(step_) {
     const next = R.neighbour(current, step_).index;
+    if (next < 0) return;
+    // At once, since the next key may come before the change of the address does.
+    current = next;
     // Going through attempts leaves one entry in the history, not hundreds.
-    if (next >= 0) location.replace("#attempt=" + R.name(next));
+    location.replace("#attempt=" + R.name(next));
   }
 
   R.open = async (index) => {
