@@ -23,4 +23,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.skip(reason="Harbor is not installed (run: nox -s atif)"))
+            item.add_marker(pytest.mark.skip(reason="Harbor is not installed (run: nox -s harbor)"))
