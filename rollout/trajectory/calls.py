@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import frozen
@@ -12,7 +13,7 @@ from rollout.errors import InvalidBodyError
 from rollout.jsonfit import fit
 from rollout.trajectory.content import put
 
-__all__ = ["Call", "read_call"]
+__all__ = ["Call", "read_call", "take_id"]
 
 _ARGUMENTS_DEPTH = MAX_JSON_DEPTH - 10
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters")
@@ -42,7 +43,7 @@ def read_call(raw: dict[str, Any], redactor: Redactor) -> Call:
     """
     rest = dict(raw)
     extra: dict[str, Any] = {}
-    call_id = _take_id(rest, extra)
+    call_id = take_id(_ID_KEYS, rest, extra)
     inner = rest
     for key in ("function", "custom"):
         if isinstance(rest.get(key), dict):
@@ -67,8 +68,12 @@ def read_call(raw: dict[str, Any], redactor: Redactor) -> Call:
     return Call(call_id, call)
 
 
-def _take_id(rest: dict[str, Any], extra: dict[str, Any]) -> str | None:
-    for key in _ID_KEYS:
+def take_id(keys: Iterable[str], rest: dict[str, Any], extra: dict[str, Any]) -> str | None:
+    """Take the id of a call out of *rest*, under the first of *keys* that has one.
+
+    One that is a whole number is kept as it was in *extra*.
+    """
+    for key in keys:
         value = rest.get(key)
         if isinstance(value, str) and value:
             return str(rest.pop(key))

@@ -8,7 +8,7 @@ from attrs import define, field
 
 from rollout._redaction import Redactor
 from rollout.codec import dump_json
-from rollout.trajectory.calls import read_call
+from rollout.trajectory.calls import read_call, take_id
 from rollout.trajectory.content import Content, put, take_content
 from rollout.trajectory.totals import take_metrics, take_timestamp
 
@@ -225,7 +225,7 @@ class Steps:
             extra["role"] = role
         if rest.get("type") in ("tool", "tool_result", "function_call_output"):
             del rest["type"]
-        call_id = _take_result_id(rest, extra)
+        call_id = take_id(_RESULT_ID_KEYS, rest, extra)
         content = _result_content(rest)
         result: dict[str, Any] = {}
         pending = self._pending(call_id, rest.get("name"))
@@ -336,17 +336,6 @@ def _take_summaries(rest: dict[str, Any]) -> list[str]:
         ):
             thoughts += [part["text"] for part in rest.pop(key)]
     return thoughts
-
-
-def _take_result_id(rest: dict[str, Any], extra: dict[str, Any]) -> str | None:
-    for key in _RESULT_ID_KEYS:
-        value = rest.get(key)
-        if isinstance(value, str) and value:
-            return str(rest.pop(key))
-        if type(value) is int:
-            extra["tool_call_id"] = rest.pop(key)
-            return str(value)
-    return None
 
 
 def _result_content(rest: dict[str, Any]) -> Content:
