@@ -135,13 +135,13 @@ def test_a_command_runs_with_the_variables_of_task_trial_and_call(make, within, 
 
 def test_the_working_folder_is_that_of_the_task(make, within):
     async def check(environment):
-        assert await says(environment, "pwd") == "/work/deep\n"
+        assert await says(environment, "pwd") == "/project/deep\n"
         assert await says(environment, "pwd", cwd="/tmp") == "/tmp\n"
         await says(environment, "mkdir sub")
-        assert await says(environment, "pwd", cwd="sub") == "/work/deep/sub\n"
+        assert await says(environment, "pwd", cwd="sub") == "/project/deep/sub\n"
         assert await says(environment, "ls") == "data.txt\nsub\n"
 
-    within(make(files={"data.txt": "x", "Dockerfile": "FROM x"}, workdir="/work/deep"), check)
+    within(make(files={"data.txt": "x", "Dockerfile": "FROM x"}, workdir="/project/deep"), check)
 
 
 def test_files_are_there_and_not_there(make, within, tmp_path):
