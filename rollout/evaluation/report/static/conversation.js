@@ -219,7 +219,7 @@
           el("span", { class: "quiet place" }, R.count(place) + " of " + R.count(of)),
           button("‹", "Previous attempt (left arrow)", R.neighbour(index, -1).index < 0, () => go(-1)),
           button("›", "Next attempt (right arrow)", R.neighbour(index, 1).index < 0, () => go(1)),
-          button("×", "Close (Esc)", false, () => dialog.close()))),
+          button("×", "Close (Esc)", false, R.close))),
       body);
     if (!dialog.open) {
       opener = document.activeElement;
@@ -240,23 +240,31 @@
     dialog.dataset.ready = R.name(index);
   };
 
-  R.close = () => { if (dialog.open) dialog.close(); };
-
-  dialog.addEventListener("close", () => {
-    // The event comes a little later than the end, and another one may be open by now.
-    if (dialog.open) return;
+  // The dialog's own event comes a little later than its end: until then the address would still name
+  // what is closed, and asking for it again would change nothing. So whoever closes it clears up too.
+  function clear() {
+    // Another one may be open by now, or this was done already.
+    if (dialog.open || current < 0) return;
     const closed = "#attempt=" + R.name(current);
     current = -1;
     delete dialog.dataset.ready;
     dialog.replaceChildren();
     if (location.hash === closed) history.replaceState(null, "", location.href.split("#")[0]);
     if (opener && opener.isConnected) opener.focus({ preventScroll: true });
-  });
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  }
+
+  R.close = () => {
+    if (dialog.open) dialog.close();
+    clear();
+  };
+
+  dialog.addEventListener("close", clear);
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) R.close(); });
   dialog.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     if (event.key === "ArrowRight" || event.key === "j") go(1);
     else if (event.key === "ArrowLeft" || event.key === "k") go(-1);
+    else if (event.key === "Escape") R.close();
     else return;
     event.preventDefault();
   });
