@@ -33,4 +33,6 @@ def copy_error(error: Exception) -> Exception:
     twin.__cause__ = error.__cause__
     twin.__context__ = error.__context__
     twin.__suppress_context__ = error.__suppress_context__
+    if hasattr(error, "__notes__"):
+        twin.__notes__ = list(error.__notes__)
     return twin

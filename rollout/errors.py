@@ -7,6 +7,7 @@ through unchanged: they say more than a wrapper could.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 
 from attrs import frozen
@@ -48,7 +49,14 @@ __all__ = [
 
 
 class RolloutError(Exception):
-    """Base of the errors that belong to this library alone."""
+    """Base of the errors that belong to this library alone.
+
+    All of them can be copied and pickled.
+    """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # By default a copy calls the class with `args`, which are no longer what it was given.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__ or None  # type: ignore[attr-defined]
 
 
 class InvalidFieldError(RolloutError, ValueError):
@@ -68,13 +76,6 @@ class InvalidFieldError(RolloutError, ValueError):
         self.field = field
         self.reason = reason
         self.kind = kind
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_invalid_field, (self.field, self.reason, self.kind))
-
-
-def _rebuild_invalid_field(field: str, reason: str, kind: str) -> InvalidFieldError:
-    return InvalidFieldError(field, reason, kind=kind)
 
 
 @frozen
@@ -125,13 +126,6 @@ class RolloutProtocolError(RolloutError, RuntimeError):
     def __init__(self, message: str, *, status_code: int) -> None:
         super().__init__(message)
         self.status_code = status_code
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_protocol_error, (str(self), self.status_code))
-
-
-def _rebuild_protocol_error(message: str, status_code: int) -> RolloutProtocolError:
-    return RolloutProtocolError(message, status_code=status_code)
 
 
 class RolloutAdmissionTimeoutError(RolloutError, TimeoutError):
@@ -256,13 +250,6 @@ class IntegrationError(RolloutError, RuntimeError):
         super().__init__(message)
         self.status_code = status_code
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_integration_error, (str(self), self.status_code))
-
-
-def _rebuild_integration_error(message: str, status_code: int | None) -> IntegrationError:
-    return IntegrationError(message, status_code=status_code)
-
 
 class EvaluationError(RolloutError, RuntimeError):
     """An evaluation cannot start or go on. Base of the more exact ones."""
@@ -303,18 +290,6 @@ class DatasetError(EvaluationError, ValueError):
         self.row = row
         self.column = column
         self.reason = reason
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (
-            _rebuild_dataset_error,
-            (self.path, self.reason, self.line, self.row, self.column),
-        )
-
-
-def _rebuild_dataset_error(
-    path: str, reason: str, line: int | None, row: int | None, column: str | None
-) -> DatasetError:
-    return DatasetError(path, reason, line=line, row=row, column=column)
 
 
 class EvaluationInputsChangedError(EvaluationError, ValueError):
