@@ -45,7 +45,8 @@ class Estimate:
         standard_error: Standard error of the mean, clustered by row; ``None`` for fewer than
             two rows.
         level: Confidence level of the interval.
-        method: How the interval was made: ``cluster-t``, ``wilson-rows`` or ``none``.
+        method: How the interval was made: ``cluster-t``, ``cluster-wilson``, ``wilson-rows`` or
+            ``none``.
         attempts: How many attempts it is the mean of.
         rows: How many rows these belong to.
     """
@@ -79,43 +80,70 @@ def cluster_mean(sums: ClusterSums) -> Estimate:
     Human Resources 50(2), section VI). With as many attempts in each row this is the t
     interval of the row means.
     """
-    return _clustered(sums, bounds=None)
+    if not sums.count:
+        return _NOTHING
+    mean, variance = sums.mean(), _variance(sums)
+    error = None if variance is None else sqrt_float(variance)
+    if not variance or error is None:
+        return _estimate(sums, error, "none")
+    return _estimate(sums, error, "cluster-t", _around(mean, error, sums.clusters - 1))
 
 
 def cluster_rate(sums: ClusterSums) -> Estimate:
     """Rate of attempts that pass, with an interval for attempts that are clustered by row.
 
-    Formula: that of `cluster_mean` over ones and zeros, cut to the range from 0 to 1. Where
-    SE is 0, as when all attempts pass or none does, it is the Wilson interval for R draws
-    (method ``wilson-rows``, see `wilson`): each row counts as one draw, however many attempts
-    it has. The interval is ``None`` for fewer than two rows.
+    Formula: with the rate p and its SE as in `cluster_mean`, over ones and zeros, the N
+    attempts of R rows are worth as much as this many independent ones::
 
-    Source: as `cluster_mean` and `wilson`.
+        E = min(N, p * (1 - p) / SE**2)
+
+    The interval (method ``cluster-wilson``) is the Wilson score interval (see `wilson`) of p
+    and E draws, with t(0.975; R - 1) in place of z. Unlike one of p and a multiple of SE, it
+    stays within 0 to 1, and keeps its level where nearly all attempts pass, or nearly none.
+
+    Where SE is 0, as when all attempts pass or none does, it is the Wilson interval for R
+    draws (method ``wilson-rows``): each row counts as one draw, however many attempts it has.
+    The interval is ``None`` for fewer than two rows.
+
+    Source: Korn and Graubard 1998, "Confidence Intervals for Proportions with Small Expected
+    Number of Positive Counts Estimated from Survey Data", Survey Methodology 24(2), on the
+    effective number of draws and its correction for R; Franco, Little, Louis and Slud 2019,
+    "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys",
+    Journal of Survey Statistics and Methodology 7(3), on the Wilson interval with it.
     """
-    return _clustered(sums, bounds=(0.0, 1.0))
-
-
-def _clustered(sums: ClusterSums, bounds: tuple[float, float] | None) -> Estimate:
     if not sums.count:
-        return Estimate(None, None, None, None, LEVEL, "none", 0, 0)
-    mean = sums.mean()
-    value = to_float(mean)
-    low = high = error = None
-    method = "none"
-    if sums.clusters > 1:
-        variance = sums.variance_of_mean()
-        error = sqrt_float(variance)
-        if variance:
-            low, high = _around(mean, error, sums.clusters - 1, bounds)
-            method = "cluster-t"
-        elif bounds:
-            low, high = wilson(value, sums.clusters)
-            method = "wilson-rows"
-    return Estimate(value, low, high, error, LEVEL, method, sums.count, sums.clusters)
+        return _NOTHING
+    rate, variance = sums.mean(), _variance(sums)
+    if variance is None:
+        return _estimate(sums, None, "none")
+    if not variance:
+        return _estimate(sums, 0.0, "wilson-rows", wilson(to_float(rate), sums.clusters))
+    draws = min(Fraction(sums.count), rate * (1 - rate) / variance)
+    quantile = t_quantile((1 + LEVEL) / 2, sums.clusters - 1)
+    ends = _score_interval(to_float(rate), float(draws), quantile)
+    return _estimate(sums, sqrt_float(variance), "cluster-wilson", ends)
+
+
+_NOTHING = Estimate(None, None, None, None, LEVEL, "none", 0, 0)
+
+
+def _variance(sums: ClusterSums) -> Fraction | None:
+    """The squared standard error, ``None`` for fewer than two rows."""
+    return sums.variance_of_mean() if sums.clusters > 1 else None
+
+
+def _estimate(
+    sums: ClusterSums,
+    error: float | None,
+    method: str,
+    ends: tuple[float | None, float | None] = (None, None),
+) -> Estimate:
+    value = to_float(sums.mean())
+    return Estimate(value, *ends, error, LEVEL, method, sums.count, sums.clusters)
 
 
 def _around(
-    mean: Fraction, error: float, degrees: int, bounds: tuple[float, float] | None
+    mean: Fraction, error: float, degrees: int, bounds: tuple[float, float] | None = None
 ) -> tuple[float, float]:
     half = Fraction(t_quantile((1 + LEVEL) / 2, degrees)) * Fraction(error)
     low, high = to_float(mean - half), to_float(mean + half)
@@ -139,8 +167,11 @@ def wilson(rate: float, draws: int, level: float = LEVEL) -> tuple[float, float]
         draws: The number n of independent draws, from 1.
         level: The confidence level.
     """
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    square = z * z / draws
+    return _score_interval(rate, draws, NormalDist().inv_cdf((1 + level) / 2))
+
+
+def _score_interval(rate: float, draws: float, quantile: float) -> tuple[float, float]:
+    square = quantile * quantile / draws
     middle = rate + square / 2
     half = math.sqrt(square * (rate * (1 - rate) + square / 4))
     low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
