@@ -38,6 +38,7 @@ _AUDIO = {
     "aiff": "audio/aiff",
 }
 _MEDIA = {"image": _IMAGES, "audio": _AUDIO}
+_MOST_UNDERSCORES = 3
 
 
 @define
@@ -162,6 +163,11 @@ def _is_duration(value: Any) -> bool:
 
 def put(extra: dict[str, Any], name: str, value: Any) -> None:
     """Keep a value under a name, or one like it if that is taken."""
-    while name in extra:
-        name += "_"
-    extra[name] = value
+    free = name
+    while free in extra and len(free) < len(name) + _MOST_UNDERSCORES:
+        free += "_"
+    number = len(extra)
+    while free in extra:  # a step may be made of thousands of items
+        free = f"{name}_{number}"
+        number += 1
+    extra[free] = value

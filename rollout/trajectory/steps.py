@@ -61,11 +61,30 @@ _ORDER = (
 
 @define(eq=False)
 class _Pending:
-    """A call, and whether a result has answered it."""
+    """A call that results may answer, and its step."""
 
     step: dict[str, Any]
     call: dict[str, Any]
-    answered: bool = False
+
+
+@define(eq=False)
+class _Calls:
+    """Calls that results cannot tell apart, in their order.
+
+    Attributes:
+        all: The calls.
+        answered: How many of them have a result; the first ones have it first.
+    """
+
+    all: list[_Pending] = field(factory=list)
+    answered: int = 0
+
+    def take(self, *, again: bool) -> _Pending | None:
+        """Return the first that is still open; else the last one, if it may have another result."""
+        if self.answered < len(self.all):
+            self.answered += 1
+            return self.all[self.answered - 1]
+        return self.all[-1] if again else None
 
 
 @define(eq=False)
@@ -78,7 +97,9 @@ class Steps:
 
     redactor: Redactor
     _steps: list[dict[str, Any]] = field(factory=list)
-    _calls: dict[str, list[_Pending]] = field(factory=dict)
+    _calls_by_id: dict[str, _Calls] = field(factory=dict)
+    _calls_without_id: dict[str, _Calls] = field(factory=dict)
+    _ids_in_step: set[str] = field(factory=set)
     _count: int = 0
 
     def add(self, message: Any) -> None:
@@ -116,6 +137,8 @@ class Steps:
             self._new("system")
         for number, step in enumerate(self._steps, 1):
             step["step_id"] = number
+            if step.get("thoughts"):
+                step["reasoning_content"] = "\n\n".join(step["thoughts"])
             if not step["extra"]:
                 del step["extra"]
         return [{name: step[name] for name in _ORDER if name in step} for step in self._steps]
@@ -202,22 +225,22 @@ class Steps:
     def _call(self, step: dict[str, Any], raw: dict[str, Any]) -> None:
         read = read_call(raw, self.redactor)
         calls = step.setdefault("tool_calls", [])
-        taken = {call["tool_call_id"] for call in calls}
         # Results name a call of their step by its id, so each call needs one, of its own.
         number = len(calls) + 1
         call_id = read.call_id or f"call-{len(self._steps)}-{number}"
-        while call_id in taken:
+        while call_id in self._ids_in_step:
             number += 1
             call_id = f"{read.call_id or 'call'} ({number})"
+        self._ids_in_step.add(call_id)
         call = {"tool_call_id": call_id, **read.call}
         if read.call_id is not None and call_id != read.call_id:
             put(call.setdefault("extra", {}), "tool_call_id", read.call_id)
         calls.append(call)
-        pending = _Pending(step, call)
         if read.call_id is not None:
-            self._calls.setdefault(read.call_id, []).append(pending)
+            alike = self._calls_by_id.setdefault(read.call_id, _Calls())
         else:
-            self._calls.setdefault("", []).append(pending)
+            alike = self._calls_without_id.setdefault(call["function_name"], _Calls())
+        alike.all.append(_Pending(step, call))
 
     def _add_result(self, rest: dict[str, Any], position: int, role: str | None) -> None:
         extra: dict[str, Any] = {}
@@ -237,7 +260,6 @@ class Steps:
                 extra.setdefault("tool_call_id", call_id)
         else:
             step = pending.step
-            pending.answered = True
             result["source_call_id"] = pending.call["tool_call_id"]
             if step is not self._steps[-1]:
                 extra["position"] = position
@@ -255,29 +277,24 @@ class Steps:
     def _pending(self, call_id: str | None, name: Any) -> _Pending | None:
         """Find the call that a result answers: the first of its id that is still open."""
         if call_id is not None:
-            candidates = self._calls.get(call_id, [])
-            return next(
-                (each for each in candidates if not each.answered),
-                candidates[-1] if candidates else None,
-            )
-        for each in self._calls.get("", []):
-            if not each.answered and name == each.call["function_name"]:
-                return each
-        return None
+            alike = self._calls_by_id.get(call_id)
+            return None if alike is None else alike.take(again=True)
+        alike = self._calls_without_id.get(name) if isinstance(name, str) else None
+        return None if alike is None else alike.take(again=False)
 
     # --- steps ----------------------------------------------------------------------------------
 
     def _new(self, source: str) -> dict[str, Any]:
         if self._steps:
             self._steps[-1].pop("open", None)
+        self._ids_in_step = set()
         step: dict[str, Any] = {"source": source, "message": "", "extra": {}}
         self._steps.append(step)
         return step
 
     def _think(self, step: dict[str, Any], thoughts: list[str]) -> None:
-        if thoughts:
-            before = [step["reasoning_content"]] if "reasoning_content" in step else []
-            step["reasoning_content"] = "\n\n".join(dict.fromkeys([*before, *thoughts]))
+        known = step.setdefault("thoughts", [])
+        known += [thought for thought in dict.fromkeys(thoughts) if [thought] != known]
 
     def _keep(
         self, step: dict[str, Any], content: Content, rest: dict[str, Any], extra: dict[str, Any]
