@@ -39,6 +39,7 @@ OUTCOME_STYLES = {
 class EvaluationView:
     """A bar on stderr if that is a terminal; otherwise a line on stdout for each attempt.
 
+    A log that colours are forced upon, and a terminal that cannot move its cursor, get lines.
     Warnings of the library become a line on stderr, above the bar.
 
     Args:
@@ -47,7 +48,8 @@ class EvaluationView:
 
     def __init__(self, *, silent: bool) -> None:
         self._console = Console(stderr=True, highlight=False, markup=False)
-        self._live = self._console.is_terminal
+        # Rich takes a log for a terminal where FORCE_COLOR is set, as in many a CI.
+        self._live = self._console.is_interactive and self._console.file.isatty()
         self._lines = not self._live and not silent
         self._total = 0
         self._settled = 0
@@ -159,11 +161,14 @@ class _Bar(Progress):
         """Draw the two lines."""
         yield self.make_tasks_table(self.tasks)
         if self.stopping:
-            yield Text("  stopping; once more ends it at once", style="yellow")
+            line = Text("  stopping; once more ends it at once", style="yellow")
         elif self._followed is None:
-            yield Text("  getting ready", style="dim")
+            line = Text("  getting ready", style="dim")
         else:
-            yield _counts(self._followed)
+            line = _counts(self._followed)
+        # On a narrow terminal a line that wraps would make the two lines jump.
+        line.no_wrap, line.overflow = True, "ellipsis"
+        yield line
 
 
 class _Rate(TextColumn):

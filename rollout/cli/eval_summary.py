@@ -81,7 +81,7 @@ def summary_document(
 def print_summary(folder: Path, manifest: dict[str, Any], metrics: EvaluationMetrics) -> None:
     """Print what came of a run, and where its report is."""
     table = Table(title=_title(manifest, metrics), title_justify="left", show_header=False)
-    table.add_column(style="dim")
+    table.add_column(style="dim", overflow="fold")
     table.add_column()
     for section in (_scores, _attempts, _categories, _costs, _sample_metrics):
         for name, value in section(metrics):
@@ -143,7 +143,7 @@ def _title(manifest: dict[str, Any], metrics: EvaluationMetrics) -> Text:
     if manifest["chat"].get("model"):
         parts.append(str(manifest["chat"]["model"]))
     results = metrics.results
-    parts.append(f"{results.rows} rows, n = {results.n}")
+    parts.append(f"{results.rows} row{'s' * (results.rows != 1)}, n = {results.n}")
     return Text(one_line(", ".join(parts)))
 
 

@@ -60,6 +60,15 @@ def files(tmp_path: Path, server: str) -> Files:
     return Files(tmp_path, server)
 
 
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a command whose output is a terminal, which it is from now on."""
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    for name in ("NO_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    return {"COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
+
+
 @pytest.fixture(scope="session")
 def ended(tmp_path_factory: pytest.TempPathFactory, server: str) -> Path:
     """The folder of a run of five rows, n = 2: two pass, two do not, and one fails."""

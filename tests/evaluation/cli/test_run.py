@@ -88,14 +88,38 @@ def test_what_comes_from_elsewhere_cannot_touch_the_terminal(cli, files):
     assert max(map(len, done.stdout.splitlines())) < 1100
 
 
-def test_a_bar_on_a_terminal(cli, files):
+def test_a_bar_on_a_terminal(cli, files, terminal):
     config = files.config(files.rows({}, {"raise": "boom"}, {}))
-    done = cli("eval", "run", str(config), FORCE_COLOR="1", COLUMNS="80", TERM="xterm")
+    done = cli("eval", "run", str(config), **terminal)
     assert done.exit_code == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stderr)
     assert "3/3" in shown
     assert "2 success  1 failure  reward 1  0 in flight" in shown
     assert "[1/3]" not in done.stdout
+
+
+def test_the_bar_has_two_lines_on_a_narrow_terminal_too(cli, files, terminal):
+    config = files.config(files.rows({}, {"raise": "boom"}))
+    done = cli("eval", "run", str(config), **terminal | {"COLUMNS": "30"})
+    assert done.exit_code == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stderr)
+    assert "1 success  1 failure  rewar…" in shown
+    # It goes up and erases as many lines as it had drawn.
+    assert "\x1b[2K\x1b[1A\x1b[2K\x1b[1A" not in done.stderr
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(cli, files, terminal):
+    config = files.config(files.rows({}))
+    done = cli("eval", "run", str(config), **terminal | {"TERM": "dumb"})
+    assert "[1/1] row 0 attempt 0: success, reward 1\n" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_log_in_colour_is_no_terminal(cli, files):
+    config = files.config(files.rows({}))
+    done = cli("eval", "run", str(config), FORCE_COLOR="1", TERM="xterm")
+    assert "[1/1] row 0 attempt 0: success, reward 1\n" in done.stdout
+    assert done.stderr == ""
 
 
 def test_a_warning_is_a_line_on_stderr(capsys):
@@ -283,10 +307,10 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(cli, files, server, o
     assert {record.row for record in read_records(files.output) if record.counts} == {0, 1}
 
 
-def test_on_a_terminal_it_says_that_it_is_stopping(cli, files, on_call):
+def test_on_a_terminal_it_says_that_it_is_stopping(cli, files, on_call, terminal):
     config = str(files.config(files.rows({}, {"sleep": 600})))
     on_call(EvaluationView, "show", lambda record: signal.raise_signal(signal.SIGINT))
-    done = cli("eval", "run", config, FORCE_COLOR="1", COLUMNS="80", TERM="xterm")
+    done = cli("eval", "run", config, **terminal)
     assert done.exit_code == 130
     assert "stopping; once more ends it at once" in done.stderr
     assert "1 of 2 attempts have ended and are kept" in done.stderr
