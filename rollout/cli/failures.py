@@ -21,6 +21,7 @@ from attrs import frozen
 
 from rollout._groups import sole_error
 from rollout.cli.text import one_line
+from rollout.cli.unreachable import why_unreachable
 from rollout.errors import (
     EvaluationStoppedError,
     RolloutAdmissionTimeoutError,
@@ -61,13 +62,24 @@ _FOREIGN = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 
+_ELSEWHERE = "is this the base URL of a rollout server?"
+_MOVED = "redirects are not followed; give the URL that this one leads to"
 _ADVICE = {
+    301: _MOVED,
+    302: _MOVED,
+    307: _MOVED,
+    308: _MOVED,
     401: "name the variable that holds the server's key with --api-key-env",
     403: "another caller holds this rollout's lease",
-    404: "is this the base URL of a rollout server?",
+    404: _ELSEWHERE,
+    405: _ELSEWHERE,
     409: "take another --id",
     413: "send a smaller request",
+    500: "the server's log says more",
+    501: _ELSEWHERE,
+    502: "the gateway in front of the server does not reach it",
     503: "it is shutting down or has not started; try again later",
+    504: "the gateway in front of the server waits for less long than a poll takes",
 }
 
 
@@ -172,10 +184,8 @@ def _of_httpx(error: BaseException) -> Failure | None:
         if request is not None:
             url = request.url
             where = f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}"
-        reason = type(error).__name__ + (f": {error}" if str(error) else "")
-        return Failure(
-            f"no answer from {where} ({reason}); is a rollout server running there?", EXIT_USAGE
-        )
+        reason, advice = why_unreachable(error)
+        return Failure(f"no answer from {where} ({reason}); {advice}", EXIT_USAGE)
     return None
 
 

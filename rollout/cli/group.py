@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import os
@@ -57,7 +58,7 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f"there is no command {args[0]!r}, only {', '.join(_COMMANDS)}")
+            ctx.fail(f"there is no command {args[0]!r}{_meant(args[0])}")
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
@@ -82,6 +83,14 @@ class _LazyGroup(click.Group):
         sys.exit(status if isinstance(status, int) else 0)
 
 
+def _meant(name: str) -> str:
+    near = [known for known in _COMMANDS if len(name) > 1 and known.startswith(name)]
+    near = near or difflib.get_close_matches(name, _COMMANDS, n=1)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f", only {', '.join(_COMMANDS)}"
+
+
 def _show_any_character() -> None:
     """Escape on stdout what its encoding does not have, as stderr does anyway."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -94,7 +103,11 @@ def _give_up_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@click.group(cls=_LazyGroup, no_args_is_help=False)
+@click.group(
+    cls=_LazyGroup,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="trio-rollout", prog_name="rollout")
 def main() -> None:
     """Run LLM agent rollouts over HTTP.

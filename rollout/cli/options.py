@@ -15,6 +15,7 @@ from rollout.cli.failures import CommandError
 from rollout.errors import InvalidFieldError
 
 __all__ = [
+    "FilePath",
     "api_key_option",
     "json_option",
     "seconds",
@@ -43,9 +44,25 @@ def seconds(value: str) -> float:
     return number
 
 
+class FilePath(click.Path):
+    """A path that a shell completes; the command itself says what is wrong with the file."""
+
+    def __init__(self) -> None:
+        super().__init__(readable=False, allow_dash=True)
+
+
 def url_argument(function: F) -> F:
     """Add the argument ``URL``, the base URL of a rollout server."""
-    return click.argument("url")(function)
+    return click.argument("url", callback=_with_scheme)(function)
+
+
+def _with_scheme(ctx: click.Context, param: click.Parameter, url: str) -> str:
+    """Refuse an address alone, which is what people type."""
+    del ctx, param
+    address = url.rpartition("@")[2]  # what is before may be a password
+    if address and "://" not in url:
+        raise CommandError(f"url must start with http:// or https://, as in http://{address}")
+    return url
 
 
 def json_option(function: F) -> F:

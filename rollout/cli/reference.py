@@ -31,7 +31,9 @@ def load_app(reference: str) -> RolloutServer:
     """
     module_name, colon, path = reference.rpartition(":")
     if not colon or not module_name or not path:
-        raise CommandError(f"the application must be given as {_FORM}, not {reference!r}")
+        raise CommandError(
+            f"the application must be given as {_FORM}, {_as_in(module_name or path)}"
+        )
     _make_importable(Path.cwd())
     if module_name.endswith(".py"):
         module = _import_file(Path(module_name))
@@ -42,6 +44,13 @@ def load_app(reference: str) -> RolloutServer:
     except AttributeError:
         raise CommandError(f"{module_name} has no attribute {path!r}; {_known(module)}") from None
     return _app(found, reference)
+
+
+def _as_in(name: str) -> str:
+    module = name.removesuffix(".py").rpartition("/")[2]
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"not {name!r}"
+    return f"as in {name}:app"
 
 
 def _make_importable(folder: Path) -> None:

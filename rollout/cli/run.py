@@ -12,6 +12,7 @@ from attrs import frozen
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import (
+    FilePath,
     api_key_option,
     json_option,
     seconds,
@@ -20,7 +21,7 @@ from rollout.cli.options import (
     url_argument,
 )
 from rollout.cli.remote import open_client
-from rollout.cli.text import print_json
+from rollout.cli.text import not_json, print_json
 from rollout.cli.view import PhaseView, print_result
 from rollout.client import RolloutClient, RolloutHandle
 from rollout.codec import parse_json, unstructure
@@ -47,6 +48,7 @@ _ADVICE = {
 )  # fmt: skip
 @click.option(
     "--messages-file",
+    type=FilePath(),
     metavar="FILE",
     help="Take all messages from a JSON list of objects; - reads stdin.",
 )
@@ -211,7 +213,7 @@ def _read_messages(name: str) -> list[dict[str, Any]]:
     except OSError as error:
         raise CommandError(f"--messages-file: {name}: {error.strerror or error}") from None
     except InvalidBodyError as error:
-        raise CommandError(f"--messages-file: {name}: {error}") from None
+        raise CommandError(f"--messages-file: {name}: {not_json(error)}") from None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise CommandError(f"--messages-file: {name} must hold a JSON list of objects")
     return value
@@ -223,7 +225,7 @@ def _metadata(text: str | None) -> dict[str, Any] | None:
     try:
         value = parse_json(text.encode("utf-8", "surrogatepass"))
     except InvalidBodyError as error:
-        raise CommandError(f"--metadata: {error}") from None
+        raise CommandError(f"--metadata: {not_json(error)}") from None
     if not isinstance(value, dict):
         raise CommandError("--metadata must be a JSON object")
     return value

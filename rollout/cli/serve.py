@@ -24,10 +24,10 @@ from rollout.cli.failures import (
     run_async,
 )
 from rollout.cli.last_resort import LastResort
-from rollout.cli.options import seconds, secret_from_env
+from rollout.cli.options import FilePath, seconds, secret_from_env
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
-from rollout.errors import RolloutServerError
+from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.server import RolloutServer, ShutdownBudget, serve
 
 __all__ = ["command"]
@@ -55,15 +55,20 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
     metavar="HOST:PORT",
     help="Where to listen; port 0 takes a free one. Also [IPV6]:PORT and unix:PATH.",
 )
-@click.option("--certfile", metavar="FILE", help="Certificate chain (PEM), for TLS.")
-@click.option("--keyfile", metavar="FILE", help="Its private key (PEM).")
+@click.option(
+    "--certfile", type=FilePath(), metavar="FILE", help="Certificate chain (PEM), for TLS."
+)
+@click.option("--keyfile", type=FilePath(), metavar="FILE", help="Its private key (PEM).")
 @click.option(
     "--keyfile-password-env",
     metavar="NAME",
     help="Environment variable that holds the password of the key.",
 )
 @click.option(
-    "--ca-certs", metavar="FILE", help="Authorities (PEM); clients must present a certificate."
+    "--ca-certs",
+    type=FilePath(),
+    metavar="FILE",
+    help="Authorities (PEM); clients must present a certificate.",
 )
 @click.option(
     "--until-stdin-closes",
@@ -101,7 +106,7 @@ def command(
     """
     _check_bind(bind)
     password = secret_from_env("--keyfile-password-env", keyfile_password_env)
-    shutdown = ShutdownBudget(**budget)
+    shutdown = _budget(budget)
     _check_encrypted(keyfile, password)
     server = load_app(app)
     quiet_http()
@@ -165,6 +170,18 @@ def _explained(error: RolloutServerError, listening: bool) -> CommandError:
     elif error.__cause__ is not None and not isinstance(error.__cause__, OSError):
         message += last_place(error.__cause__)
     return CommandError(message, exit_code=EXIT_FAILED if listening else EXIT_USAGE)
+
+
+def _budget(given: dict[str, float]) -> ShutdownBudget:
+    """Make the budget of the stages; an error names the option.
+
+    Raises:
+        CommandError: A stage has a length that cannot be.
+    """
+    try:
+        return ShutdownBudget(**given)
+    except InvalidFieldError as error:
+        raise CommandError(f"--{error.field.replace('_', '-')} {error.reason}") from None
 
 
 def _check_bind(bind: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from rollout.codec import dump_json
+from rollout.errors import InvalidBodyError
 
-__all__ = ["one_line", "print_fields", "print_json", "printable"]
+__all__ = ["not_json", "one_line", "print_fields", "print_json", "printable"]
 
 _LONGEST_LINE = 1_000
 
@@ -29,6 +30,11 @@ def one_line(text: str) -> str:
     """Return *text* as a single line of bounded length."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
+
+
+def not_json(error: InvalidBodyError) -> str:
+    """Say what is wrong with a text that is not the body of a request."""
+    return str(error).replace("the body", "it", 1).partition(";")[0]
 
 
 def print_json(value: Any) -> None:

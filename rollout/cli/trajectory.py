@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rollout.cli.failures import EXIT_FAILED, CommandError
-from rollout.cli.options import json_option
-from rollout.cli.text import one_line, print_fields, print_json, printable
+from rollout.cli.options import FilePath, json_option
+from rollout.cli.text import not_json, one_line, print_fields, print_json, printable
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, TrajectoryError
 from rollout.trajectory import token_totals, trajectory_problems
@@ -33,7 +33,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file")
+@click.argument("file", type=FilePath())
 @json_option
 def show(file: str, as_json: bool) -> None:
     """Show the trajectory in FILE: what came of it, then step by step."""
@@ -42,7 +42,7 @@ def show(file: str, as_json: bool) -> None:
     if problems:
         raise TrajectoryError(
             f"{_called(file)} is no trajectory: {problems[0]}"
-            + (f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""),
+            + (f"; rollout trajectory validate lists all {len(problems)}" if problems[1:] else ""),
             problems,
         )
     if as_json:
@@ -57,7 +57,7 @@ def show(file: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", type=FilePath(), metavar="FILE...", nargs=-1, required=True)
 def validate(files: tuple[str, ...]) -> None:
     """Check that each FILE is a valid trajectory, and print all that is wrong, a line each.
 
@@ -106,7 +106,7 @@ def _load(file: str) -> Any:
     try:
         return parse_json(data)
     except InvalidBodyError as error:
-        raise TrajectoryError(f"{_called(file)} is no JSON: {error}") from None
+        raise TrajectoryError(f"{_called(file)} is no JSON: {not_json(error)}") from None
 
 
 def _summary(document: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,9 @@ def test_a_file_never_hides_another_module(folder, name):
     ("reference", "words"),
     [
         ("", "MODULE:APP or FILE.py:APP"),
-        ("reference_apps", "MODULE:APP or FILE.py:APP"),
+        ("reference_apps", "FILE.py:APP, as in reference_apps:app"),
+        ("reference_apps.py", "FILE.py:APP, as in reference_apps.py:app"),
+        (".", "FILE.py:APP, not '.'"),
         ("reference_apps:", "MODULE:APP or FILE.py:APP"),
         (":app", "MODULE:APP or FILE.py:APP"),
         ("missing_module:app", "there is no module 'missing_module'"),

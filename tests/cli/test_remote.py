@@ -190,6 +190,7 @@ def test_help_lists_every_command_and_loads_none(cli):
 def test_every_command_has_help(cli, name):
     result = cli(name, "--help")
     assert result.exit_code == 0
+    assert cli(name, "-h").stdout == result.stdout
     assert result.stdout.startswith(f"Usage: rollout {name} ")
 
 
@@ -197,7 +198,11 @@ def test_every_command_has_help(cli, name):
     ("args", "words"),
     [
         ([], "Missing command (see rollout --help)"),
-        (["unknown"], "there is no command 'unknown'"),
+        (["unknown"], "there is no command 'unknown', only serve, run, health"),
+        (["srve"], "there is no command 'srve'; did you mean 'serve'?"),
+        (["sim"], "there is no command 'sim'; did you mean 'simulate'?"),
+        (["wait_idle"], "did you mean 'wait-idle'?"),
+        (["s"], "there is no command 's', only serve"),
         (["--unknown"], "No such option"),
         (["health"], "Missing argument 'URL' (see rollout health --help)"),
         (["health", "http://x", "more"], "unexpected extra argument"),
@@ -205,6 +210,35 @@ def test_every_command_has_help(cli, name):
 )
 def test_wrong_use_is_one_line(cli, args, words):
     assert words in cli.fails(2, *args)
+
+
+def complete(*words):
+    """What the shell is offered for the last of *words*, by kind."""
+    env = environment(
+        _ROLLOUT_COMPLETE="bash_complete",
+        COMP_WORDS=" ".join(words),
+        COMP_CWORD=f"{len(words) - 1}",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from rollout.cli import main; main(prog_name='rollout')"],
+        capture_output=True, text=True, check=True, env=env,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("rollout", "tr"), ["plain,trajectory"]),
+        (("rollout", "serve", "--dr"), ["plain,--drain-sec"]),
+        (("rollout", "serve", "app:app", "--certfile", "c"), ["file,c"]),
+        (("rollout", "run", "http://x", "--messages-file", "m"), ["file,m"]),
+        (("rollout", "trajectory", "show", "r"), ["file,r"]),
+        (("rollout", "trajectory", "validate", "a", "r"), ["file,r"]),
+    ],
+)
+def test_a_shell_completes_names_and_files(words, offered):
+    assert complete(*words) == offered
 
 
 def test_errors_come_out_of_groups():

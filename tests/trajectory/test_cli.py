@@ -108,13 +108,14 @@ def test_escape_sequences_do_no_harm(cli, write):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is no JSON"),
+        (b"", "is no JSON: it is empty"),
         (b"{", "is no JSON"),
         (b"\xff", "UTF-8"),
         (b'{"a": NaN}', "NaN"),
         (b"[" * 100_000, "deeper"),
         (b"[]", "is no trajectory: trajectory: must be an object"),
-        (b"{}", "and 1 more problems"),
+        (b"{}", "trajectory.agent: is missing; rollout trajectory validate lists all 2"),
+        (b'{"agent": {"name": "a", "version": "1"}}', "trajectory.steps: is missing"),
     ],
 )
 def test_show_what_is_no_trajectory(cli, write, content, reason):
