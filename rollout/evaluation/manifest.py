@@ -21,7 +21,14 @@ from rollout.errors import (
 )
 from rollout.evaluation.config import EvaluationConfig
 
-__all__ = ["MANIFEST", "check_unchanged", "describe_inputs", "read_manifest", "write_manifest"]
+__all__ = [
+    "MANIFEST",
+    "check_unchanged",
+    "describe_inputs",
+    "read_manifest",
+    "same_inputs",
+    "write_manifest",
+]
 
 MANIFEST = "manifest.json"
 _SCHEMA = "rollout-evaluation/1"
@@ -148,12 +155,7 @@ def check_unchanged(folder: Path, manifest: dict[str, Any], inputs: dict[str, An
     Raises:
         EvaluationInputsChangedError: It was started with others; all are named.
     """
-    before, now = _flat(manifest), _flat(inputs)
-    changes = [
-        f"{name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
-        for name in dict.fromkeys((*before, *now))
-        if name not in _FREE and before.get(name) != now.get(name)
-    ]
+    changes = _changes(manifest, inputs)
     if changes:
         raise EvaluationInputsChangedError(
             f"{folder} was started with other inputs: {'; '.join(changes)}. Change them back "
@@ -161,6 +163,20 @@ def check_unchanged(folder: Path, manifest: dict[str, Any], inputs: dict[str, An
             "run in archive/)",
             changes,
         )
+
+
+def same_inputs(manifest: dict[str, Any], inputs: dict[str, Any]) -> bool:
+    """Whether a run may go on with *inputs*, see `check_unchanged`."""
+    return not _changes(manifest, inputs)
+
+
+def _changes(manifest: dict[str, Any], inputs: dict[str, Any]) -> list[str]:
+    before, now = _flat(manifest), _flat(inputs)
+    return [
+        f"{name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
+        for name in dict.fromkeys((*before, *now))
+        if name not in _FREE and before.get(name) != now.get(name)
+    ]
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

@@ -10,18 +10,20 @@ from typing import Any
 import trio
 from attrs import define
 
-from rollout.errors import EvaluationError
+from rollout._keys import check_api_key
+from rollout.errors import EvaluationError, InvalidFieldError
 from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
 from rollout.evaluation.decisions import Ledger
 from rollout.evaluation.folder import archive, check_orphans, finish_archiving, tidy
-from rollout.evaluation.journal import recover
+from rollout.evaluation.journal import read_records, recover
 from rollout.evaluation.manifest import (
     MANIFEST,
     check_unchanged,
     describe_inputs,
     read_manifest,
+    same_inputs,
     write_manifest,
 )
 from rollout.evaluation.progress import EvaluationProgress
@@ -86,7 +88,11 @@ def _open(
     resumed = (folder / MANIFEST).exists()
     if resumed:
         manifest = read_manifest(folder)
-        check_unchanged(folder, manifest, inputs)
+        if next(read_records(folder), None) is not None:
+            check_unchanged(folder, manifest, inputs)
+        elif not same_inputs(manifest, inputs):
+            # Nothing has ended with the old ones, so whoever mends a config need not start anew.
+            manifest = write_manifest(folder, inputs, run_id=manifest["run_id"], created_at=now)
     else:
         run_id = f"{now:%Y%m%d}-{secrets.token_hex(_RUN_ID_BYTES)}"
         manifest = write_manifest(folder, inputs, run_id=run_id, created_at=now)
@@ -112,7 +118,7 @@ def credentials_of(config: EvaluationConfig) -> Credentials:
     """Read the keys that a config names.
 
     Raises:
-        EvaluationError: A variable is not set.
+        EvaluationError: A variable is not set, or what it holds cannot be sent as a key.
     """
 
     def read(section: str, name: str | None) -> str | None:
@@ -123,7 +129,12 @@ def credentials_of(config: EvaluationConfig) -> Credentials:
             raise EvaluationError(
                 f"{section}.api_key_env: the environment variable {name} is not set"
             )
-        return value
+        try:
+            return check_api_key(value)
+        except InvalidFieldError as error:
+            raise EvaluationError(
+                f"{section}.api_key_env: the value of {name} {error.reason}"
+            ) from None
 
     return Credentials(
         server=read("server", config.server.api_key_env),

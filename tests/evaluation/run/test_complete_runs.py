@@ -202,6 +202,21 @@ async def test_key_that_is_not_set(tmp_path, server, monkeypatch, value):
     assert not config.run.output.exists()
 
 
+@pytest.mark.parametrize("value", ["secret-4\n", "\tsecret-4", "secret\r-4", "secret-é4"])
+@pytest.mark.parametrize("section", ["chat", "server"])
+async def test_a_key_that_no_header_can_carry(tmp_path, server, monkeypatch, value, section):
+    """Each attempt would fail of it, and the agent would have run."""
+    monkeypatch.setenv("BAD_KEY", value)
+    parts = {"server": {"url": "http://fake"}, "chat": {}}
+    parts[section]["api_key_env"] = "BAD_KEY"
+    config = config_of(tmp_path, rows=scripted(1), **parts)
+    with pytest.raises(EvaluationError) as caught:
+        await run_all(config)
+    assert str(caught.value).startswith(f"{section}.api_key_env: the value of BAD_KEY ")
+    assert "secret" not in str(caught.value)
+    assert not config.run.output.exists()
+
+
 async def test_removed_and_ungraded_samples(tmp_path, server):
     async def end(rollout):
         if rollout.row == 0:

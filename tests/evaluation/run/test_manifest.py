@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 from evaluation.run.cases import config_of, run_all, scripted, write_rows
 
@@ -115,6 +116,37 @@ async def test_other_bytes_and_another_server(started, tmp_path):
         await run_all(config)
     names = {change.split()[0] for change in caught.value.changes}
     assert names == {"dataset.digest", "dataset.rows", "server.url"}
+
+
+@pytest.mark.parametrize("head", [True, False])
+async def test_inputs_may_change_while_nothing_has_ended(tmp_path, server, head):
+    """Who mends a config that could not work need not start anew."""
+    server.healthy = httpx.ConnectError("no such host")
+    wrong = config_of(tmp_path, server="http://fak", rows=scripted(4), **changed(n=3))
+    with pytest.raises(EvaluationError, match="does not answer"):
+        await run_all(wrong)
+    first = read_manifest(wrong.run.output)
+    if not head:
+        (wrong.run.output / "events.jsonl").unlink()
+    server.healthy = None
+    run, records = await run_all(config_of(tmp_path, server="http://fake", **changed()))
+    assert len(records) == 4
+    assert run.manifest == read_manifest(run.folder)
+    assert run.manifest["server"] == {"url": "http://fake"}
+    assert run.manifest["run"]["n"] == 2
+    # What the first process may have left on the server is found by the run's id.
+    assert run.manifest["run_id"] == first["run_id"]
+
+
+async def test_one_record_is_enough_to_refuse_other_inputs(tmp_path, server):
+    async def end(rollout):
+        return {"status": "cancelled"}
+
+    server.end = end
+    run, _ = await run_all(config_of(tmp_path, server="http://fake", rows=scripted(1)))
+    assert run.progress.settled == 0
+    with pytest.raises(EvaluationInputsChangedError):
+        await run_all(config_of(tmp_path, server="http://fake", n=2))
 
 
 async def test_what_may_change(started, tmp_path):
