@@ -53,6 +53,12 @@ T = TypeVar("T")
 MAX_JSON_DEPTH = 128
 """How deeply arrays and objects may nest in a body."""
 
+LARGEST_WEIGHT = 256 * 1024 * 1024
+"""How much a value may weigh that is to be written: the characters of all its strings and keys,
+and `VALUE_WEIGHT` for each value in it. What stands in several places counts in each."""
+
+VALUE_WEIGHT = 16
+
 
 # --- JSON -------------------------------------------------------------------------------------
 
@@ -331,11 +337,14 @@ def dump_request(request: RolloutInitRequest) -> bytes:
     """Write the body of an admission request.
 
     Raises:
-        InvalidFieldError: A field holds something that has no JSON form.
+        InvalidFieldError: A field holds something that has no JSON form, or is too large.
     """
     fields = {item.name: getattr(request, item.name) for item in attrs.fields(type(request))}
+    body: bytes | None = None
     try:
-        return dump_json(fields)
+        # Written, a structure that shares its parts could be larger than any memory.
+        if _weight(fields, {}) <= LARGEST_WEIGHT:
+            body = dump_json(fields)
     except (TypeError, ValueError, RecursionError):
         for name, value in fields.items():
             try:
@@ -343,3 +352,30 @@ def dump_request(request: RolloutInitRequest) -> bytes:
             except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidFieldError(name, f"has no JSON form: {error}") from None
         raise
+    if body is None:
+        heaviest = max(fields, key=lambda name: _weight(fields[name], {}))
+        raise InvalidFieldError(heaviest, "is too large to be sent")
+    return body
+
+
+def _weight(value: Any, known: dict[int, int]) -> int:
+    """Return what a value would weigh, without writing it; see `LARGEST_WEIGHT`.
+
+    Args:
+        value: Anything.
+        known: The weights of the lists and objects that were met before, by their ids.
+    """
+    if isinstance(value, str):
+        return VALUE_WEIGHT + len(value)
+    if not isinstance(value, (dict, list, tuple)):
+        return VALUE_WEIGHT
+    if id(value) not in known:
+        known[id(value)] = 0  # met within itself, it is for the encoder to refuse
+        weight = VALUE_WEIGHT
+        for item in value:
+            weight += _weight(item, known)
+        if isinstance(value, dict):
+            for item in value.values():
+                weight += _weight(item, known)
+        known[id(value)] = weight
+    return known[id(value)]
