@@ -6,7 +6,9 @@ with it: the new messages and the reply are added at its end. Any other call beg
 which shares with the recorded conversations what it has in common with the closest of them.
 
 Messages are compared by what they say: role, text, calls, ids. Agents drop and reformat the rest
-when they send a reply back; what is recorded is the reply as the model gave it.
+when they send a reply back; what is recorded is the reply as the model gave it. But for one thing:
+some endpoints give calls of tools no ids, and agents make them up. Those are taken over, since the
+results of the tools name them.
 
 An agent's answer comes last, so the conversation of the last call is the one that counts.
 """
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rollout.integrations._model_answers import Choice
 from rollout.integrations._model_calls import Call
@@ -36,12 +38,34 @@ class Entry:
         call: The call that brought it; a reply if `choice` is there, else a message that was
             first sent with it.
         choice: The reply that it is, or the first message of.
+        bare_key: The key without the ids of its calls.
     """
 
     message: dict[str, Any]
     key: str
     call: Call
     choice: Choice | None = None
+    bare_key: str = ""
+
+    @classmethod
+    def of(cls, message: dict[str, Any], call: Call, choice: Choice | None = None) -> Entry:
+        """Return a message as part of a conversation."""
+        key = _key(message)
+        return cls(message, key, call, choice, _key(message, ids=False) if _calls(message) else key)
+
+    def says(self, sent: Entry) -> bool:
+        """Whether it is what was sent, but for ids that it may lack."""
+        return self.key in (sent.key, sent.bare_key)
+
+    def with_ids(self, sent: Entry) -> Entry:
+        """Return it with the ids of what was sent."""
+        if self.key == sent.key:
+            return self
+        calls = [
+            {**mine, "id": theirs.get("id")} if isinstance(mine, dict) else mine
+            for mine, theirs in zip(_calls(self.message), _calls(sent.message), strict=True)
+        ]
+        return evolve(self, message={**self.message, "tool_calls": calls}, key=sent.key)
 
 
 @define(eq=False)
@@ -83,11 +107,11 @@ class Conversation:
             for each in self.entries
         )
 
-    def shared(self, keys: Sequence[str]) -> int:
+    def shared(self, history: Sequence[Entry]) -> int:
         """Return how many messages it has in common with a history, from the beginning on."""
         count = 0
-        for entry, key in zip(self.entries, keys, strict=False):
-            if entry.key != key:
+        for entry, other in zip(self.entries, history, strict=False):
+            if not entry.says(other):
                 break
             count += 1
         return count
@@ -107,15 +131,14 @@ class Conversations:
 
     def add(self, call: Call, messages: Sequence[dict[str, Any]]) -> None:
         """Take what was sent with a call that has been answered, in whole or in part."""
-        sent = [Entry(message, _key(message), call) for message in messages]
-        keys = [entry.key for entry in sent]
+        sent = [Entry.of(message, call) for message in messages]
         extended: Conversation | None = None
         closest: Conversation | None = None
         common = 0
         for each in self._all:
             if each.name != call.conversation:
                 continue
-            shared = each.shared(keys)
+            shared = each.shared(sent)
             if shared == len(each.entries) and (
                 extended is None or shared >= len(extended.entries)
             ):
@@ -125,10 +148,16 @@ class Conversations:
         if extended is not None and len(extended.entries) < common:
             extended = None  # it would split what another conversation has as a whole
         base = extended or closest
-        history = [*base.entries[:common], *sent[common:]] if base is not None else sent
+        history = sent
+        if base is not None:
+            known = [
+                entry.with_ids(each)
+                for entry, each in zip(base.entries[:common], sent, strict=False)
+            ]
+            history = [*known, *sent[common:]]
         for choice in call.choices:
             reply = [
-                Entry(message, _key(message), call, choice if not place else None)
+                Entry.of(message, call, choice if not place else None)
                 for place, message in enumerate(choice.messages)
             ]
             target = extended
@@ -160,13 +189,18 @@ class Conversations:
         return max(named or self._all, key=lambda each: each.rank, default=None)
 
 
-def _key(message: dict[str, Any]) -> str:
+def _calls(message: dict[str, Any]) -> list[Any]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def _key(message: dict[str, Any], *, ids: bool = True) -> str:
     role = message.get("role")
     said: list[Any] = [role, _said(message.get("content"), strip=role == "assistant")]
     if isinstance(message.get("tool_calls"), list):
-        said.append([_call_key(call) for call in message["tool_calls"]])
+        said.append([_call_key(call, ids=ids) for call in message["tool_calls"]])
     if message.get("function_call"):
-        said.append(_call_key({"function": message["function_call"]}))
+        said.append(_call_key({"function": message["function_call"]}, ids=ids))
     said += [message[name] for name in ("tool_call_id", "name") if message.get(name)]
     if role is None:
         said.append({key: value for key, value in message.items() if key != "status"})
@@ -183,7 +217,7 @@ def _said(content: Any, *, strip: bool) -> Any:
     return content or None
 
 
-def _call_key(call: Any) -> Any:
+def _call_key(call: Any, *, ids: bool) -> Any:
     if not isinstance(call, dict):
         return call
     inner = call.get("function") or call.get("custom") or {}
@@ -192,4 +226,4 @@ def _call_key(call: Any) -> Any:
     given: Any = inner.get("arguments", inner.get("input"))
     with suppress(TypeError, ValueError):  # text that is no JSON is compared as it is
         given = json.loads(given)
-    return [call.get("id"), inner.get("name"), given]
+    return [call.get("id") or None if ids else None, inner.get("name"), given]

@@ -10,7 +10,6 @@ calls or by its text.
 from __future__ import annotations
 
 import copy
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -137,6 +136,8 @@ class FrameworkSource(ConversationRecorder):
             offered = [call.tools for call in self.calls if call.number in used and call.tools]
             if offered:
                 extra["tools"] = offered[-1]
+            if self._unrecorded:
+                extra["unrecorded_calls"] = dict(self._unrecorded)
             return RolloutSample(
                 messages=copy.deepcopy(last.messages),
                 trajectory_messages=copy.deepcopy(chat),
@@ -188,23 +189,42 @@ def _aside(call: Call) -> dict[str, Any]:
 
 
 def _find(message: dict[str, Any], calls: list[Call]) -> tuple[Call, Choice] | None:
-    wanted = _said(message)
     for call in calls:
         if message.get("response_id") not in (None, call.response_id):
             continue
         for choice in call.choices:
             if choice.messages and (
-                "response_id" in message or _said(choice.messages[0]) == wanted
+                "response_id" in message or _is_same(message, choice.messages[0])
             ):
                 return call, choice
     return None
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _is_same(message: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
+    """Whether a framework's message is a reply off the wire."""
+    ours, theirs = _ids(message), _ids(reply)
+    if ours and theirs:
+        return ours == theirs
+    # Where the endpoint gives calls no ids, frameworks make them up.
+    return _text(message) == _text(reply) and _called(message) == _called(reply)
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = message.get("tool_calls")
-    ids = [each.get("id") for each in calls if isinstance(each, dict)] if calls else []
-    if ids and all(ids):
-        return json.dumps(ids)
+    return [each for each in calls if isinstance(each, dict)] if isinstance(calls, list) else []
+
+
+def _ids(message: Mapping[str, Any]) -> list[Any]:
+    ids = [each.get("id") for each in _calls(message)]
+    return ids if all(ids) else []
+
+
+def _called(message: Mapping[str, Any]) -> list[Any]:
+    functions = [each.get("function") for each in _calls(message)]
+    return [each.get("name") if isinstance(each, dict) else None for each in functions]
+
+
+def _text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(

@@ -146,7 +146,9 @@ class ConversationRecorder(SampleSource):
         else:
             messages = [each for each in _list(body.get("messages")) if isinstance(each, dict)]
         model = body.get("model")
-        tools = _list(body.get("tools"))
+        tools = _list(body.get("tools")) or [
+            {"type": "function", "function": each} for each in _list(body.get("functions"))
+        ]
         if tools != self._tools:
             self._tools = tools
         call = Call(
@@ -180,9 +182,14 @@ class ConversationRecorder(SampleSource):
         else:
             self._last_unanswered = messages
 
-    def note_unrecorded(self, path: str) -> None:
-        """Take a request that a conversation cannot be made of."""
-        if not self._unrecorded[path]:
+    def note_unrecorded(self, path: str, *, warn: bool = True) -> None:
+        """Take a request that a conversation cannot be made of.
+
+        Args:
+            path: Its route.
+            warn: Whether it may well have been meant to be part of one.
+        """
+        if warn and not self._unrecorded[path]:
             logger.warning(
                 "a call of %s was not recorded: a conversation is made of chat completions and "
                 "responses only",
@@ -235,7 +242,7 @@ class ConversationRecorder(SampleSource):
             "interrupted_calls": sum(1 for c in calls if c.outcome in {"interrupted", "running"}),
             "retries": retries,
             "tool_calls": sum(
-                len(_list(message.get("tool_calls")))
+                len(_list(message.get("tool_calls"))) + bool(message.get("function_call"))
                 for call in answered
                 for choice in call.choices
                 for message in choice.messages
@@ -298,7 +305,7 @@ class ConversationRecorder(SampleSource):
 def _branch(branch: Conversation, main: Conversation) -> dict[str, Any]:
     shared = 0
     if branch.name == main.name:
-        shared = main.shared([entry.key for entry in branch.entries])
+        shared = main.shared(branch.entries)
     return {
         "conversation": branch.name,
         "after": shared,

@@ -23,15 +23,9 @@ from urllib.parse import urlsplit
 import httpx
 from attrs import frozen
 
-from rollout.integrations._model_answers import (
-    Answer,
-    Events,
-    StreamedAnswer,
-    error_message,
-    parse,
-    read_answer,
-)
+from rollout.integrations._model_answers import Answer, error_message, parse, read_answer
 from rollout.integrations._model_calls import Call
+from rollout.integrations._model_streams import Events, StreamedAnswer
 from rollout.integrations._recorder import ConversationRecorder
 
 __all__ = ["NO_KEY", "Endpoint", "ReadAlong", "Reading", "WatchingTransport"]
@@ -41,7 +35,9 @@ NO_KEY = "no-key-needed"
 
 _CHAT = "/chat/completions"
 _APIS = {_CHAT: "chat", "/responses": "responses"}
-_UNRECORDABLE = "/completions"
+_UNRECORDABLE = {"/completions": True, "/embeddings": False}
+"""Routes that no conversation can be made of, and whether that is worth a warning."""
+
 _OK = range(200, 300)
 _LONGEST_REST = 65_536
 
@@ -137,8 +133,9 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         path = request.url.path
         api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
         if api is None:
-            if path.endswith(_UNRECORDABLE):
-                recorder.note_unrecorded(path)
+            for end, warn in _UNRECORDABLE.items():
+                if path.endswith(end):
+                    recorder.note_unrecorded(path, warn=warn)
             return await self.send(request)
         body = parse(await request.aread())
         body = body if isinstance(body, dict) else {}
@@ -283,7 +280,7 @@ class Reading:
             if not (ends_here and self._hide_mark) and not (only_usage and self._hide_usage):
                 passed.append(event)
         if self._streamed.done:
-            self._tell(self._streamed.answer())
+            self._tell(self._streamed.answer(ended=True))
         return passed
 
     def end(self) -> bytes:
@@ -294,7 +291,7 @@ class Reading:
             return b""
         rest = self._events.rest()
         self._streamed.add(rest)
-        self._tell(self._streamed.answer())
+        self._tell(self._streamed.answer(ended=True))
         return rest if self._hides else b""
 
     def close(self) -> None:

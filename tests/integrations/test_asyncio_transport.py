@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 import trio
-from integrations.scripted import call, refuse, say, scripted_endpoint, stall
+from integrations.scripted import Step, call, refuse, say, scripted_endpoint, stall
 
 from rollout import RolloutContext
 from rollout.integrations import _asyncio_transport
@@ -148,8 +148,18 @@ async def test_what_is_not_recorded(sides, caplog):
         await side.post(path="/embeddings")
         sample = await side.source.get_sample()
     assert side.source.calls == []
-    assert sample.extra_fields["unrecorded_calls"] == {"/v1/completions": 1}
-    assert "was not recorded" in caplog.text
+    assert sample.extra_fields["unrecorded_calls"] == {"/v1/completions": 1, "/v1/embeddings": 1}
+    assert "/v1/completions was not recorded" in caplog.text
+    assert "embeddings" not in caplog.text  # nobody takes them for part of a conversation
+
+
+async def test_calls_that_were_not_recorded_are_told_beside_a_history(sides):
+    async with sides(say("one")) as side:
+        await side.post(path="/embeddings")
+        side.source.take_history([{"a": 1}], [{"role": "user", "content": "a"}])
+        sample = await side.source.get_sample()
+    assert sample.messages == [{"a": 1}]
+    assert sample.extra_fields == {"unrecorded_calls": {"/v1/embeddings": 1}}
 
 
 async def test_refusals_and_lost_endpoints(sides):
@@ -290,6 +300,30 @@ async def test_a_history_gets_what_is_known_of_its_calls(sides):
     document = build_trajectory(told, rollout_id="r", sample=sample)
     assert trajectory_problems(document) == []
     assert document["final_metrics"]["total_completion_tokens"] == 4
+
+
+async def test_calls_without_ids_are_found_by_what_they_call(sides):
+    """Some endpoints give them none, and frameworks make them up."""
+
+    def reply(name, text="", **more):
+        call = {"type": "function", "function": {"name": name, "arguments": "{}"}, **more}
+        return {"role": "assistant", "content": text, "tool_calls": [call]}
+
+    def answer(message, tokens):
+        body = {"choices": [{"message": message}], "usage": {"completion_tokens": tokens}}
+        return Step(raw=json.dumps(body).encode())
+
+    replies = (reply("f"), reply("g"), reply("g", "Hm."), {"role": "assistant", "content": ""})
+    async with sides(*(answer(each, 1 + place) for place, each in enumerate(replies))) as side:
+        for _ in replies:
+            await side.post()
+        chat = [QUESTION, reply("g", "Hm. ", id="u1"), reply("g", id="u2"), reply("f", id="u3")]
+        side.source.take_history(chat, chat)
+        sample = await side.source.get_sample()
+    told = [each for each in sample.trajectory_messages if each["role"] == "assistant"]
+    assert [each["usage"]["completion_tokens"] for each in told] == [3, 2, 1]
+    assert [each["tool_calls"][0]["id"] for each in told] == ["u1", "u2", "u3"]
+    assert [each["call"] for each in sample.extra_fields["other_calls"]] == [4]
 
 
 async def test_runs_that_go_on_take_the_place_of_those_before(sides):

@@ -12,7 +12,8 @@ import trio
 from integrations.scripted import Step, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
-from rollout.integrations._model_answers import StreamedAnswer, read_answer
+from rollout.integrations._model_answers import read_answer
+from rollout.integrations._model_streams import StreamedAnswer
 from rollout.integrations._recorder import recorder_of
 from rollout.integrations._recording_transport import RecordingTransport
 from rollout.integrations._responses_items import input_as_messages, items_as_messages

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rollout import RolloutContext, SampleSource
 from rollout.errors import InvalidFieldError, SampleSourceError
-from rollout.integrations._model_answers import Events, StreamedAnswer, read_answer
+from rollout.integrations._model_answers import read_answer
+from rollout.integrations._model_streams import Events, StreamedAnswer
 from rollout.integrations.chat import ConversationRecorder, get_recorder
 from rollout.trajectory import build_trajectory, trajectory_problems
 
@@ -53,8 +54,8 @@ class Talk:
         self.recorder.finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.5)
         return body["id"]
 
-    def ask(self, *messages, reply, **options):
-        return self.end(self.begin(*messages, **options), reply)
+    def ask(self, *messages, reply, usage=None, **options):
+        return self.end(self.begin(*messages, **options), reply, usage=usage)
 
     def texts(self):
         return [message["content"] for message in self.recorder.messages]
@@ -255,6 +256,59 @@ def test_what_is_still_under_way_is_told():
     assert repr(talk.recorder) == "<ConversationRecorder: 1 calls, 1 conversations>"
 
 
+def called(*calls, **more):
+    functions = [{"name": name, "arguments": given} for _, name, given in calls]
+    return model(
+        None,
+        tool_calls=[
+            {"id": call_id, "type": "function", "function": function}
+            for (call_id, _, _), function in zip(calls, functions, strict=True)
+        ],
+        **more,
+    )
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+async def test_ids_that_an_agent_makes_up_are_taken_over(missing):
+    """Some endpoints give calls of tools none, and the results have to name them."""
+    talk = Talk()
+    talk.ask(
+        user("a"),
+        reply=called((missing, "f", '{"x": 1}'), (missing, "g", "{}"), reasoning="Hm."),
+        usage={"completion_tokens": 7},
+    )
+    results = [{"role": "tool", "tool_call_id": each, "content": "1"} for each in ("u1", "u2")]
+    again = called(("u1", "f", '{"x":1}'), ("u2", "g", "{}"))
+    talk.ask(user("a"), again, *results, reply=model("b"))
+    talk.ask(user("a"), again, *results, model("b"), user("c"), reply=model("d"))
+    sample = await talk.sample()
+    assert sample.extra_fields == {}
+    assert sample.messages[1] == called(("u1", "f", '{"x": 1}'), ("u2", "g", "{}"), reasoning="Hm.")
+    assert [each["role"] for each in sample.messages[2:]] == [
+        "tool",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+    assert sample.trajectory_messages[1]["usage"] == {"completion_tokens": 7}
+
+
+def test_an_agent_that_changes_the_call_itself_begins_a_branch():
+    talk = Talk()
+    talk.ask(user("a"), reply=called((None, "f", "{}")))
+    talk.ask(user("a"), called(("u1", "f", '{"x": 2}')), reply=model("b"))
+    talk.ask(user("a"), called(("u1", "g", "{}")), reply=model("c"))
+    assert len(talk.recorder._conversations) == 3
+
+
+def test_calls_with_ids_are_told_apart_by_them():
+    talk = Talk()
+    talk.ask(user("a"), reply=called(("c1", "f", "{}")))
+    talk.ask(user("a"), called(("c2", "f", "{}")), reply=model("b"))
+    assert len(talk.recorder._conversations) == 2
+
+
 async def test_a_rollout_has_one_recorder_and_no_other_source():
     with RolloutContext(chat_completions_url="http://127.0.0.1:9/v1") as rollout:
         assert get_recorder() is get_recorder() is rollout.sample_source
@@ -423,9 +477,23 @@ RESPONSE = shaped(
     choices=st.lists(JUNK | CHOICE, max_size=3),
 )
 EVENT = shaped(
-    type=st.sampled_from(["response.completed", "response.output_item.done", "error"]),
+    type=st.sampled_from(
+        [
+            "response.completed",
+            "response.output_item.added",
+            "response.output_item.done",
+            "response.output_text.delta",
+            "response.reasoning_summary_text.delta",
+            "response.function_call_arguments.delta",
+            "error",
+        ]
+    ),
     response=RESPONSE,
     item=ITEM,
+    delta=TEXT,
+    output_index=st.integers(-1, 2),
+    content_index=st.integers(-1, 2),
+    logprobs=st.lists(JUNK, max_size=2),
     choices=st.lists(JUNK | CHOICE, max_size=3),
     usage=USAGE,
 )
@@ -451,7 +519,7 @@ async def test_whatever_comes_in_a_stream_is_no_error_of_the_recorder(values, ap
     answer = StreamedAnswer(api)
     for value in values:
         answer.add(b"data: " + json.dumps(value).encode())
-    recorder.finish(call, answer.answer(), 0.1)
+    recorder.finish(call, answer.answer(ended=True), 0.1)
     await check_sample(recorder)
 
 

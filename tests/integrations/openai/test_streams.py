@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("openai", reason='needs pip install "trio-rollout[openai]"')
@@ -9,7 +11,7 @@ pytest.importorskip("openai", reason='needs pip install "trio-rollout[openai]"')
 import openai
 import trio
 from integrations.openai.agents import KEY, QUESTION, TOOLS, trajectory
-from integrations.scripted import call, say, scripted_endpoint, stall
+from integrations.scripted import Step, call, say, scripted_endpoint, stall
 
 from rollout import RolloutContext
 from rollout.integrations._connections import current_connections
@@ -183,3 +185,48 @@ async def test_a_connection_serves_one_stream_after_another():
                         assert len([chunk async for chunk in stream]) == 2
             assert endpoint.connections == 1
         await endpoint.all_closed()
+
+
+async def test_a_stream_that_just_ends():
+    """Without an error that the SDK would notice: no reason, no mark, but a whole body."""
+    chunk = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"It is"}}]}\n\n'
+    step = Step(raw=chunk, headers={"content-type": "text/event-stream"})
+    async with scripted_endpoint(step) as endpoint:
+        with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as rollout:
+            async with await rollout_client().chat.completions.create(
+                model="policy", messages=[QUESTION], stream=True
+            ) as stream:
+                assert len([chunk async for chunk in stream]) == 1
+            sample = await rollout.get_sample()
+    assert sample.messages[-1]["content"] == "It is"
+    assert (sample.metrics["failed_calls"], sample.metrics["interrupted_calls"]) == (1, 0)
+    (problem,) = sample.extra_fields["call_problems"]
+    assert problem["error"] == "the stream ended before its answer was whole"
+
+
+async def test_functions_of_the_old_kind():
+    pieces = ({"name": "add", "arguments": ""}, {"arguments": '{"left": 6'}, {"arguments": "}"})
+    rows = [{"choices": [{"index": 0, "delta": {"function_call": each}}]} for each in pieces]
+    rows.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "function_call"}]})
+    raw = b"".join(f"data: {json.dumps(row)}\n\n".encode() for row in rows)
+    step = Step(raw=raw, headers={"content-type": "text/event-stream"})
+    old = [each["function"] for each in TOOLS]
+    async with scripted_endpoint(step, say("13")) as endpoint:
+        with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as rollout:
+            create = rollout_client().chat.completions.create
+            stream = await create(model="m", messages=[QUESTION], functions=old, stream=True)
+            async with stream:
+                assert len([chunk async for chunk in stream]) == 4
+            said = {"name": "add", "arguments": '{"left": 6}'}
+            history = [
+                QUESTION,
+                {"role": "assistant", "content": None, "function_call": said},
+                {"role": "function", "name": "add", "content": "13"},
+            ]
+            await create(model="m", messages=history, functions=old)
+            sample = await rollout.get_sample()
+    assert sample.messages == [*history, {"role": "assistant", "content": "13"}]
+    assert sample.metrics["tool_calls"] == 1
+    assert sample.extra_fields == {"tools": TOOLS}
+    (called,) = trajectory(sample)["steps"][1]["tool_calls"]
+    assert (called["function_name"], called["arguments"]) == ("add", {"left": 6})

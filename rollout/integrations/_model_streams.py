@@ -1,0 +1,333 @@
+"""Puts an answer together that a model endpoint sends as a stream of events.
+
+Pure, and tolerant, as `_model_answers` is: a stream may end anywhere, and what has come until then
+is what the model has said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import define, field
+
+from rollout.integrations._model_answers import (
+    Answer,
+    Choice,
+    dicts,
+    error_message,
+    parse,
+    read_head,
+    read_response,
+    reply_message,
+    text,
+)
+
+__all__ = ["Events", "StreamedAnswer"]
+
+_DONE = b"[DONE]"
+_EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
+_LONGEST_END = 4
+
+
+class Events:
+    """Cuts a stream of server-sent events into events, whatever the chunks that it comes in."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._searched = 0
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Take a chunk; yield the bytes of each event that is complete with it."""
+        self._rest += chunk
+        start = 0
+        # Not from the beginning: an event may be long, and come in many chunks.
+        search = max(0, self._searched - _LONGEST_END + 1)
+        while found := _EVENT_END.search(self._rest, search):
+            yield bytes(self._rest[start : found.end()])
+            start = search = found.end()
+        del self._rest[:start]
+        self._searched = len(self._rest)
+
+    def rest(self) -> bytes:
+        """Take what is left without an end."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._searched = 0
+        return rest
+
+
+def event_data(event: bytes) -> bytes:
+    """Return the data of an event; empty for a comment."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
+    return b"\n".join(lines)
+
+
+_WHOLE = frozenset({"role", "id", "type", "name", "model"})
+"""Strings that come as a whole, sometimes again and again; all others come in pieces."""
+
+_OBJECTS = frozenset({"function_call", "audio"})
+"""Objects of a message that come in pieces; all others come as a whole."""
+
+
+def _merge(into: dict[str, Any], name: str, value: Any) -> None:
+    before: Any = into.get(name)
+    if name in _WHOLE:
+        into[name] = value or before
+    elif isinstance(before, str) and isinstance(value, str):
+        into[name] = before + value
+    elif isinstance(before, list) and isinstance(value, list):
+        before += value
+    elif name in _OBJECTS and isinstance(before, dict) and isinstance(value, dict):
+        for key, part in value.items():
+            if part is not None:
+                _merge(before, key, part)
+    else:
+        into[name] = value
+
+
+@define
+class _Growing:
+    """A choice of a chat completion that comes in pieces."""
+
+    message: dict[str, Any] = field(factory=dict)
+    calls: list[tuple[int, dict[str, Any]]] = field(factory=list)
+    finish_reason: str | None = None
+    logprobs: dict[str, Any] | None = None
+
+    def add(self, raw: dict[str, Any]) -> None:
+        delta = raw.get("delta")
+        if isinstance(delta, dict):
+            for name, value in delta.items():
+                if name == "tool_calls":
+                    for each in dicts(value):
+                        self._add_call(each)
+                elif value is not None:
+                    _merge(self.message, name, value)
+        self.finish_reason = text(raw.get("finish_reason")) or self.finish_reason
+        logprobs = raw.get("logprobs")
+        if isinstance(logprobs, dict):
+            self.logprobs = self.logprobs or {}
+            for name, value in logprobs.items():
+                if value is not None:
+                    _merge(self.logprobs, name, value)
+
+    def _add_call(self, delta: dict[str, Any]) -> None:
+        call = self._open_call(delta)
+        for name, value in delta.items():
+            if name == "index" or value is None:
+                continue
+            if isinstance(value, dict):
+                inner = call.setdefault(name, {})
+                for key, part in value.items():
+                    if part is not None and isinstance(inner, dict):
+                        _merge(inner, key, part)
+            else:
+                _merge(call, name, value)
+
+    def _open_call(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """Return the call that a delta goes on with, or one that it begins."""
+        index, call_id = delta.get("index"), delta.get("id")
+        if type(index) is int:
+            known = [call for place, call in self.calls if place == index]
+        elif call_id:
+            known = [call for _, call in self.calls if call.get("id") == call_id]
+        else:
+            known = [] if _name(delta) else [call for _, call in self.calls]
+        # Some endpoints give all the calls of a reply the same index.
+        if known and not (call_id and _is_another(known[-1], delta)):
+            return known[-1]
+        begun: dict[str, Any] = {}
+        self.calls.append((index if type(index) is int else len(self.calls), begun))
+        return begun
+
+    def choice(self, index: int) -> Choice:
+        message: dict[str, Any] = {"role": "assistant", "content": None, **self.message}
+        if self.calls:
+            message["tool_calls"] = [call for _, call in sorted(self.calls, key=lambda c: c[0])]
+        return Choice(
+            index=index,
+            messages=[reply_message(message)],
+            finish_reason=self.finish_reason,
+            logprobs=self.logprobs,
+        )
+
+    @property
+    def said_something(self) -> bool:
+        return bool(self.calls) or any(
+            value for name, value in self.message.items() if name != "role"
+        )
+
+
+def _name(call: dict[str, Any]) -> Any:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _is_another(call: dict[str, Any], delta: dict[str, Any]) -> bool:
+    """Whether a delta begins a call after one whose arguments are all there."""
+    function = call.get("function")
+    given = function.get("arguments") if isinstance(function, dict) else None
+    return (
+        call.get("id") not in (None, delta["id"])
+        and bool(_name(delta))
+        and isinstance(given, str)
+        and isinstance(parse(given), dict)
+    )
+
+
+_PARTS = {
+    "response.output_text.delta": ("content", "content_index", "output_text", "text"),
+    "response.refusal.delta": ("content", "content_index", "refusal", "refusal"),
+    "response.reasoning_text.delta": ("content", "content_index", "reasoning_text", "text"),
+    "response.reasoning_summary_text.delta": (
+        "summary",
+        "summary_index",
+        "summary_text",
+        "text",
+    ),
+}
+"""Of each event that brings a piece of a part: where the part is, its index, type and text."""
+
+_INPUTS = {
+    "response.function_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+}
+"""Of each event that brings a piece of what a tool is called with: where that is."""
+
+
+@define
+class _GrowingItems:
+    """The items of a response that come in pieces."""
+
+    _items: dict[int, dict[str, Any]] = field(factory=dict)
+    _said: set[int] = field(factory=set)
+
+    def add(self, kind: Any, event: dict[str, Any]) -> None:
+        index, item, delta = event.get("output_index"), event.get("item"), event.get("delta")
+        if type(index) is not int:
+            index = self._place_of(item)
+        if kind == "response.output_item.added" and isinstance(item, dict):
+            self._items.setdefault(index, item)
+        elif kind == "response.output_item.done" and isinstance(item, dict):
+            self._items[index] = item
+            self._said.add(index)
+        elif isinstance(delta, str) and delta and index in self._items:
+            grown = self._items[index]
+            if kind in _INPUTS:
+                before = grown.get(_INPUTS[kind])
+                grown[_INPUTS[kind]] = (before if isinstance(before, str) else "") + delta
+            elif kind in _PARTS:
+                self._grow_part(grown, _PARTS[kind], event)
+            else:
+                return
+            self._said.add(index)
+
+    def _place_of(self, item: Any) -> int:
+        """Return where an event without an index belongs."""
+        if not isinstance(item, dict):
+            return len(self._items) - 1
+        same = (index for index, each in self._items.items() if each.get("id") == item.get("id"))
+        return next(same, len(self._items)) if item.get("id") else len(self._items)
+
+    def _grow_part(
+        self, item: dict[str, Any], where: tuple[str, str, str, str], event: dict[str, Any]
+    ) -> None:
+        name, index_name, kind, field_name = where
+        parts = item[name] = dicts(item.get(name))
+        index = event.get(index_name)
+        if type(index) is not int or not 0 <= index < len(parts):
+            parts.append({"type": kind})
+            index = len(parts) - 1
+        part = parts[index]
+        before = part.get(field_name)
+        part[field_name] = (before if isinstance(before, str) else "") + event["delta"]
+        if event.get("logprobs"):
+            part["logprobs"] = [*dicts(part.get("logprobs")), *dicts(event["logprobs"])]
+
+    def items(self) -> list[dict[str, Any]]:
+        """Return those that say something, in order."""
+        return [self._items[index] for index in sorted(self._said)]
+
+
+class StreamedAnswer:
+    """Puts an answer together out of its events.
+
+    Args:
+        api: ``chat`` or ``responses``.
+
+    Attributes:
+        done: Whether the stream has said that it ends here.
+    """
+
+    def __init__(self, api: str) -> None:
+        self.done = False
+        self._api = api
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, _Growing] = {}
+        self._items = _GrowingItems()
+        self._whole: dict[str, Any] | None = None
+        self._error: str | None = None
+
+    def add(self, event: bytes) -> bool:
+        """Take an event; return whether it holds nothing but the usage of a chat completion."""
+        data = event_data(event)
+        if data.strip() == _DONE:
+            self.done = True
+            return False
+        body = parse(data or event)
+        if not isinstance(body, dict):
+            return False
+        if body.get("error") and body.get("type") != "response.created":
+            self._error = error_message(body) or "the stream holds an error"
+        if not data:
+            return False  # an error that forgets what it is in the middle of
+        if self._api == "responses":
+            self._add_response_event(body)
+            return False
+        for key in ("id", "model", "usage"):
+            if body.get(key):
+                self._head[key] = body[key]
+        choices = dicts(body.get("choices"))
+        for raw in choices:
+            index = raw.get("index")
+            self._choices.setdefault(index if type(index) is int else 0, _Growing()).add(raw)
+        return not choices and bool(body.get("usage"))
+
+    def _add_response_event(self, body: dict[str, Any]) -> None:
+        kind, response = body.get("type"), body.get("response")
+        if isinstance(response, dict):
+            self._head = response
+            if kind in ("response.completed", "response.incomplete", "response.failed"):
+                self._whole = response
+                self.done = True
+        self._items.add(kind, body)
+        if kind == "error":
+            self._error = error_message(body) or "the stream holds an error"
+
+    def answer(self, *, ended: bool = False) -> Answer:
+        """Return the answer as far as it has come.
+
+        Args:
+            ended: Whether nothing more can come. An answer that is not whole then has failed.
+        """
+        if self._api == "responses":
+            body = self._whole or {**self._head, "output": self._items.items(), "status": None}
+            answer = read_response(body)
+            complete = self._whole is not None
+        else:
+            answer = read_head(self._head)
+            answer.choices = [
+                growing.choice(index)
+                for index, growing in sorted(self._choices.items())
+                if growing.said_something or growing.finish_reason
+            ]
+            complete = bool(self._choices) and (
+                self.done or all(each.finish_reason for each in self._choices.values())
+            )
+        answer.complete = complete
+        answer.error = self._error or answer.error
+        if ended and not complete and answer.error is None:
+            answer.error = "the stream ended before its answer was whole"
+        return answer
