@@ -13,7 +13,7 @@ import trio
 from attrs import evolve, frozen
 
 from rollout._files import write_atomic
-from rollout._redaction import redact
+from rollout._redaction import Redactor, redact
 from rollout.backend.failures import describe_exception
 from rollout.client import RolloutClient, RolloutHandle
 from rollout.codec import dump_json
@@ -60,10 +60,17 @@ class Credentials:
     Attributes:
         server: The rollout server's key.
         chat: The chat endpoint's key.
+        urls: What is secret in the URLs of both.
     """
 
     server: str | None = None
     chat: str | None = None
+    urls: tuple[str, ...] = ()
+
+    @property
+    def secrets(self) -> tuple[str | None, ...]:
+        """All that must not get into a file."""
+        return (self.chat, self.server, *self.urls)
 
     def __repr__(self) -> str:
         return "<Credentials>"
@@ -232,7 +239,7 @@ def _failure(error: Exception, credentials: Credentials, *, admitted: bool) -> d
         or status in _NOBODY_BEHIND
     )
     refused = isinstance(error, _NEVER_SENT) or status in _REFUSALS
-    text = describe_exception(error, [credentials.chat, credentials.server])
+    text = describe_exception(error, credentials.secrets)
     if isinstance(error, httpx.TransportError):
         text = f"the server is out of reach ({type(error).__name__}: {text})"
     return {
@@ -254,7 +261,7 @@ def _facts(
     reward = sample.reward if sample is not None and success and not removed else None
     message = result.err_message
     if message is not None:
-        message = redact(utf8(message), (credentials.chat, credentials.server))
+        message = redact(utf8(message), credentials.secrets)
     return {
         "outcome": outcome,
         "reward": reward,
@@ -264,12 +271,14 @@ def _facts(
         "err_message": message,
         "agent_started_at": result.agent_started_at,
         "may_have_run": result.agent_started_at is not None,
-        "metrics": {} if sample is None else _numbers(sample.metrics),
+        "metrics": {} if sample is None else _numbers(sample.metrics, credentials),
     }
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {utf8(name): value for name, value in metrics.items() if is_finite_number(value)}
+def _numbers(metrics: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
+    numbers = {name: value for name, value in metrics.items() if is_finite_number(value)}
+    clean: dict[str, Any] = Redactor(credentials.secrets).value(numbers)
+    return clean
 
 
 def _trajectory(
@@ -288,7 +297,7 @@ def _trajectory(
         model_name=config.chat.model,
         sample=sample,
         metadata=attempt.row.metadata,
-        secrets=(credentials.chat, credentials.server),
+        secrets=credentials.secrets,
         extra={
             "row": attempt.row.index,
             "attempt": attempt.number,

@@ -7,7 +7,6 @@ import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import attrs
 
@@ -19,6 +18,7 @@ from rollout.errors import (
     EvaluationInputsChangedError,
     InvalidBodyError,
 )
+from rollout.evaluation._urls import public_url
 from rollout.evaluation.config import EvaluationConfig
 
 __all__ = [
@@ -35,20 +35,6 @@ _SCHEMA = "rollout-evaluation/1"
 _SECTIONS = ("dataset", "server", "chat", "run")
 _FREE = frozenset({"dataset.path"})
 """What may differ when a run is resumed: the same bytes in another place are the same dataset."""
-
-
-def public_url(url: str) -> str:
-    """Return a URL without what may be secret in it: user, password, query and fragment.
-
-    Raises:
-        EvaluationError: It is no URL.
-    """
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        # What urllib says has parts of the URL in it, and those may be secret.
-        raise EvaluationError("an url of the config is malformed") from None
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def describe_inputs(

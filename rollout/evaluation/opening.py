@@ -12,6 +12,7 @@ from attrs import define
 
 from rollout._keys import check_api_key
 from rollout.errors import EvaluationError, InvalidFieldError
+from rollout.evaluation._urls import url_secrets
 from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
@@ -139,4 +140,5 @@ def credentials_of(config: EvaluationConfig) -> Credentials:
     return Credentials(
         server=read("server", config.server.api_key_env),
         chat=read("chat", config.chat.api_key_env),
+        urls=(*url_secrets(config.chat.url), *url_secrets(config.server.url or "")),
     )

@@ -12,6 +12,7 @@ from evaluation.run.fake import failure, success
 from support import Script, local_backend, make_app, prompt, served
 
 import rollout.evaluation.run
+from rollout import AgentWorkflowOutput
 from rollout.context import get_rollout_context
 from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, evaluate, final_records, read_records
@@ -164,13 +165,23 @@ async def test_ids_are_of_this_run_and_never_the_same(tmp_path, server):
     assert all(name.startswith(f"{run.manifest['run_id']}-") for name in ids)
 
 
+SECRET_URL = "http://user:url-secret-3@127.0.0.1:9/v1?version=2024&key=query-secret-4"
+
+
 async def test_keys_reach_the_server_and_no_file(tmp_path, monkeypatch):
     seen = []
 
     class Leaky(Script):
         async def run(self, ctx):
-            seen.append(get_rollout_context().api_key)
-            raise RuntimeError("chat-secret-1 and server-secret-2")
+            context = get_rollout_context()
+            seen.append(context.api_key)
+            if "row 0" not in ctx.prompt[0]["content"]:
+                raise RuntimeError(f"chat-secret-1 and server-secret-2 {end(context)}")
+            messages = [*ctx.prompt, {"role": "assistant", "content": end(context)}]
+            return AgentWorkflowOutput(messages=messages, metrics={f"m {end(context)}": 1.0})
+
+    def end(context):
+        return f"404 for {context.chat_completions_url} with {context.api_key}, not user 2024"
 
     monkeypatch.setenv("CHAT_KEY", "chat-secret-1")
     monkeypatch.setenv("SERVER_KEY", "server-secret-2")
@@ -179,14 +190,21 @@ async def test_keys_reach_the_server_and_no_file(tmp_path, monkeypatch):
             tmp_path,
             server={"url": url, "api_key_env": "SERVER_KEY"},
             rows=scripted(2),
-            chat={"api_key_env": "CHAT_KEY", "url": "http://user:url-secret-3@127.0.0.1:9/v1?k=4"},
+            chat={"api_key_env": "CHAT_KEY", "url": SECRET_URL},
         )
         run, records = await run_all(config)
     assert seen == ["chat-secret-1"] * len(records) == ["chat-secret-1"] * 2
     everything = b"".join(path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
     assert b"chat-secret-1" not in everything
     assert b"server-secret-2" not in everything
-    assert b"url-secret-3" not in everything
+    assert b"secret" not in everything
+    failed = next(record for record in records if record.row == 1)
+    assert failed.err_message.endswith(
+        "404 for http://[redacted]127.0.0.1:9/v1?[redacted] with [redacted], not user 2024"
+    )
+    assert run.metrics.results.sample_metrics.keys() == {
+        "m 404 for http://[redacted]127.0.0.1:9/v1?[redacted] with [redacted], not user 2024"
+    }
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])

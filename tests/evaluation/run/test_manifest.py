@@ -9,7 +9,8 @@ import pytest
 from evaluation.run.cases import config_of, run_all, scripted, write_rows
 
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationInputsChangedError
-from rollout.evaluation.manifest import public_url, read_manifest
+from rollout.evaluation._urls import public_url, url_secrets
+from rollout.evaluation.manifest import read_manifest
 
 BASE = {
     "n": 2,
@@ -203,6 +204,23 @@ async def test_file_of_an_app(tmp_path, server, monkeypatch):
 )
 def test_no_secret_of_a_url_gets_in(url, public):
     assert public_url(url) == public
+
+
+@pytest.mark.parametrize(
+    ("url", "secrets"),
+    [
+        ("http://host:81/v1", []),
+        ("http://user:p%40ss@host/v1", ["user:p%40ss@", "p%40ss", "p@ss"]),
+        ("http://token@host/v1", ["token@", "token"]),
+        (
+            "http://host/v1?version=2024&api_key=k%2B1",
+            ["version=2024&api_key=k%2B1", "k+1"],
+        ),
+        ("http://host/v1#sig=abc", ["sig=abc", "abc"]),
+    ],
+)
+def test_what_is_secret_in_a_url(url, secrets):
+    assert [each for each in url_secrets(url) if each] == secrets
 
 
 def test_malformed_url():
