@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -14,7 +16,10 @@ __all__ = ["Redactor", "redact"]
 
 _REDACTED = "[redacted]"
 _SHORTEST_SECRET = 4
-"""Shorter ones are left: blanking them out would shred the text."""
+"""Shorter ones are blanked out as a bearer token alone: anywhere else it would shred the text."""
+
+_PLAIN = re.compile(r"[\w.~-]+", re.ASCII)
+"""What no encoding but base64 and hex changes."""
 
 _SHORTEST_BASE64 = 8
 _FIRST_WHOLE = (0, 2, 3)
@@ -22,30 +27,39 @@ _FIRST_WHOLE = (0, 2, 3)
 
 
 class Redactor:
-    """Blanks out secrets, also as `repr`, JSON, URLs and base64 write them.
+    """Blanks out secrets, also as `repr`, JSON, HTML, URLs, hex and base64 write them.
 
-    Base64 text may hold a secret anywhere, so each way in which its bytes may fall into groups
-    of three is looked for; of the characters at its ends that it shares with its neighbours,
-    a few bits stay.
+    Each character may be escaped in a way of its own: what was quoted twice is found too, and
+    so is what a URL keeps as it is. Base64 text may hold a secret anywhere, so each way in which
+    its bytes may fall into groups of three is looked for; of the characters at its ends that it
+    shares with its neighbours, a few bits stay.
 
     Args:
-        secrets: What must not be left. ``None`` and very short ones are passed over.
+        secrets: What must not be left; ``None`` and empty ones are passed over. One of less than
+            four characters is looked for after ``Bearer`` alone.
     """
 
     def __init__(self, secrets: Iterable[str | None]) -> None:
         forms: dict[str, None] = {}
+        patterns: list[str] = []
         for secret in secrets:
             if secret and len(secret) >= _SHORTEST_SECRET:
                 forms |= dict.fromkeys(_forms(secret))
+                if not _PLAIN.fullmatch(secret):
+                    patterns.append("".join(map(_escaped, utf8(secret))))
+            elif secret:
+                patterns.append(rf"(?<=\bBearer ){re.escape(secret)}(?!\w)")
         # The longest first, so that no form is cut to pieces by a part of it.
         self._forms = sorted(forms, key=len, reverse=True)
+        patterns.sort(key=len, reverse=True)
+        self._pattern = re.compile("|".join(patterns)) if patterns else None
 
     def text(self, text: str) -> str:
         """Return *text* without the secrets."""
         for form in self._forms:
             if form in text:
                 text = text.replace(form, _REDACTED)
-        return text
+        return text if self._pattern is None else self._pattern.sub(_REDACTED, text)
 
     def value(self, value: Any) -> Any:
         """Return a JSON value with each string, keys too, as UTF-8 can say it and redacted."""
@@ -55,12 +69,12 @@ class Redactor:
             return [self.value(item) for item in value]
         if isinstance(value, dict):
             clean: dict[str, Any] = {}
+            numbers: dict[str, int] = {}
             for key, item in value.items():
                 name = plain = self.value(key)
-                number = 1
                 while name in clean:  # two keys may have become the same
-                    number += 1
-                    name = f"{plain} ({number})"
+                    numbers[plain] = numbers.get(plain, 1) + 1
+                    name = f"{plain} ({numbers[plain]})"
                 clean[name] = self.value(item)
             return clean
         return value
@@ -77,12 +91,32 @@ def _forms(secret: str) -> Iterator[str]:
     for quoted in (quote(plain, safe=""), quote(plain), quote_plus(plain)):
         yield from (quoted, _lower_escapes(quoted))
     data = plain.encode()
+    yield from (data.hex(), data.hex().upper())
     for offset, first in enumerate(_FIRST_WHOLE):
         last = (offset + len(data)) * 8 // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             core = encode(b"\0" * offset + data)[first:last].decode("ascii")
             if len(core) >= _SHORTEST_BASE64:
                 yield core
+
+
+def _escaped(char: str) -> str:
+    """Return a pattern for a character as it is, or as any of the common escapes writes it."""
+    if _PLAIN.fullmatch(char):
+        return re.escape(char)
+    data = char.encode()
+    pairs = char.encode("utf-16-be").hex()
+    escapes = [
+        rf"\\{{0,8}}{re.escape(char)}",
+        "".join(f"%{byte:02x}" for byte in data),
+        "".join(rf"\\{{1,8}}x{byte:02x}" for byte in data),
+        "".join(rf"\\{{1,8}}u{pairs[at : at + 4]}" for at in range(0, len(pairs), 4)),
+        rf"\\{{1,8}}(?:x{ord(char):02x}|U{ord(char):08x})",
+        rf"&#0*{ord(char)};|&#x0*{ord(char):x};|{re.escape(html.escape(char))}",
+    ]
+    if char == " ":
+        escapes.append(re.escape("+"))
+    return f"(?i:{'|'.join(escapes)})"
 
 
 def _lower_escapes(quoted: str) -> str:

@@ -6,6 +6,7 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar, cast
@@ -17,6 +18,7 @@ from attrs import define, field, frozen
 
 from rollout._pools import SpreadTransport, limits_of_pools
 from rollout._proxies import proxy_for
+from rollout._redaction import Redactor
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
     InvalidBodyError,
@@ -402,17 +404,36 @@ class Wire:
     ) -> RolloutProtocolError:
         """Make an error of what an answer says, without any secret that it may repeat."""
         # Hidden before it is cut: half of a secret would be found by nobody.
-        said = self._hide(str(detail), secrets)[:_LONGEST_DETAIL]
-        message = self._hide(message, secrets)
+        said = _visible(self._hide(str(detail), secrets))[:_LONGEST_DETAIL]
+        message = _visible(self._hide(message, secrets))
         return RolloutProtocolError(
             f"{message}: {said}" if said else message, status_code=response.status_code
         )
 
     def _hide(self, text: str, secrets: Iterable[str | None]) -> str:
-        known = {secret for secret in (self._api_key, *secrets) if secret}
-        for secret in sorted(known, key=len, reverse=True):
-            text = text.replace(secret, "[redacted]")
+        known = [self._api_key, *_secrets_of(self._credentials), *secrets]
+        text = Redactor(known).text(text)
+        for secret in known:
+            if secret:  # a very short one, too: a shredded message is better than a key
+                text = text.replace(secret, "[redacted]")
         return text
+
+
+def _visible(text: str) -> str:
+    """Escape what would repaint a terminal, or forge a line of a log."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _secrets_of(credentials: httpx.BasicAuth | None) -> list[str]:
+    """Return what a server may repeat of credentials: the password, and all of them encoded."""
+    if credentials is None:
+        return []
+    request = next(credentials.auth_flow(httpx.Request("GET", "http://localhost")))
+    encoded = request.headers["Authorization"].removeprefix("Basic ")
+    password = base64.b64decode(encoded).decode("utf-8", "replace").partition(":")[2]
+    return [encoded, password]
 
 
 async def _unwind(data: AsyncGenerator[bytes, None]) -> None:

@@ -79,7 +79,8 @@ class RolloutInitRequest:
             ``/``, ``\`` and NUL.
         initial_messages: The prompt.
         chat_completions_url: The OpenAI-compatible endpoint that the agent talks to.
-        llm_api_key: The key for that endpoint; hidden from `repr`, never logged.
+        llm_api_key: The key for that endpoint; hidden from `repr`, never logged. One of less
+            than four characters is a dummy, which is not looked for in messages and files.
         label: What a grader compares with.
         metadata: The caller's own data.
         extra_fields: More of it, kept with the trajectory.

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from client.fakes import TOKEN, FakeServer, admitted, bare_client, refused, result, run
 
-from rollout.client import RolloutProtocolError
+from rollout.client import RolloutClient, RolloutProtocolError
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
 API_KEY = "s3cret-server-key"
@@ -246,6 +246,35 @@ async def test_a_refusal_that_quotes_a_secret_is_not_repeated(detail):
 async def test_a_poll_that_is_refused_with_its_token_does_not_show_it():
     error = await protocol_error(FakeServer(polls=[refused(403, f"{TOKEN} is not the lease")]))
     assert "[redacted] is not the lease" in str(error)
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        "Basic dXNlcjpzM2NyZXQgaHUvc2g=",
+        "user:s3cret hu/sh",
+        "?password=s3cret%20hu%2Fsh",
+        "s3cret+hu/sh",
+        r'{"password": "s3cret hu\\\/sh"}',
+        "7333637265742068752f7368",
+    ],
+)
+async def test_credentials_of_the_url_are_not_repeated_in_any_form(quoted):
+    server = FakeServer(healths=[refused(401, f"got {quoted}.")])
+    http = httpx.AsyncClient(transport=server)
+    client = RolloutClient(url="http://user:s3cret%20hu%2Fsh@rollouts.test", http_client=http)
+    with pytest.raises(RolloutProtocolError, match=r"got .*\[redacted\]") as caught:
+        await client.health()
+    for part in ("dXNlcj", "s3cret", "hu", "7336"):
+        assert part not in str(caught.value)
+
+
+async def test_what_would_repaint_a_terminal_is_escaped():
+    detail = "\x1b[2Jnothing\r\nERROR forged \u202e"
+    error = await protocol_error(FakeServer(admissions=[refused(400, detail)]))
+    assert str(error) == (
+        r"POST /rollout answered 400, not 202: \x1b[2Jnothing\r\nERROR forged \u202e"
+    )
 
 
 @pytest.mark.parametrize("detail", [None, 7, {"a": "b"}, [], [1, 2]])

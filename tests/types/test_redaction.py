@@ -1,0 +1,88 @@
+"""A key is not found again, in whatever form it was written down."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from urllib.parse import quote, quote_plus
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout._redaction import Redactor, redact
+
+WRITERS = {
+    "plain": str,
+    "repr": repr,
+    "ascii": ascii,
+    "repr of bytes": lambda text: repr(text.encode()),
+    "json": json.dumps,
+    "json in utf-8": lambda text: json.dumps(text, ensure_ascii=False),
+    "json in json": lambda text: json.dumps(json.dumps(text)),
+    "json in json in json": lambda text: json.dumps(json.dumps(json.dumps(text))),
+    "repr of json": lambda text: repr(json.dumps(text)),
+    "repr with both quotes": lambda text: repr(f"'\"{text}"),
+    "json of javascript": lambda text: json.dumps(text).replace("/", "\\/"),
+    "url": lambda text: quote(text, safe=""),
+    "url with reserved characters": lambda text: quote(text, safe="!$&'()*+,;=:@/?"),
+    "url in lower case": lambda text: quote(text, safe="").lower() if text == text.lower() else "",
+    "form": quote_plus,
+    "query of httpx": lambda text: str(httpx.URL("http://a.invalid", params={"k": text})),
+    "html": html.escape,
+    "html without quotes": lambda text: html.escape(text, quote=False),
+    "hex": lambda text: text.encode().hex(),
+    "upper hex": lambda text: text.encode().hex().upper(),
+}
+keys = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=4, max_size=30)
+
+
+@pytest.mark.parametrize("how", WRITERS)
+@settings(max_examples=60)
+@given(key=keys)
+def test_no_way_of_writing_hides_a_key(how, key):
+    written = WRITERS[how](key)
+    assert WRITERS[how](key) in ("", written)
+    text = f"<<{written}>>"
+    left = redact(text, [key])
+    assert not written or "[redacted]" in left
+    # Around it there may be quotes, and what they are escaped with.
+    rest = left.replace("[redacted]", "")
+    assert set(rest) <= set("<>'\"\\b&quot;#x27http://a.invalid?k=") | set("[redacted]")
+
+
+@settings(max_examples=60)
+@given(key=st.binary(min_size=12, max_size=40).map(lambda data: data.hex()), before=st.binary())
+def test_base64_of_a_header_hides_no_key(key, before):
+    encoded = base64.b64encode(before + b":" + key.encode() + b":after").decode()
+    start, end = (len(before) + 1) * 4 // 3, (len(before) + 1 + len(key)) * 4 // 3
+    head, found, tail = redact(f"Basic {encoded}", [key]).partition("[redacted]")
+    assert found
+    # Of the characters that it shares with its neighbours, some bits stay.
+    assert len(head) <= len("Basic ") + start + 2
+    assert len(tail) <= len(encoded) - end + 2
+
+
+@pytest.mark.parametrize("key", ["x", "ab", "k/y"])
+def test_a_very_short_key_is_found_as_a_bearer_token(key):
+    assert redact(f"x ab k/y Bearer {key}, Bearer {key}z", [key]) == (
+        f"x ab k/y Bearer [redacted], Bearer {key}z"
+    )
+
+
+def test_a_key_within_another_one_leaves_nothing_of_it():
+    assert redact("abc/d and abc/d/efg", ["abc/d", "abc/d/efg"]) == "[redacted] and [redacted]"
+    assert redact(r"abc\/d\/efg", ["abc/d", "abc/d/efg"]) == "[redacted]"
+
+
+def test_text_of_backslashes_is_searched_in_no_time():
+    text = "\\" * 200_000
+    assert redact(text, ["'key'"]) == text
+
+
+def test_many_keys_that_become_the_same_are_all_kept():
+    value = {f"{n} sk-secret": n for n in range(5)} | {"sk-secret": 5}
+    clean = Redactor(["sk-secret", *(f"{n} sk-secret" for n in range(5))]).value(value)
+    assert clean == {f"[redacted] ({n + 1})" if n else "[redacted]": n for n in range(6)}
