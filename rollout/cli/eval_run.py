@@ -16,7 +16,13 @@ from rollout.cli.interrupts import interrupts
 from rollout.cli.options import json_option
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import print_json
-from rollout.errors import EvaluationStoppedError, InvalidBodyError
+from rollout.errors import (
+    DatasetError,
+    EvaluationDamagedError,
+    EvaluationError,
+    EvaluationStoppedError,
+    InvalidBodyError,
+)
 from rollout.evaluation import EvaluationConfig, EvaluationRun, evaluate, load_config
 
 __all__ = ["run"]
@@ -93,9 +99,10 @@ class _Plan:
     path: str
     arguments: tuple[str, ...]
 
-    def resume(self, run: EvaluationRun | None) -> str:
+    def resume(self, run: EvaluationRun | None, *, retry_failed: bool = False) -> str:
         """Write the command that goes on; before a run began, it is the same once more."""
-        return resume_command(self.path, self.arguments, begun=run is not None)
+        more = ("--retry-failed",) if retry_failed and not self.retry_failed else ()
+        return resume_command(self.path, (*self.arguments, *more), begun=run is not None)
 
 
 @frozen
@@ -130,12 +137,22 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                 if run is None:
                     raise
                 return _Ended(run, error)
+            except (DatasetError, EvaluationDamagedError):
+                raise  # nothing goes on with these
+            except EvaluationError as error:
+                if run is None:
+                    raise
+                raise CommandError(
+                    f"{error}; {_kept(run)}; when that is mended, go on with: {plan.resume(run)}"
+                ) from error
             return _Ended(run, None)
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
-    note = "no attempt had started"
-    if run is not None:
-        note = f"{run.progress.settled} of {run.progress.total} attempts have ended and are kept"
+    note = "no attempt had started" if run is None else _kept(run)
     raise interrupted(signals.number, f"{note}; go on with: {plan.resume(run)}")
+
+
+def _kept(run: EvaluationRun) -> str:
+    return f"{run.progress.settled} of {run.progress.total} attempts have ended and are kept"
 
 
 async def _follow(run: EvaluationRun, view: EvaluationView) -> None:
@@ -158,7 +175,10 @@ def _show(ended: _Ended, plan: _Plan, *, as_json: bool) -> None:
     else:
         print_summary(run.folder, run.manifest, run.metrics)
     if ended.stopped is not None:
-        raise ended.stopped
+        raise CommandError(
+            f"{ended.stopped}; go on with: {plan.resume(run, retry_failed=run.breaker_tripped)}",
+            exit_code=EXIT_FAILED,
+        )
     if not run.complete:
         left = progress.total - progress.settled
         raise CommandError(

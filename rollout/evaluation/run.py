@@ -37,6 +37,8 @@ _ENDING_AT_A_TIME = 32
 _CANCEL_SEC = 10.0
 _UNDER_WAY_SEC = 0.25
 _SERVER_ENDS_SEC = 2.0
+_LONGEST_MESSAGE = 300
+"""So much of what an attempt failed of is in the error that stops the run."""
 
 
 class EvaluationRun:
@@ -87,6 +89,11 @@ class EvaluationRun:
     def complete(self) -> bool:
         """Whether every attempt has ended and none was cancelled."""
         return self.progress.settled >= self.progress.total
+
+    @property
+    def breaker_tripped(self) -> bool:
+        """Whether the circuit breaker stopped the run."""
+        return self._breaker.tripped is not None
 
     # --- for evaluate -------------------------------------------------------------------------
 
@@ -166,11 +173,13 @@ class EvaluationRun:
         """
         record = self._breaker.tripped
         if record is not None:
+            message = record.err_message or "no message"
+            if len(message) > _LONGEST_MESSAGE:
+                message = f"{message[:_LONGEST_MESSAGE]}…"
             raise EvaluationStoppedError(
                 f"{self._breaker.limit} attempts in a row failed for a reason outside of agent "
                 f"and grader, so the run was stopped; the last one: {record.err_category}: "
-                f"{record.err_message}. When that is mended, resume with retry_failed "
-                "(--retry-failed)"
+                f"{message}. When that is mended, resume with retry_failed (--retry-failed)"
             )
 
     # --- tasks --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -16,10 +17,13 @@ import click
 import httpx
 import pytest
 from cli.harness import command_line, environment
+from evaluation.run.fake import FakeRollouts, failure
 
+import rollout.evaluation.attempts
 from rollout.cli.eval_options import _OVERRIDES
 from rollout.cli.eval_progress import EvaluationView
 from rollout.cli.eval_run import _Remembering
+from rollout.client import RolloutClient
 from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, ChatConfig, RunConfig, ServerConfig
 from rollout.evaluation.folder import locked
@@ -403,6 +407,64 @@ def test_a_run_whose_server_ends_is_exit_code_1(cli, files, apps, as_json):
         assert json.loads(done.stdout)["counts"]["success"] == 2
     else:
         assert "2 of 4 have ended" in done.stdout
+
+
+def test_a_run_that_cannot_keep_what_it_does_says_how_to_go_on(cli, files, monkeypatch):
+    write, written = rollout.evaluation.attempts.write_atomic, []
+
+    def full(path, data, **options):
+        written.append(path)
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data, **options)
+
+    monkeypatch.setattr("rollout.evaluation.attempts.write_atomic", full)
+    config = str(files.config(files.rows({}, {}, {}, {}), max_in_flight=1))
+    done = cli("eval", "run", config, "--fresh")
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    note, command = line.split("; when that is mended, go on with: ")
+    assert "No space left on device; the run stops" in note
+    assert note.endswith("; 2 of 4 attempts have ended and are kept")
+    monkeypatch.undo()
+    again = cli(*shlex.split(command)[1:])
+    assert again.exit_code == 0
+    assert "2 of 4 attempts had ended before" in again.stdout
+
+
+def test_a_dataset_that_changes_meanwhile_is_not_gone_on_with(cli, files, on_call):
+    rows = files.rows(*[{}] * 200)
+    config = str(files.config(rows, max_in_flight=1))
+
+    def change(record):
+        with rows.open("a") as file:
+            file.write("\n")
+
+    on_call(EvaluationView, "show", change)
+    done = cli("eval", "run", config)
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert "changed" in line
+    assert "go on with" not in line
+
+
+@pytest.mark.parametrize("more", [[], ["--retry-failed"]])
+def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatch, more):
+    async def end(_):
+        return {**failure("http_error"), "err_message": "x" * 2000}
+
+    class Client(RolloutClient):
+        def __init__(self, **options):
+            fake = FakeRollouts(end=end)
+            super().__init__(http_client=httpx.AsyncClient(transport=fake), **options)
+
+    monkeypatch.setattr("rollout.evaluation.runner.RolloutClient", Client)
+    config = str(files.config(files.rows(*[{}] * 9), breaker_failures=2))
+    done = cli("eval", "run", config, *more)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert "2 attempts in a row failed for a reason outside" in line
+    assert line.endswith(f"; go on with: rollout eval run {config} --retry-failed")
 
 
 # --- keys -------------------------------------------------------------------------------------
