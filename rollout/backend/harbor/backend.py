@@ -23,6 +23,7 @@ import trio
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Executions, Phase
 from rollout.backend.harbor.agents import agent_spec
+from rollout.backend.harbor.bounds import Stops
 from rollout.backend.harbor.configuration import require_harbor
 from rollout.backend.harbor.environment import EnvironmentSpec, secrets_in
 from rollout.backend.harbor.execution import TrialExecution
@@ -86,6 +87,8 @@ class HarborBackend(SlottedBackend):
         keep_failed_trials: Leave the folder of a failed trial in place, freed of the key.
         cancel_grace_sec: For how long a cancelled trial may clean up before its cleanup is
             cancelled too, in seconds.
+        stop_timeout_sec: For how long the stop of an environment may take before it is given up,
+            in seconds.
 
     Raises:
         BackendConfigurationError: One of these is not what it should be, or Harbor is missing.
@@ -116,6 +119,7 @@ class HarborBackend(SlottedBackend):
         trials_dir: str | os.PathLike[str] | None = None,
         keep_failed_trials: bool = True,
         cancel_grace_sec: float = 20.0,
+        stop_timeout_sec: float = 300.0,
     ) -> None:
         require_harbor()
         self.agent_config = config_of(agent_config, AgentWorkflowConfig, "agent_config")
@@ -135,9 +139,16 @@ class HarborBackend(SlottedBackend):
         self.store = ArtifactStore(artifact_root)
         self.trials_dir = _default_dir() if trials_dir is None else Path(trials_dir).absolute()
         self.keep_failed_trials = keep_failed_trials
-        if not is_finite_number(cancel_grace_sec) or cancel_grace_sec <= 0:
-            raise BackendConfigurationError("cancel_grace_sec is a positive number of seconds")
+        for setting, value in (
+            ("cancel_grace_sec", cancel_grace_sec),
+            ("stop_timeout_sec", stop_timeout_sec),
+        ):
+            if not is_finite_number(value) or value <= 0:
+                raise BackendConfigurationError(f"{setting} is a positive number of seconds")
         self.cancel_grace_sec = cancel_grace_sec
+        self.stop_timeout_sec = stop_timeout_sec
+        self.stops = Stops()
+        """Stops of environments that outlived their trials."""
         self._executions = Executions(
             DEFAULT_MAX_CONCURRENT
             if self.agent_config is None
@@ -158,7 +169,8 @@ class HarborBackend(SlottedBackend):
         """Return the status, the slots' counts, and what runs where.
 
         The status is ``failed`` if the loop that trials run on is gone, which only the end of
-        the server mends; ``problem`` says why.
+        the server mends; ``problem`` says why. ``unstopped`` has the names of trials whose
+        environment has not stopped, and may still be there.
         """
         return {
             "status": "ok" if self.problem is None else "failed",
@@ -167,6 +179,7 @@ class HarborBackend(SlottedBackend):
             "agent": self.agent.name,
             "environment": self.environment.name,
             "unfit_tasks": len(self.unfit_tasks),
+            "unstopped": self.stops.names(),
         }
 
     # --- life ---------------------------------------------------------------------------------

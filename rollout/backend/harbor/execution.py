@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 from attrs import define, field
 
@@ -18,6 +20,7 @@ from rollout.backend.failures import (
     format_exception,
 )
 from rollout.backend.harbor.archive import remove_workspace
+from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.configuration import trial_config
 from rollout.backend.harbor.facts import TrialFacts, facts_of
 from rollout.backend.harbor.handover import Handover
@@ -46,6 +49,8 @@ __all__ = ["TrialExecution"]
 
 logger = logging.getLogger(__name__)
 
+_AGENT_TIMEOUT = "AgentTimeoutError"
+
 _SETTLE_SEC = 60.0
 """For how long what a trial left may take to be read, cleaned and moved."""
 
@@ -64,7 +69,7 @@ class TrialExecution:
         plan: The trial's plan, once there is one.
         handover: What agent and verifier share with it, once the trial is about to run.
         error: What kept the trial from running to its end.
-        late: How it ended if its agent's time was over before its trial could begin.
+        late: How it ended if its agent's time was over before its agent could begin.
     """
 
     backend: HarborBackend
@@ -78,9 +83,18 @@ class TrialExecution:
     error: BaseException | None = field(default=None, init=False)
     late: ExecutionResult | None = field(default=None, init=False)
     _workspace: Path | None = field(default=None, init=False)
+    _before_agent: trio.CancelScope = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.run_of = TrialRun(context=self.context, set_status=self._set_status)
+        self._before_agent = trio.CancelScope(deadline=self.phase.deadline)
+        self.run_of = TrialRun(
+            context=self.context,
+            set_status=self._set_status,
+            on_agent_start=self._leave_the_rest_to_the_agent,
+        )
+
+    def _leave_the_rest_to_the_agent(self) -> None:
+        self._before_agent.deadline = math.inf
 
     def _set_status(self, status: RolloutStatus) -> None:
         now = trio.current_time()
@@ -111,7 +125,7 @@ class TrialExecution:
         except BaseException:
             await self._finish(cancelled=True)
             raise
-        return await self._finish(cancelled=self.execution.cancelled)
+        return await self._finish(cancelled=self.execution.cancelled and self.late is None)
 
     async def never_run(self, ended: ExecutionResult) -> ExecutionOutcome:
         """End a rollout that got no slot: keep a note of it, whatever is cancelled."""
@@ -121,12 +135,27 @@ class TrialExecution:
         return outcome
 
     async def _trial(self) -> None:
+        """Run the trial. Until its agent starts, the agent's deadline is that of everything."""
+        try:
+            with self._before_agent:
+                await self._plan_and_run()
+        finally:
+            if self._before_agent.cancel_called:
+                self._note_late()
+
+    def _note_late(self) -> None:
+        ended = self.phase.interruption(self.execution, trio.current_time())
+        if ended is None or ended.status is not RolloutStatus.FAILURE:
+            return  # a cancel request was earlier
+        if self.run_of.progress.environment_started:
+            ended.err_message = f"{ended.err_message}, while {self.run_of.progress.phase}"
+        self.late = ended
+
+    async def _plan_and_run(self) -> None:
         backend, name = self.backend, trial_name(self.request.id)
         self._workspace = await backend.in_thread(make_workspace, backend.trials_dir, name)
-        config = await self._prepare(self._workspace, name)
-        if config is None or self.plan is None:
-            return
-        plan = self.plan
+        plan = self.plan = await self._make_plan(self._workspace, name)
+        config = await backend.in_thread(trial_config, backend, plan)
         self.handover = Handover(
             plan=plan,
             read_sample=partial(handed_back, plan, backend.agent),
@@ -134,19 +163,15 @@ class TrialExecution:
             grader_config=backend.grader_config,
             grader_slots=backend.grader_slots,
         )
+        self.run_of.stop = StopWatch(name, backend.stop_timeout_sec)
+        left = self.phase.deadline - trio.current_time()
         with self.handover:
-            await backend.bridge.run(self.run_of.run, config, backend.bridge.call_trio_soon)
-
-    async def _prepare(self, workspace: Path, name: str) -> Any:
-        """Make the plan and Harbor's configuration; ``None`` if the agent's time runs out."""
-        config: Any = None
-        # A task may have to come from far away, and nothing else limits that.
-        with trio.CancelScope(deadline=self.phase.deadline) as scope:
-            self.plan = await self._make_plan(workspace, name)
-            config = await self.backend.in_thread(trial_config, self.backend, self.plan)
-        if scope.cancelled_caught:
-            self.late = self.phase.interruption(self.execution, trio.current_time())
-        return config
+            await backend.bridge.run(
+                self.run_of.run,
+                config,
+                backend.bridge.call_trio_soon,
+                None if math.isinf(left) else left,
+            )
 
     async def _make_plan(self, workspace: Path, name: str) -> TrialPlan:
         """Resolve and fetch the task, and check what can be checked before a sandbox starts.
@@ -213,6 +238,8 @@ class TrialExecution:
     async def _settle(self, *, cancelled: bool) -> Settled:
         facts = self._facts()
         settled = self._unsettled()
+        if self.run_of.stop is not None:
+            self.backend.stops.note(self.run_of.stop)
         if self._workspace is not None:
             with trio.move_on_after(_SETTLE_SEC) as scope:
                 settled = await trio.to_thread.run_sync(
@@ -251,9 +278,10 @@ class TrialExecution:
                 facts,
                 agent=self.backend.agent,
                 store=self.backend.store,
-                keep_failed=self.backend.keep_failed_trials and not cancelled,
+                keep_failed=self.backend.keep_failed_trials and not cancelled and not self.late,
                 environment=self.backend.environment,
                 error=self.error,
+                stop=self.run_of.stop,
             )
         except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
             self._log("what its trial left could not be put in order, and is removed", error)
@@ -292,12 +320,20 @@ class TrialExecution:
                 self._log("its trial could not run", error)
             return ExecutionOutcome(workflow=failure(text, _category(error)))
         return outcome_of(
-            settled.facts,
+            self._with_our_deadline(settled.facts),
             settled.sample,
             grade=self.request.grade,
             secrets=self._secrets(),
             graded=None if self.handover is None else self.handover.graded,
         )
+
+    def _with_our_deadline(self, facts: TrialFacts) -> TrialFacts:
+        """Say whose time was over: Harbor, which counts otherwise, names another number."""
+        time, first = self.run_of.agent_time, facts.errors[:1]
+        if time is None or not time.is_over or not first or first[0].type != _AGENT_TIMEOUT:
+            return facts
+        text = f"agent exceeded its deadline of {self.phase.limit:g} s, counted from admission"
+        return attrs.evolve(facts, errors=(attrs.evolve(first[0], message=text), *facts.errors[1:]))
 
     def _log(self, what: str, error: BaseException) -> None:
         text = format_exception(error, self._secrets())

@@ -21,6 +21,7 @@ from rollout._groups import sole_error
 from rollout._redaction import redact
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.archive import remove_workspace
+from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.configuration import trial_config
 from rollout.backend.harbor.facts import TrialError, facts_of
 from rollout.backend.harbor.handover import Handover
@@ -200,7 +201,11 @@ class _Prewarm:
                 )
                 with Handover(plan=plan, read_sample=lambda: None):
                     config = await trio.to_thread.run_sync(self._config, plan)
-                    return await backend.bridge.run(_run, config)
+                    stop = StopWatch(name, backend.stop_timeout_sec)
+                    try:
+                        return await backend.bridge.run(_run, config, stop)
+                    finally:
+                        backend.stops.note(stop)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(remove_workspace, name, workspace)
@@ -219,11 +224,12 @@ class _Prewarm:
         return config.model_copy(update=changes)
 
 
-async def _run(config: Any) -> TrialError | None:
+async def _run(config: Any, stop: StopWatch) -> TrialError | None:
     """Run a trial, behind the bridge; return the error that it recorded first."""
     from harbor.trial.trial import Trial  # noqa: PLC0415 - an extra
 
     trial = await Trial.create(config)
+    stop.watch(trial.agent_environment)
     errors = facts_of(await trial.run()).errors
     return errors[0] if errors else None
 

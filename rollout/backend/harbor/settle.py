@@ -23,6 +23,7 @@ from rollout.artifacts import ArtifactStore
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents import AgentSpec, NativeAgent
 from rollout.backend.harbor.archive import archive_trial, remove_workspace
+from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.credentials import ScrubReport, scrub_folder
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.facts import TrialFacts
@@ -68,6 +69,7 @@ def settle(
     keep_failed: bool,
     environment: EnvironmentSpec | None = None,
     error: BaseException | None = None,
+    stop: StopWatch | None = None,
 ) -> Settled:
     """Put in order what a trial left in *workspace*.
 
@@ -83,14 +85,15 @@ def settle(
         keep_failed: Whether the folder of a failed trial stays.
         environment: Where it ran, to name a sandbox that may still be there.
         error: What the trial raised, rather than recorded.
+        stop: How the stop of its environment went.
     """
     if plan is None:
         remove_workspace(workspace.name, workspace)
         return Settled()
     notes: dict[str, Any] = _facts(plan, facts)
-    leftover = _leftover(plan, facts, environment, error)
-    if leftover is not None:
-        notes["leftover"] = leftover
+    if stop is not None and stop.note is not None:
+        notes["stop"] = stop.note
+    notes |= _leftover(plan, facts, environment, error)
     settled = Settled(diagnostics={"harbor": notes})
     there = plan.trial_dir.is_dir() and not plan.trial_dir.is_symlink()
     removed = _tamed(plan.trial_dir) if there else None
@@ -155,14 +158,14 @@ def _leftover(
     facts: TrialFacts,
     environment: EnvironmentSpec | None,
     error: BaseException | None,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     if environment is None:
-        return None
+        return {}
     for each in (error, *facts.errors):
         note = leftover_note(plan, environment, each, os.environ)
         if note is not None:
-            return note
-    return None
+            return {"leftover": note}
+    return {}
 
 
 def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> bool:

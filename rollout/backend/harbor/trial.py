@@ -8,12 +8,14 @@ cancelled raises and returns nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from attrs import define, field
 
+from rollout.backend.harbor.bounds import AgentTime, StopWatch, without_own_limit
 from rollout.backend.harbor.facts import TrialProgress
 from rollout.backend.harbor.opensandbox import tell_statuses
 from rollout.context import RolloutContext
@@ -41,21 +43,31 @@ class TrialRun:
     Attributes:
         context: The rollout's context, which gets the statuses.
         set_status: Told of each status, for the backend's own table.
+        on_agent_start: Called when the first agent is about to run, on the trio thread.
+        stop: The stop of its environment.
+        agent_time: What its agent has, once it runs; ``None`` for as long as the task says.
         progress: How far it got; changed on the trio thread only.
         result: Harbor's result of it, as of its END event.
     """
 
     context: RolloutContext
     set_status: Callable[[RolloutStatus], None]
+    on_agent_start: Callable[[], None] = lambda: None
+    stop: StopWatch | None = None
+    agent_time: AgentTime | None = None
     progress: TrialProgress = field(factory=TrialProgress)
     result: Any = field(default=None, repr=False)
 
-    async def run(self, config: Any, call_trio_soon: Callable[..., None]) -> Any:
+    async def run(
+        self, config: Any, call_trio_soon: Callable[..., None], agent_sec: float | None = None
+    ) -> Any:
         """Run a trial to its end; an asyncio function.
 
         Args:
             config: A ``harbor.models.trial.config.TrialConfig``.
             call_trio_soon: The bridge's way to call a function on the trio thread.
+            agent_sec: From now on until the agent has to have ended, in seconds; ``None`` leaves
+                that to the task.
 
         Returns:
             Harbor's result. Errors of the trial are in it; what keeps it from starting (a
@@ -64,8 +76,15 @@ class TrialRun:
         from harbor.trial.hooks import TrialEvent  # noqa: PLC0415 - an extra
         from harbor.trial.trial import Trial  # noqa: PLC0415 - an extra
 
+        if agent_sec is not None:
+            self.agent_time = AgentTime(asyncio.get_running_loop().time() + agent_sec)
         trial = await Trial.create(config)
         tell_statuses(trial.agent_environment)
+        if self.stop is not None:
+            self.stop.watch(trial.agent_environment)
+        without_own_limit(trial.agent)
+        if self.agent_time is not None:
+            self.agent_time.limit(trial.agent)
         for event in TrialEvent:
             trial.add_hook(event, self._hook(event.name, call_trio_soon))
         return await trial.run()
@@ -92,6 +111,7 @@ class TrialRun:
         if name == "START":
             self._report(RolloutStatus.RUNNING)
         elif name == "AGENT_START":
+            self.on_agent_start()
             self.context.mark_agent_started()
         elif name == "VERIFICATION_START":
             self._report(RolloutStatus.GRADING)

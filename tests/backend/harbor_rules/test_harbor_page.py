@@ -24,7 +24,13 @@ def test_every_option_is_described_and_no_other():
 
 def test_defaults_are_those_of_the_code():
     parameters = inspect.signature(HarborBackend).parameters
-    for name in ("cancel_grace_sec", "keep_failed_trials", "allow_any_path", "task_mode"):
+    for name in (
+        "cancel_grace_sec",
+        "stop_timeout_sec",
+        "keep_failed_trials",
+        "allow_any_path",
+        "task_mode",
+    ):
         row = next(line for line in PAGE.splitlines() if re.match(rf"\|.*`{name}`.*\|", line))
         default = parameters[name].default
         assert f"{default:g}" in row if isinstance(default, float) else str(default) in row

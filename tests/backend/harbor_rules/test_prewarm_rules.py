@@ -9,6 +9,7 @@ from attrs import define, field
 
 from rollout.backend.executions import Executions
 from rollout.backend.harbor import prewarm
+from rollout.backend.harbor.bounds import Stops
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.facts import TrialError
 from rollout.backend.harbor.plan import ResolvedTask
@@ -37,6 +38,8 @@ class Backend:
     bridge: object = None
     model: str | None = None
     grader_cls: object = None
+    stop_timeout_sec: float = 1000.0
+    stops: Stops = field(factory=Stops)
 
     def __attrs_post_init__(self):
         self.tasks = Tasks(self.names)
@@ -66,7 +69,8 @@ class Trials:
         self.full[plan.task.name] = run.full
         return plan
 
-    async def run(self, plan):
+    async def run(self, plan, stop):
+        assert stop.trial == plan.name
         self.running += 1
         self.most = max(self.most, self.running)
         try:

@@ -109,7 +109,6 @@ def gate(pipe):
 
 
 async def test_sigterm_while_twenty_trials_run(server_file, pipe, gate, tmp_path):
-    before = mounts()
     async with server_process(server_file(pipe), tmp_path, "--drain-sec", "0.1") as (
         server,
         rollouts,
@@ -125,7 +124,7 @@ async def test_sigterm_while_twenty_trials_run(server_file, pipe, gate, tmp_path
     assert [each.status for each in results] == [RolloutStatus.CANCELLED] * 20
     assert {each.err_message for each in results} == {"cancelled while its agent ran"}
     await all_end(processes)
-    assert mounts() == before
+    assert mounts(tmp_path) == []
     assert list((tmp_path / "trials").iterdir()) == []
     assert list((tmp_path / "tmp").iterdir()) == []
     assert len(list((tmp_path / "kept").iterdir())) == 20

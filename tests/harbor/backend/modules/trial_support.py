@@ -84,8 +84,10 @@ def children():
     return found
 
 
-def mounts():
-    return Path("/proc/self/mountinfo").read_text()
+def mounts(root):
+    """The mounts below a folder, or of one in it; others come and go on a machine."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if str(root) in line]
 
 
 def bridges():

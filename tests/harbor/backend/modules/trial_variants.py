@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout.backend.harbor.namespace import NamespaceEnvironment, NamespaceStartError
+from rollout.backend.harbor.namespace import (
+    NamespaceEnvironment,
+    NamespaceError,
+    NamespaceStartError,
+)
 
 reached = None
 """What an environment calls where it goes wrong; a test sets it."""
@@ -33,6 +37,17 @@ class HangingStart(NamespaceEnvironment):
             raise
 
 
+class DeafStart(NamespaceEnvironment):
+    """Hangs while it starts, and answers a cancellation with an error of its own."""
+
+    async def start(self, force_build):
+        reached()
+        try:
+            await _for_ever()
+        except asyncio.CancelledError:
+            raise NamespaceStartError("the provider went away") from None
+
+
 class FailingStart(NamespaceEnvironment):
     """Cannot be started."""
 
@@ -47,3 +62,11 @@ class HangingStop(NamespaceEnvironment):
         await super().stop(delete)
         reached()
         await _for_ever()
+
+
+class FailingStop(NamespaceEnvironment):
+    """Stops, and says that it has not."""
+
+    async def stop(self, delete):
+        await super().stop(delete)
+        raise NamespaceError("the provider does not answer")

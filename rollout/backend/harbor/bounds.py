@@ -1,0 +1,172 @@
+"""Limits that Harbor does not have: of an agent's time, and of the stop of an environment.
+
+asyncio code. Both change one object of a trial that has been created and not run, as
+`rollout.backend.harbor.opensandbox.tell_statuses` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from attrs import define, field
+
+from rollout.backend.harbor.verifier import LEAST_SEC
+
+__all__ = ["AgentTime", "StopWatch", "Stops", "without_own_limit"]
+
+logger = logging.getLogger(__name__)
+
+_LAST_SEC = 5.0
+"""For how long a stop that was given up may react to its cancellation."""
+
+_MOST_STOPS = 20
+_OWN_LIMIT = "_agent_timeout_sec"
+
+_left: set[asyncio.Task[Any]] = set()
+"""Stops that ignored their cancellation; the end of their loop is theirs."""
+
+
+@define(eq=False)
+class AgentTime:
+    """What is left for a trial's agent when its environment and itself are set up.
+
+    Harbor counts an agent's time from its start. This counts from the trial's, since the time
+    of a rollout's agent is one deadline. Of several steps each gets what the first one got.
+
+    Attributes:
+        deadline: When the agent's time is over, by the clock of the loop.
+        is_over: Whether it ended an agent.
+    """
+
+    deadline: float
+    is_over: bool = False
+    _budget: float | None = None
+
+    def limit(self, agent: Any) -> None:
+        """Have an agent's ``run`` end with `TimeoutError`, which Harbor takes for its own."""
+        run = agent.run
+
+        @functools.wraps(run)
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            if self._budget is None:
+                left = self.deadline - asyncio.get_running_loop().time()
+                self._budget = max(left, LEAST_SEC)
+            limit = asyncio.timeout(self._budget)
+            try:
+                async with limit:
+                    return await run(*args, **kwargs)
+            finally:
+                self.is_over = self.is_over or limit.expired()
+
+        agent.run = limited
+
+
+def without_own_limit(agent: Any) -> None:
+    """Have ``oracle`` count no time itself: whole seconds, rounded down, and no timeout after."""
+    if getattr(agent, _OWN_LIMIT, None) is not None:
+        setattr(agent, _OWN_LIMIT, None)
+
+
+@define(eq=False)
+class StopWatch:
+    """The stop of a trial's environment, which may hang or fail.
+
+    Harbor waits for it without a limit, and takes an error of it for one of the trial, whatever
+    the trial has come to. Here neither costs the rollout anything: it is logged and noted.
+
+    Attributes:
+        trial: The trial's name, by which providers know what it left.
+        timeout_sec: For how long it may take.
+        is_running: Whether it is under way.
+        problem: What went wrong with it, if anything.
+        may_run: Whether the environment may still be there.
+    """
+
+    trial: str
+    timeout_sec: float
+    is_running: bool = field(default=False, init=False)
+    problem: str | None = field(default=None, init=False)
+    may_run: bool = field(default=False, init=False)
+
+    def watch(self, environment: Any) -> None:
+        """Bound the stop of an environment."""
+        stop = environment.stop
+
+        @functools.wraps(stop)
+        async def bounded(*args: Any, **kwargs: Any) -> None:
+            self.is_running = True
+            try:
+                await self._bounded(stop(*args, **kwargs))
+            finally:
+                self.is_running = False
+
+        environment.stop = bounded
+
+    @property
+    def note(self) -> str | None:
+        """What there is to say of it, if it did not just end."""
+        if self.is_running:
+            return "was under way when the rollout ended"
+        return self.problem
+
+    async def _bounded(self, stop: Awaitable[None]) -> None:
+        task: asyncio.Future[None] = asyncio.ensure_future(stop)
+        try:
+            await asyncio.wait([task], timeout=self.timeout_sec)
+        except asyncio.CancelledError:  # the loop is about to end
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        if not task.done():
+            await self._give_up(task)
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self.problem = f"{type(error).__name__}: {error}"
+            self.may_run = True
+            logger.warning("trial %s: its environment did not stop: %s", self.trial, self.problem)
+
+    async def _give_up(self, task: asyncio.Future[None]) -> None:
+        self.problem = f"had not ended after {self.timeout_sec:g} s and was given up"
+        self.may_run = True
+        logger.error(
+            "trial %s: its environment has not stopped within %g s. It is left to itself, and may "
+            "still be there under the name of the trial",
+            self.trial,
+            self.timeout_sec,
+        )
+        task.cancel()
+        await asyncio.wait([task], timeout=_LAST_SEC)
+        if isinstance(task, asyncio.Task) and not task.done():
+            _left.add(task)
+            task.add_done_callback(_drop)
+        elif not task.cancelled():
+            task.exception()  # it counts as seen: what there is to say has been said
+
+
+def _drop(task: asyncio.Task[Any]) -> None:
+    _left.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+class Stops:
+    """The stops that outlived their trials; the latest, of those whose environment is lost."""
+
+    def __init__(self) -> None:
+        self._stops: list[StopWatch] = []
+
+    def note(self, stop: StopWatch) -> None:
+        """Remember the stop of a trial that has ended, unless it went well."""
+        self._stops = [each for each in (*self._stops, stop) if each.is_running or each.may_run]
+        lost = [each for each in self._stops if not each.is_running]
+        for each in lost[:-_MOST_STOPS]:
+            self._stops.remove(each)
+
+    def names(self) -> list[str]:
+        """Return the names of trials whose environment has not stopped, as far as is known."""
+        return [each.trial for each in self._stops if each.is_running or each.may_run]
