@@ -164,7 +164,9 @@ def _estimate(name: str, found: Any, *, share: bool, spread: tuple[float, float]
         return Card(name, _NONE, "", "nothing to average yet")
     write = _points if share else _decimal
     level, attempts = number(found.get("level")), number(found.get("attempts"))
-    counted = f" · {_count(attempts)} attempts" if attempts is not None else ""
+    counted = ""
+    if attempts is not None:
+        counted = f" · {_count(attempts)} {'attempt' if attempts == 1 else 'attempts'}"
     unit = "%" if share else ""
     if low is None or high is None:
         return Card(name, write(value), unit, f"no interval{counted}")

@@ -258,6 +258,30 @@
     clear();
   };
 
+  // A modal dialog is printed on one page, and the rest of it is lost. So what it holds leaves it for
+  // as long as printing takes.
+  const paper = el("div", { class: "paper" });
+  let place = null;
+
+  addEventListener("beforeprint", () => {
+    if (!dialog.open || paper.isConnected) return;
+    const body = dialog.querySelector(".talk-body");
+    place = { focused: document.activeElement, body, top: body.scrollTop };
+    paper.append(...dialog.childNodes);
+    document.body.append(paper);
+  });
+  addEventListener("afterprint", () => {
+    if (!paper.isConnected) return;
+    paper.remove();
+    if (!dialog.open) {
+      paper.replaceChildren();
+      return;
+    }
+    dialog.append(...paper.childNodes);
+    place.body.scrollTop = place.top;
+    place.focused.focus({ preventScroll: true });
+  });
+
   dialog.addEventListener("close", clear);
   dialog.addEventListener("click", (event) => { if (event.target === dialog) R.close(); });
   dialog.addEventListener("keydown", (event) => {

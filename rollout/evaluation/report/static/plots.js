@@ -38,7 +38,7 @@
     for (const value of values) { distinct.add(value); if (distinct.size > 9) break; }
     const low = values[0];
     const high = values[values.length - 1];
-    const note = R.count(with_.length) + " attempts with a reward" +
+    const note = R.count(with_.length) + (with_.length === 1 ? " attempt" : " attempts") + " with a reward" +
       (with_.length < R.size ? "; " + R.count(R.size - with_.length) + " have none" : "");
     const span = high - low;
     const exact = distinct.size <= 9 || !Number.isFinite(span);

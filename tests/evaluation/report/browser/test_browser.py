@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.report.browser.pages import Open, column, count, nodes, wait_closed, wait_open
 from evaluation.report.reading import chromium
 from evaluation.report.runs import HOSTILE, RunFolder, hostile, record
 
@@ -20,31 +20,6 @@ if chromium() is None:
     pytest.skip(
         "the report is not opened in a browser: chromium is missing", allow_module_level=True
     )
-
-Open = Callable[..., Any]
-
-
-def nodes(page: Any) -> int:
-    return int(page.evaluate("document.querySelectorAll('*').length"))
-
-
-def count(page: Any) -> str:
-    return str(page.inner_text(".count"))
-
-
-def column(page: Any, name: str) -> list[str]:
-    return list(page.locator(f".attempts tbody td.k-{name}").all_inner_texts())
-
-
-def wait_open(page: Any, name: str) -> Any:
-    page.wait_for_selector(f"dialog[data-ready='{name}']")
-    return page.locator("dialog")
-
-
-def wait_closed(page: Any) -> None:
-    page.wait_for_selector("dialog:empty", state="hidden")
-    # What the browser tells of the address comes later than what the page knows.
-    page.wait_for_url(lambda url: "#" not in url)
 
 
 class TestTable:
@@ -303,73 +278,6 @@ class TestSealed:
         context.close()
 
 
-class TestLooks:
-    def colours(self, page: Any) -> tuple[str, str]:
-        return tuple(
-            page.evaluate(f"getComputedStyle(document.body).{name}")
-            for name in ("backgroundColor", "color")
-        )
-
-    def test_dark_follows_the_system_and_the_choice(self, opened: Open, small: Path) -> None:
-        page = opened(small, color_scheme="dark")
-        dark = self.colours(page)
-        page.emulate_media(color_scheme="light")
-        light = self.colours(page)
-        assert dark != light
-        page.check(".theme input[value=dark]", force=True)
-        assert self.colours(page) == dark
-        page.reload()
-        page.wait_for_selector("html[data-ready]", state="attached")
-        assert self.colours(page) == dark
-        page.check(".theme input[value=auto]", force=True)
-        assert self.colours(page) == light
-
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
-    def test_text_can_be_read(self, opened: Open, large: Path, scheme: str) -> None:
-        page = opened(large, "#attempt=12-3", color_scheme=scheme)
-        wait_open(page, "12-3")
-        low = page.evaluate(CONTRASTS)
-        assert low == []
-
-    @pytest.mark.parametrize("width", [320, 390, 768, 1024])
-    def test_nothing_sticks_out(self, opened: Open, large: Path, width: int) -> None:
-        page = opened(large, viewport={"width": width, "height": 800})
-        for grouped in (False, True):
-            page.locator("#grouped").set_checked(grouped)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.evaluate("location.hash = '#attempt=3-0'")
-        wait_open(page, "3-0")
-        assert page.evaluate("document.querySelector('.talk-body').scrollWidth") <= width
-
-    def test_hostile_text_does_not_stick_out(self, opened: Open, tmp_path: Path) -> None:
-        path = write_report(hostile(tmp_path / "run"))
-        page = opened(path, "#attempt=0-0", viewport={"width": 390, "height": 800})
-        wait_open(page, "0-0")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        assert page.evaluate("document.querySelector('.talk-body').scrollWidth") <= 390
-
-    def test_print_leaves_the_tools_out(self, opened: Open, small: Path) -> None:
-        page = opened(small, color_scheme="dark")
-        page.emulate_media(media="print")
-        assert not page.locator(".tools").is_visible()
-        assert page.locator(".cards").is_visible()
-        assert self.colours(page)[0] == "rgb(255, 255, 255)"
-
-    def test_everything_has_a_name(self, opened: Open, large: Path) -> None:
-        page = opened(large, "#attempt=12-3")
-        wait_open(page, "12-3")
-        unnamed = page.evaluate(
-            """() => [...document.querySelectorAll("button, a, input, select, svg[role=img]")]
-              .filter((node) => !(node.getAttribute("aria-label") || node.textContent.trim()
-                || node.closest("label")?.textContent.trim()))
-              .map((node) => node.outerHTML)"""
-        )
-        assert unnamed == []
-        # Each chart has its figures as text too.
-        assert page.locator("svg[role=img]").count() == 4
-        assert page.locator(".as-table table").count() == 4
-
-
 class TestSize:
     def test_thousands_of_attempts_are_a_page_of_rows(self, opened: Open, large: Path) -> None:
         page = opened(large)
@@ -445,37 +353,3 @@ class TestSize:
         wait_open(page, "0-0")
         page.click("text=/^Show all/")
         assert nodes(page) < 2_500
-
-
-CONTRASTS = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (colour) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = (channels) => {
-    const [r, g, b] = channels.map((value) => value / 255)
-      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (node) => {
-    for (let at = node; at; at = at.parentElement) {
-      const colour = rgba(getComputedStyle(at).backgroundColor);
-      if (colour[3] === 255) return colour;
-    }
-    return [255, 255, 255, 255];
-  };
-  const low = [];
-  for (const node of document.querySelectorAll("body *")) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-    if (!own || node.closest("script, style, svg, .none, :disabled, .tip")) continue;
-    if (!node.getClientRects().length) continue;
-    const text = rgba(getComputedStyle(node).color);
-    const [a, b] = [light(text.slice(0, 3)), light(behind(node).slice(0, 3))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) low.push(`${node.className || node.tagName}: ${ratio.toFixed(2)}`);
-  }
-  return [...new Set(low)];
-}"""
