@@ -7,39 +7,60 @@ from typing import Any
 
 import httpx
 
-from rollout.errors import IntegrationError
+from rollout.errors import IntegrationError, InvalidFieldError
 from rollout.integrations._connections import timeouts
 from rollout.integrations._watched_calls import NO_KEY, Endpoint
 
 __all__ = ["load_sdk", "make_client"]
 
+_NOT_OPTIONS = {
+    "timeout": "must be given as timeout_sec; with_options(timeout=...) takes it for single calls",
+    "base_url": "is the rollout's endpoint; with_options(base_url=...) asks another, unrecorded",
+    "api_key": "is the rollout's key; with_options(api_key=...) sends another one",
+    "http_client": "is the one that records; build an openai client of your own around yours",
+}
+
 
 def make_client(
     endpoint: Endpoint,
-    transport: httpx.AsyncBaseTransport,
+    transport: httpx.AsyncBaseTransport | httpx.BaseTransport,
     *,
     timeout_sec: float | None,
     max_retries: int,
     **options: Any,
 ) -> Any:
-    """Return an ``openai.AsyncOpenAI`` that knows an endpoint, and nothing of the environment.
+    """Return a client of the SDK that knows an endpoint, and nothing of the environment.
 
     Args:
         endpoint: Where its requests go.
-        transport: What sends them.
+        transport: What sends them. Over a synchronous one it is an ``openai.OpenAI``, else an
+            ``openai.AsyncOpenAI``.
         timeout_sec: How long to wait for each part of an answer, in seconds.
         max_retries: How often the SDK tries again.
         options: Further arguments of ``openai.AsyncOpenAI``.
 
     Raises:
         IntegrationError: The SDK is not installed.
+        InvalidFieldError: An option is the rollout's to decide, or has another name here.
     """
+    for name, why in _NOT_OPTIONS.items():
+        if name in options:
+            raise InvalidFieldError(name, why)
+    sdk = load_sdk()
     timeout = timeouts(timeout_sec)
-    client = load_sdk().AsyncOpenAI(
+    make: Any
+    http: httpx.AsyncClient | httpx.Client
+    if isinstance(transport, httpx.AsyncBaseTransport):
+        make = sdk.AsyncOpenAI
+        http = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
+    else:
+        make = sdk.OpenAI
+        http = httpx.Client(transport=transport, timeout=timeout, trust_env=False)
+    client = make(
         api_key=endpoint.api_key or NO_KEY,
         base_url=endpoint.base_url,
         default_query={**endpoint.query, **options.pop("default_query", {})} or None,
-        http_client=httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False),
+        http_client=http,
         timeout=timeout,
         max_retries=max_retries,
         **options,

@@ -34,18 +34,30 @@ _CACHED = (
 )
 
 
-def active_rollout() -> RolloutContext:
+def active_rollout(*, threads: bool = False) -> RolloutContext:
     """Return the context of the rollout that runs here, on trio.
+
+    Args:
+        threads: Whether a worker thread of trio will do as well.
 
     Raises:
         IntegrationError: None does, or it names no endpoint, or here is no trio.
     """
-    if not trio.lowlevel.in_trio_run():
+    if not trio.lowlevel.in_trio_run() and not (threads and _is_worker_thread()):
         raise IntegrationError(
             "this runs on trio alone, and here is no trio: not in a worker thread (make the "
-            "workflow's run an async function), nor in asyncio code behind a bridge"
+            "workflow's run an async function, or use sync_rollout_client of "
+            "rollout.integrations.openai), nor in asyncio code behind a bridge"
         )
     return the_rollout()
+
+
+def _is_worker_thread() -> bool:
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:
+        return False
+    return True
 
 
 def the_rollout() -> RolloutContext:
@@ -78,7 +90,7 @@ def get_recorder() -> ConversationRecorder:
         IntegrationError: No rollout is running here.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    return recorder_of(active_rollout())
+    return recorder_of(active_rollout(threads=True))
 
 
 def recorder_of(context: RolloutContext) -> ConversationRecorder:

@@ -72,4 +72,15 @@ class _ReadAlong(ReadAlong):
         finally:
             self.reading.close()
             with trio.CancelScope(shield=True):
+                await self._unwind()
                 await self.close_stream()
+
+    async def _unwind(self) -> None:
+        """End the generators that the bytes come through.
+
+        They are in each other, and only the outermost can be closed from here; trio complains
+        about the others. A cancellation goes through them all.
+        """
+        with trio.CancelScope(shield=True) as scope:
+            scope.cancel()
+            await self.read_rest()

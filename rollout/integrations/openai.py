@@ -9,7 +9,8 @@ that runs here, and that records what is said over it::
             await client.chat.completions.create(model="policy", messages=ctx.prompt)
             # The recorded conversation is the sample.
 
-See the page about the OpenAI SDK for what counts as one conversation.
+`sync_rollout_client` does so for plain functions. See the page about the OpenAI SDK for what counts
+as one conversation.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rollout.context import RolloutContext
 from rollout.integrations._connections import share_connections
 from rollout.integrations._openai_client import load_sdk, make_client
 from rollout.integrations._recorder import (
@@ -30,12 +32,19 @@ from rollout.integrations._recorder import (
     recorder_of,
 )
 from rollout.integrations._recording_transport import RecordingTransport
+from rollout.integrations._thread_transport import ThreadTransport, TrioSide
 from rollout.integrations._watched_calls import Endpoint
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, OpenAI
 
-__all__ = ["ConversationRecorder", "get_recorder", "rollout_client", "share_connections"]
+__all__ = [
+    "ConversationRecorder",
+    "get_recorder",
+    "rollout_client",
+    "share_connections",
+    "sync_rollout_client",
+]
 
 
 def rollout_client(
@@ -70,18 +79,79 @@ def rollout_client(
 
     Raises:
         IntegrationError: No rollout is running here, or the SDK is not installed.
+        InvalidFieldError: An option is the rollout's to decide, or has another name here.
         SampleSourceError: The rollout has a sample source of another kind.
     """
     context = active_rollout()
     load_sdk()
+    endpoint, transport = _transport(context, conversation, record=record, ask_usage=stream_usage)
+    client: AsyncOpenAI = make_client(
+        endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
+    )
+    return client
+
+
+def sync_rollout_client(
+    *,
+    conversation: str = MAIN,
+    record: bool = True,
+    timeout_sec: float | None = 600.0,
+    max_retries: int = 2,
+    stream_usage: bool = True,
+    **options: Any,
+) -> OpenAI:
+    """Return a synchronous client of the OpenAI SDK for the rollout that runs here.
+
+    For plain functions, which run in a worker thread::
+
+        class Solve(AgentWorkflow):
+            def run(self, ctx):
+                sync_rollout_client().chat.completions.create(model="policy", messages=ctx.prompt)
+
+    It is what `rollout_client` is otherwise, and shares recorder and connections with it. It may
+    be used in threads that the workflow starts itself.
+
+    When the rollout's time is over or it is cancelled, the call that is under way ends within
+    a moment, its connection is closed, and `trio.Cancelled` comes out of it: let that through.
+    A pause before a retry is slept to its end.
+
+    Args:
+        conversation: The name of the conversations that its calls belong to.
+        record: Whether to record the calls.
+        timeout_sec: How long to wait for each part of an answer, in seconds; ``None`` for as
+            long as it takes.
+        max_retries: How often the SDK tries again.
+        stream_usage: Whether to ask for the usage of streams.
+        options: Further arguments of ``openai.OpenAI``.
+
+    Raises:
+        IntegrationError: This is no worker thread of trio, no rollout is running here, or the SDK
+            is not installed.
+        InvalidFieldError: An option is the rollout's to decide, or has another name here.
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
+    trio_side = TrioSide()
+    context = active_rollout(threads=True)
+    load_sdk()
+    endpoint, transport = _transport(context, conversation, record=record, ask_usage=stream_usage)
+    client: OpenAI = make_client(
+        endpoint,
+        ThreadTransport(transport, trio_side),
+        timeout_sec=timeout_sec,
+        max_retries=max_retries,
+        **options,
+    )
+    return client
+
+
+def _transport(
+    context: RolloutContext, conversation: str, *, record: bool, ask_usage: bool
+) -> tuple[Endpoint, RecordingTransport]:
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
     transport = RecordingTransport(
         endpoint,
         recorder_of(context) if record else None,
         conversation=conversation,
-        stream_usage=stream_usage,
+        stream_usage=ask_usage,
     )
-    client: AsyncOpenAI = make_client(
-        endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
-    )
-    return client
+    return endpoint, transport

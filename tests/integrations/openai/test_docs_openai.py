@@ -73,6 +73,12 @@ async def test_the_stream():
             assert await text_of(rollout_client(), [QUESTION]) == "It is 42."
 
 
+async def test_the_plain_function():
+    async with scripted_endpoint(say("42")) as endpoint:
+        app = make_app(local_backend(example("class Plain")["Plain"]))
+        assert len((await sample_of(app, endpoint)).messages) == 2
+
+
 async def test_the_helper():
     async with scripted_endpoint(say("42 or 43?"), say("42")) as endpoint:
         app = make_app(local_backend(example("class Ask")["Ask"]))
