@@ -7,8 +7,8 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Iterable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
@@ -19,6 +19,7 @@ from attrs import define, field, frozen
 from rollout._pools import SpreadTransport, limits_of_pools
 from rollout._proxies import proxy_for
 from rollout._redaction import Redactor
+from rollout.client.bodies import OneBody, TooLargeError, decoded, read_pieces, unwind
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
     InvalidBodyError,
@@ -43,10 +44,16 @@ T = TypeVar("T")
 
 _CONNECT_TIMEOUT_SEC = 10.0
 _REQUEST_TIMEOUT_SEC = 60.0
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LONGEST_DETAIL = 500
 _LONGEST_TYPE = 100
 _LONGEST_PATH = 200
 _CLOSE_SEC = 2.0
+
+_MIB = 1024 * 1024
+_LARGEST_ANSWER = 16 * _MIB
+_LARGEST_RESULT = 1024 * _MIB
+"""Samples may be large, but whatever answers must not fill the memory of this process."""
 
 
 def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
@@ -110,32 +117,6 @@ class _Bearer(httpx.Auth):
         yield request
 
 
-class _Body(httpx.AsyncByteStream):
-    """A request body in one piece, to be sent any number of times.
-
-    That of httpx is an async generator, which stays open when sending it is cancelled.
-    """
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return _Once(self._content)
-
-
-class _Once:
-    def __init__(self, content: bytes) -> None:
-        self._left = [content]
-
-    def __aiter__(self) -> _Once:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._left:
-            raise StopAsyncIteration
-        return self._left.pop()
-
-
 @frozen
 class StreamedAnswer:
     """An answer that is still coming in.
@@ -179,6 +160,7 @@ class Wire:
                 SEEN_STATE_HEADER: seen.to_header(),
             },
             timeout_sec=timeout_sec,
+            largest=_LARGEST_RESULT,
         )
 
     async def cancel(
@@ -242,7 +224,7 @@ class Wire:
                 try:
                     yield StreamedAnswer(answer.status_code, data)
                 finally:
-                    await _unwind(data)
+                    await unwind(data)
         finally:
             with trio.move_on_after(_CLOSE_SEC, shield=True):
                 await answer.aclose()
@@ -255,12 +237,14 @@ class Wire:
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
         timeout_sec: float | None = None,
+        largest: int = _LARGEST_ANSWER,
     ) -> httpx.Response:
         """Send one request and read the answer to its end; follow no redirect.
 
         Raises:
             RolloutClientClosedError: The HTTP client was closed, before or meanwhile.
-            RolloutProtocolError: The body is not encoded as its header says.
+            RolloutProtocolError: The body is not encoded as its header says, or it is larger
+                than *largest* bytes, or than any error has to be.
             httpx.TransportError: There was no answer.
         """
         request = self._request(method, path, content, headers, timeout_sec)
@@ -268,25 +252,30 @@ class Wire:
             answer = await self.http.send(
                 request, stream=True, auth=self._auth(), follow_redirects=False
             )
+            if answer.status_code != httpx.codes.OK:  # then little of it is of interest
+                largest = min(largest, _LARGEST_ANSWER)
             if answer.is_stream_consumed:  # a transport of the user's own has read it already
                 return answer
             try:
-                body = b"".join([data async for data in answer.aiter_raw()])
+                body = await read_pieces(answer, largest)
             finally:
                 await answer.aclose()
+            # Decoded here: httpx leaves its generators open where that fails.
+            return decoded(answer, body, largest)
         except httpx.TransportError as error:
             if self.http.is_closed:
                 raise RolloutClientClosedError(
                     "the HTTP client was closed while a request was under way"
                 ) from error
             raise
-        try:
-            # Decoded here: httpx leaves its generators open where that fails.
-            return httpx.Response(answer.status_code, headers=answer.headers, content=body)
-        except httpx.DecodingError:
+        except (httpx.DecodingError, TooLargeError) as error:
+            what = (
+                f"of more than {largest // _MIB} MiB"
+                if isinstance(error, TooLargeError)
+                else "that is not encoded as its header says"
+            )
             raise RolloutProtocolError(
-                f"{method} {path[:_LONGEST_PATH]} answered with a body that is not encoded as "
-                "its header says",
+                f"{method} {path[:_LONGEST_PATH]} answered with a body {what}",
                 status_code=answer.status_code,
             ) from None
 
@@ -308,7 +297,7 @@ class Wire:
             headers={**(headers or {}), **more},
             timeout=httpx.USE_CLIENT_DEFAULT if timeout_sec is None else timeout_sec,
         )
-        request.stream = _Body(request.content)
+        request.stream = OneBody(request.content)
         return request
 
     def _auth(self) -> Any:
@@ -391,7 +380,7 @@ class Wire:
         if response.status_code == expected:
             return
         message = f"{route} answered {response.status_code}, not {expected}"
-        if response.is_redirect:
+        if response.status_code in _REDIRECTS:
             message += " (redirects are never followed; check the url)"
         raise self._refuse(response, message, _detail(response), secrets)
 
@@ -434,18 +423,6 @@ def _secrets_of(credentials: httpx.BasicAuth | None) -> list[str]:
     encoded = request.headers["Authorization"].removeprefix("Basic ")
     password = base64.b64decode(encoded).decode("utf-8", "replace").partition(":")[2]
     return [encoded, password]
-
-
-async def _unwind(data: AsyncGenerator[bytes, None]) -> None:
-    """End a chain of generators, in whatever state it is.
-
-    Closing the outermost one leaves those inside of it open, which are httpx's; an exception
-    that comes from the innermost ends them all.
-    """
-    with trio.CancelScope() as scope, suppress(httpx.HTTPError, httpx.StreamError):
-        scope.cancel()
-        async for _ in data:
-            pass
 
 
 def _result_path(rollout_id: str) -> str:

@@ -7,11 +7,13 @@ import json
 
 import httpx
 import pytest
+import trio
 from client.fakes import TOKEN, FakeServer, admitted, bare_client, refused, result, run
 
 from rollout.client import RolloutClient, RolloutProtocolError
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
+MIB = 1024 * 1024
 API_KEY = "s3cret-server-key"
 LLM_KEY = "s3cret-llm-key"
 
@@ -339,3 +341,90 @@ async def test_the_http_client_may_authenticate_in_two_steps():
     first, second = server.calls[:2]
     assert first.body == second.body
     assert second.headers["Authorization"].startswith("Digest ")
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body that goes on and on; notes how much of it was read, and its end."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.closed = False
+
+    async def __aiter__(self):
+        while True:
+            await trio.lowlevel.checkpoint()
+            self.read += 1
+            yield b"x" * MIB
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def endless(status):
+    bodies = []
+
+    async def answer(_):
+        bodies.append(Endless())
+        return httpx.Response(status, stream=bodies[-1])
+
+    return answer, bodies
+
+
+@pytest.mark.parametrize("status", [202, 401, 500])
+async def test_a_body_without_end_is_refused_and_let_go(status):
+    answer, bodies = endless(status)
+    error = await protocol_error(FakeServer(admissions=[answer]))
+    assert str(error) == "POST /rollout answered with a body of more than 16 MiB"
+    assert error.status_code == status
+    (body,) = bodies
+    assert (body.read, body.closed) == (17, True)
+
+
+async def test_a_gateway_whose_answer_has_no_end_is_waited_out(autojump_clock):
+    answer, bodies = endless(502)
+    outcome = await run(bare_client(FakeServer(polls=[answer, answer, result("success")])))
+    assert outcome.status is RolloutStatus.SUCCESS
+    assert [body.closed for body in bodies] == [True, True]
+
+
+async def test_a_result_may_be_larger_but_not_without_end(monkeypatch):
+    long = json.dumps({**RESULT, "err_message": "x" * 17 * MIB}).encode()
+
+    async def answer(_):
+        return httpx.Response(200, stream=httpx.ByteStream(long))
+
+    outcome = await run(bare_client(FakeServer(polls=[answer])))
+    assert len(outcome.err_message) == 17 * MIB
+
+    monkeypatch.setattr("rollout.client.wire._LARGEST_RESULT", 16 * MIB)
+    error = await protocol_error(FakeServer(polls=[answer]))
+    assert "a body of more than 16 MiB" in str(error)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+async def test_a_compressed_body_is_decoded_up_to_the_bound(layers):
+    data = b'{"detail": "' + b" " * 100 * MIB + b'"}'
+    for _ in range(layers):
+        data = gzip.compress(data, 1)
+    headers = {"Content-Encoding": ", ".join(["gzip"] * layers)}
+    bomb = httpx.Response(401, headers=headers, stream=httpx.ByteStream(data))
+
+    async def answer(_):
+        return bomb
+
+    error = await protocol_error(FakeServer(admissions=[answer]))
+    assert str(error) == "POST /rollout answered with a body of more than 16 MiB"
+
+
+async def test_a_compressed_body_of_many_pieces_is_read():
+    noise = "".join(f"{n * 7919 % 10007:x}" for n in range(20_000))
+    data = gzip.compress(json.dumps({**RESULT, "err_message": noise}).encode())
+    assert len(data) > 20_000
+
+    async def answer(_):
+        return httpx.Response(
+            200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(data)
+        )
+
+    outcome = await run(bare_client(FakeServer(polls=[answer])))
+    assert outcome.err_message == noise
