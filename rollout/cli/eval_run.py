@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import click
 import trio
 from attrs import frozen
 
+from rollout._beside import beside
 from rollout.cli.eval_options import config_options, overrides_of, resume_command
 from rollout.cli.eval_progress import EvaluationView
 from rollout.cli.eval_summary import print_summary, summary_document
 from rollout.cli.failures import EXIT_FAILED, CommandError, force_exit, interrupted, run_async
-from rollout.cli.interrupts import interrupts
+from rollout.cli.interrupts import Interrupts, interrupts
 from rollout.cli.options import json_option
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import print_json
@@ -125,7 +131,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
         view.close()
         force_exit(number, f"what has ended is kept; go on with: {plan.resume(run)}")
 
-    async with interrupts(again=give_up) as signals:
+    async with interrupts(again=give_up) as signals, _hang_ups(signals):
         with signals.work, view:
             try:
                 async with evaluate(
@@ -149,6 +155,25 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     note = "no attempt had started" if run is None else _kept(run)
     raise interrupted(signals.number, f"{note}; go on with: {plan.resume(run)}")
+
+
+@asynccontextmanager
+async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
+    """Take the end of the terminal as one more signal, unless ``nohup`` has it ignored.
+
+    What runs on a server would go on there until its leases end, and cost tokens.
+    """
+    number = getattr(signal, "SIGHUP", None)
+    if (
+        number is None
+        or threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(number) != signal.SIG_DFL
+    ):
+        yield
+        return
+    with trio.open_signal_receiver(number) as received:
+        async with beside(partial(signals.watch, received)):
+            yield
 
 
 def _kept(run: EvaluationRun) -> str:

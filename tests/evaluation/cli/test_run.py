@@ -287,7 +287,16 @@ def test_a_damaged_journal(cli, files):
     assert "events.jsonl, line 2: does not fit its checksum" in cli.fails(2, "eval", "run", config)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture
+def hang_up():
+    """Take a hang-up as programs do that nobody told otherwise."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(cli, files, server, on_call, number):
     waiting = {"sleep": 600}
     config = str(files.config(files.rows({}, {}, waiting, waiting), max_in_flight=4))
@@ -309,6 +318,17 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(cli, files, server, o
     assert shlex.split(command) == ["rollout", "eval", "run", config, "--rows", "0-3"]
     assert cli("wait-idle", server, "--poll-interval-sec", "0.01").exit_code == 0
     assert {record.row for record in read_records(files.output) if record.counts} == {0, 1}
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_a_run_that_is_to_outlive_its_terminal_does(cli, files, on_call):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    config = str(files.config(files.rows({}, {})))
+    on_call(EvaluationView, "show", lambda record: signal.raise_signal(signal.SIGHUP))
+    done = cli("eval", "run", config)
+    assert done.exit_code == 0
+    assert "2 of 2 have ended" in done.stdout
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_on_a_terminal_it_says_that_it_is_stopping(cli, files, on_call, terminal):
