@@ -1,0 +1,185 @@
+"""The guide and the README do what they say."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from documentation.blocks import (
+    README,
+    SDK,
+    Block,
+    defined_by,
+    find,
+)
+from documentation.serving import (
+    SERVER_URL_IN_TEXT,
+    chat_app,
+    chat_endpoint,
+    placed,
+    rollout_serve,
+    run_python,
+)
+from support import (
+    CHAT_URL,
+    Script,
+    fresh_id,
+    in_process,
+    make_app,
+    prompt,
+    served,
+)
+
+from rollout import LocalBackend
+from rollout.client import RolloutClient, RolloutProtocolError
+from rollout.types import (
+    RolloutErrorCategory,
+    RolloutStatus,
+)
+
+
+async def test_the_readme_from_server_to_reward(tmp_path):
+    file = tmp_path / "my_server.py"
+    file.write_text(find(README, "class Solve").code, "utf-8")
+    keys: list[str] = []
+    async with chat_endpoint(chat_app(keys)) as chat_url, rollout_serve(file) as url:
+        code = placed(find(README, "trio.run(main)"), url, chat_url)
+        printed = await run_python("-c", code, ROLLOUT_LLM_API_KEY="a-key-of-the-model")
+    assert printed == "success 1.0\n"
+    assert keys == ["Bearer a-key-of-the-model"]
+
+
+async def test_the_guide_from_server_to_reward():
+    app = defined_by(find(SDK, "class Solve"))["app"]
+    keys: list[str] = []
+    async with chat_endpoint(chat_app(keys)) as chat_url, served(app) as url:
+        code = placed(find(SDK, "trio.run(main)"), url, chat_url)
+        printed = await run_python("-c", code, ROLLOUT_LLM_API_KEY="a-key-of-the-model")
+    assert printed == "success 1.0\n"
+    assert keys == ["Bearer a-key-of-the-model"]
+
+
+@pytest.mark.parametrize("page", [README, SDK])
+async def test_the_tracking_example(page, capsys):
+    track_rollout = defined_by(find(page, "async def track_rollout"))["track_rollout"]
+    app = defined_by(find(SDK, "class Solve"))["app"]
+    async with (
+        chat_endpoint(chat_app([])) as chat_url,
+        served(app) as url,
+        RolloutClient(url=url) as client,
+    ):
+        result = await track_rollout(client, chat_url)
+    assert result.status is RolloutStatus.SUCCESS
+    assert result.sample.reward == 1.0
+    printed = capsys.readouterr().out.split()
+    assert printed == sorted(printed, key=list(RolloutStatus).index)
+    assert printed[-1] in {"grading", "success"}
+
+
+async def test_the_guide_runs_many_at_a_time():
+    app = defined_by(find(SDK, "class Solve"))["app"]
+    run_all = defined_by(find(SDK, "async def run_all"))["run_all"]
+    questions = {fresh_id(): f"What is {number} + 1?" for number in range(12)}
+    async with (
+        chat_endpoint(chat_app([])) as chat_url,
+        served(app) as url,
+        RolloutClient(url=url) as client,
+    ):
+        results = await run_all(client, chat_url, questions, max_in_flight=5)
+    answers = {name: result.sample.messages[-1]["content"] for name, result in results.items()}
+    assert answers == {name: str(number + 1) for number, name in enumerate(questions)}
+
+
+async def test_the_guide_prints_phases(autojump_clock, capsys):
+    print_phases = defined_by(find(SDK, "async def print_phases"))["print_phases"]
+    async with in_process(make_app()) as client:
+        handle = await client.run_rollout_async(
+            prompt(sleep=60), CHAT_URL, "a", metadata={"grader": {"sleep": 60}}
+        )
+        await print_phases(handle)
+    assert capsys.readouterr().out.split() == [
+        *("a", "queued"),
+        *("a", "running"),
+        *("a", "grading"),
+        *("a", "success"),
+    ]
+
+
+async def test_the_guide_cancels_and_waits(autojump_clock):
+    cancel_and_wait = defined_by(find(SDK, "async def cancel_and_wait"))["cancel_and_wait"]
+    async with in_process(make_app()) as client:
+        handle = await client.run_rollout_async(prompt(sleep=3600), CHAT_URL, "a", label="42")
+        await handle.wait_for_running()
+        result = await cancel_and_wait(client, handle)
+    assert result.status is RolloutStatus.CANCELLED
+    assert trio.current_time() < 60
+
+
+async def test_the_guide_waits_at_most_so_long(autojump_clock):
+    wait_at_most = defined_by(find(SDK, "async def wait_at_most"))["wait_at_most"]
+    async with in_process(make_app()) as client:
+        slow = await client.run_rollout_async(prompt(sleep=3600), CHAT_URL, "slow", label="42")
+        assert await wait_at_most(client, slow, 5) is None
+        assert (await slow).status is RolloutStatus.CANCELLED
+        quick = await client.run_rollout_async(prompt(sleep=1), CHAT_URL, "quick", label="42")
+        assert await wait_at_most(client, quick, 5) is await quick
+
+
+async def test_the_guide_authenticates(monkeypatch):
+    monkeypatch.setenv("ROLLOUT_SERVER_API_KEY", "a-key-of-the-server")
+    app = defined_by(
+        find(SDK, "app = create_rollout_server(\n    backend=backend"),
+        backend=LocalBackend(workflow=Script),
+    )["app"]
+    async with served(app) as url:
+        block = find(SDK, "client = RolloutClient(\n")
+        assert SERVER_URL_IN_TEXT in block.code
+        code = block.code.replace(SERVER_URL_IN_TEXT, url)
+        client = defined_by(Block(block.page, block.line, block.language, code))["client"]
+        assert (await client.health())["status"] == "ok"
+        await client.aclose()
+        async with RolloutClient(url=url) as stranger:
+            with pytest.raises(RolloutProtocolError) as caught:
+                await stranger.health()
+        assert caught.value.status_code == 401
+
+
+async def test_the_guide_waits_until_idle(autojump_clock):
+    wait_until_idle = defined_by(find(SDK, "async def wait_until_idle"))["wait_until_idle"]
+    async with in_process(make_app()) as client:
+        await client.run_rollout_async(prompt(sleep=50), CHAT_URL, "a", label="42")
+        await wait_until_idle(client)
+        assert 50 <= trio.current_time() < 60
+        assert (await client.health())["lifecycle"]["active_rollouts"] == 0
+
+
+async def test_the_guides_own_backend(autojump_clock):
+    parrot = defined_by(find(SDK, "class Parrot"))["Parrot"]()
+    async with in_process(make_app(parrot)) as client:
+        result = await client.run_rollout(prompt(), CHAT_URL, "a")
+    assert result.status is RolloutStatus.SUCCESS
+    assert result.sample.messages == prompt() * 2
+    assert result.agent_started_at is not None
+
+
+async def test_what_the_guide_repeats_is_what_has_cost_nothing(autojump_clock):
+    worth = defined_by(find(SDK, "def worth_another_attempt"))["worth_another_attempt"]
+    app = make_app(LocalBackend(workflow=Script), polling_lease_timeout_sec=120)
+    async with in_process(app) as client:
+        for number in range(4):  # as many as there are slots
+            await client.run_rollout_async(prompt(sleep=60), CHAT_URL, str(number), grade=False)
+        in_queue = await client.run_rollout(
+            prompt(), CHAT_URL, "in-queue", grade=False, agent_timeout_sec=5
+        )
+        after_start = await client.run_rollout(
+            prompt(**{"raise": "boom"}), CHAT_URL, "after-start", grade=False
+        )
+        ungradable = await client.run_rollout(prompt(), CHAT_URL, "ungradable", label="42")
+        success = await client.run_rollout(prompt(), CHAT_URL, "success", grade=False)
+    assert in_queue.err_category is RolloutErrorCategory.TIMEOUT
+    assert ungradable.err_category is RolloutErrorCategory.VALIDATION_ERROR
+    assert [worth(r) for r in (in_queue, after_start, ungradable, success)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
