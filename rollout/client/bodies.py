@@ -9,7 +9,9 @@ from typing import cast
 import httpx
 import trio
 
-__all__ = ["OneBody", "TooLargeError", "decoded", "read_pieces", "unwind"]
+from rollout.errors import RolloutProtocolError
+
+__all__ = ["OneBody", "read_body", "unwind"]
 
 _PIECE = 1024
 """Compressed data is decoded in pieces of this size, which may be a thousand times as large."""
@@ -41,15 +43,16 @@ class _Once:
         return self._left.pop()
 
 
-class TooLargeError(Exception):
-    """A body is larger than any that is read."""
+async def read_body(answer: httpx.Response, route: str, *, largest: int) -> httpx.Response:
+    """Read the body of an answer as it comes, and decode it.
 
-
-async def read_pieces(answer: httpx.Response, largest: int) -> list[bytes]:
-    """Read the body of an answer as it comes.
+    Args:
+        answer: The answer, its body not read yet.
+        route: What was asked, for the error.
+        largest: How many bytes it may have, as it comes and decoded.
 
     Raises:
-        TooLargeError: It has more than *largest* bytes.
+        RolloutProtocolError: It has more, or it is not encoded as its header says.
         httpx.TransportError: It broke off.
     """
     pieces: list[bytes] = []
@@ -61,28 +64,36 @@ async def read_pieces(answer: httpx.Response, largest: int) -> list[bytes]:
         size += len(piece)
         if size > largest:
             await unwind(data)
-            raise TooLargeError
-    return pieces
+            raise _refusal(answer, route, largest)
+    return _decoded(answer, b"".join(pieces), route, largest)
 
 
-def decoded(answer: httpx.Response, pieces: list[bytes], largest: int) -> httpx.Response:
-    """Return an answer with its body decoded.
+def _decoded(answer: httpx.Response, body: bytes, route: str, largest: int) -> httpx.Response:
+    # Not by what httpx reads with, whose generators stay open where decoding fails.
+    if "Content-Encoding" in answer.headers:
+        encoded = httpx.Response(answer.status_code, headers=answer.headers, stream=_Pieces(body))
+        plain = bytearray()
+        try:
+            for piece in encoded.iter_bytes():
+                plain += piece
+                if len(plain) > largest:
+                    raise _refusal(answer, route, largest)
+        except httpx.DecodingError:
+            raise _refusal(answer, route) from None
+        del answer.headers["Content-Encoding"]
+        body = bytes(plain)
+    return httpx.Response(answer.status_code, headers=answer.headers, content=body)
 
-    Raises:
-        TooLargeError: It has more than *largest* bytes then.
-        httpx.DecodingError: It is not encoded as its header says.
-    """
-    body = b"".join(pieces)
-    if "Content-Encoding" not in answer.headers:
-        return httpx.Response(answer.status_code, headers=answer.headers, content=body)
-    encoded = httpx.Response(answer.status_code, headers=answer.headers, stream=_Pieces(body))
-    plain = bytearray()
-    for piece in encoded.iter_bytes():
-        plain += piece
-        if len(plain) > largest:
-            raise TooLargeError
-    del answer.headers["Content-Encoding"]
-    return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(plain))
+
+def _refusal(
+    answer: httpx.Response, route: str, largest: int | None = None
+) -> RolloutProtocolError:
+    what = "that is not encoded as its header says"
+    if largest is not None:
+        what = f"of more than {largest >> 20} MiB"
+    return RolloutProtocolError(
+        f"{route} answered with a body {what}", status_code=answer.status_code
+    )
 
 
 class _Pieces(httpx.SyncByteStream):

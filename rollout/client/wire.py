@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from rollout._pools import SpreadTransport, limits_of_pools
 from rollout._proxies import proxy_for
 from rollout._redaction import Redactor
-from rollout.client.bodies import OneBody, TooLargeError, decoded, read_pieces, unwind
+from rollout.client.bodies import OneBody, read_body, unwind
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
     InvalidBodyError,
@@ -257,27 +257,15 @@ class Wire:
             if answer.is_stream_consumed:  # a transport of the user's own has read it already
                 return answer
             try:
-                body = await read_pieces(answer, largest)
+                return await read_body(answer, f"{method} {path[:_LONGEST_PATH]}", largest=largest)
             finally:
                 await answer.aclose()
-            # Decoded here: httpx leaves its generators open where that fails.
-            return decoded(answer, body, largest)
         except httpx.TransportError as error:
             if self.http.is_closed:
                 raise RolloutClientClosedError(
                     "the HTTP client was closed while a request was under way"
                 ) from error
             raise
-        except (httpx.DecodingError, TooLargeError) as error:
-            what = (
-                f"of more than {largest // _MIB} MiB"
-                if isinstance(error, TooLargeError)
-                else "that is not encoded as its header says"
-            )
-            raise RolloutProtocolError(
-                f"{method} {path[:_LONGEST_PATH]} answered with a body {what}",
-                status_code=answer.status_code,
-            ) from None
 
     def _request(
         self,
