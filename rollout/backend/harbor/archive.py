@@ -1,4 +1,4 @@
-"""Move what a trial left to the rollout's artifact folder, and remove the rest. Blocking.
+"""Move what a trial left to the rollout's artifact folder. Blocking.
 
 ``<root>/<rollout_id>/artifacts/`` gets what the task or the agent published, and
 ``<root>/<rollout_id>/harbor/`` Harbor's own files and logs. Only folders come here that are
@@ -8,16 +8,15 @@ known to be free of the rollout's key.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from attrs import define, field
 
-from rollout._trees import drop_links_out, remove_tree
+from rollout._trees import drop_links_out
 from rollout.artifacts import ARTIFACTS, ArtifactStore
 from rollout.backend.harbor.plan import TrialPlan
 
-__all__ = ["HARBOR", "ArchiveReport", "archive_trial", "remove_workspace"]
+__all__ = ["HARBOR", "ArchiveReport", "archive_trial"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,40 +85,6 @@ def archive_trial(plan: TrialPlan, store: ArtifactStore, *, keep: bool) -> Archi
             report.problem,
         )
     return report
-
-
-def remove_workspace(rollout_id: str, workspace: Path, *, keep: Path | None = None) -> bool:
-    """Remove the folder of a rollout's trial, task and all.
-
-    Args:
-        rollout_id: The rollout, for the log.
-        workspace: The folder.
-        keep: A folder in it that stays.
-
-    Returns:
-        Whether all of it is gone. If not, that is logged.
-    """
-    problems = remove_tree(workspace) if keep is None else _remove_around(workspace, keep)
-    if problems:
-        logger.warning(
-            "rollout %s: %s cannot be removed completely: %s",
-            rollout_id,
-            workspace,
-            "; ".join(map(_said, problems[:3])),
-        )
-    return not problems
-
-
-def _remove_around(folder: Path, keep: Path) -> list[str]:
-    problems: list[str] = []
-    for path in sorted(folder.iterdir()):
-        if path == keep:
-            continue
-        if keep.is_relative_to(path):
-            problems += _remove_around(path, keep)
-        else:
-            problems += remove_tree(path)
-    return problems
 
 
 def _said(text: str) -> str:

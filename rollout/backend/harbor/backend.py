@@ -22,14 +22,16 @@ import trio
 
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Executions, Phase
+from rollout.backend.harbor._namespace.leftovers import sweep_sandboxes
 from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.bounds import Stops
 from rollout.backend.harbor.configuration import require_harbor
-from rollout.backend.harbor.environment import EnvironmentSpec, secrets_in
+from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
 from rollout.backend.harbor.execution import TrialExecution
 from rollout.backend.harbor.logs import harbor_logs
 from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
 from rollout.backend.harbor.tasks import TaskSource
+from rollout.backend.harbor.workspaces import prune_kept, sweep_workspaces
 from rollout.backend.references import class_with, config_of
 from rollout.backend.slotted import SlottedBackend
 from rollout.context import RolloutContext, get_rollout_context
@@ -42,7 +44,7 @@ from rollout.types import (
     ExecutionRequest,
     GraderConfig,
 )
-from rollout.types._fields import is_finite_number
+from rollout.types._fields import is_finite_number, is_whole_from_one
 from rollout.workflow import AgentWorkflow
 
 __all__ = ["HarborBackend"]
@@ -85,6 +87,8 @@ class HarborBackend(SlottedBackend):
         artifact_root: Where artifacts, logs and trajectories go; see `LocalBackend`.
         trials_dir: Where trials work; by default a folder of this user among the temporary files.
         keep_failed_trials: Leave the folder of a failed trial in place, freed of the key.
+        max_kept_trials: How many of those stay in `trials_dir`; the oldest go first. ``None`` for
+            no bound.
         cancel_grace_sec: For how long a cancelled trial may clean up before its cleanup is
             cancelled too, in seconds.
         stop_timeout_sec: For how long the stop of an environment may take before it is given up,
@@ -118,6 +122,7 @@ class HarborBackend(SlottedBackend):
         artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
         trials_dir: str | os.PathLike[str] | None = None,
         keep_failed_trials: bool = True,
+        max_kept_trials: int | None = 100,
         cancel_grace_sec: float = 20.0,
         stop_timeout_sec: float = 300.0,
     ) -> None:
@@ -139,6 +144,11 @@ class HarborBackend(SlottedBackend):
         self.store = ArtifactStore(artifact_root)
         self.trials_dir = _default_dir() if trials_dir is None else Path(trials_dir).absolute()
         self.keep_failed_trials = keep_failed_trials
+        if max_kept_trials is not None and not is_whole_from_one(max_kept_trials):
+            raise BackendConfigurationError(
+                "max_kept_trials is a whole number from 1 up, or None for no bound"
+            )
+        self.max_kept_trials = max_kept_trials
         for setting, value in (
             ("cancel_grace_sec", cancel_grace_sec),
             ("stop_timeout_sec", stop_timeout_sec),
@@ -195,6 +205,7 @@ class HarborBackend(SlottedBackend):
         if self._bridge is not None:
             raise BackendConfigurationError("this backend is running already")
         await self.in_thread(_check_dir, self.trials_dir)
+        await self.in_thread(self._tidy_up)
         await self.in_thread(self.agent.prepare)
         with harbor_logs():
             async with open_asyncio_bridge(
@@ -205,6 +216,13 @@ class HarborBackend(SlottedBackend):
                     yield
                 finally:
                     self._bridge = None
+
+    def _tidy_up(self) -> None:
+        """Remove what a server that was killed has left, and what is kept of old trials."""
+        sweep_workspaces(self.trials_dir)
+        if self.environment.name == NAMESPACE:
+            sweep_sandboxes(self.environment.kwargs.get("folder"))
+        prune_kept(self.trials_dir, self.max_kept_trials)
 
     async def prewarm(self, mode: PrewarmMode = "auto") -> PrewarmReport:
         """Start the environments of the known tasks once, before anybody waits for them.

@@ -10,7 +10,7 @@ from rollout.backend.harbor.opensandbox import OPENSANDBOX_IMPORT_PATH, with_def
 from rollout.backend.harbor.validation import has_harbor, problems_of
 from rollout.errors import BackendConfigurationError
 
-__all__ = ["EnvironmentSpec", "secrets_in"]
+__all__ = ["NAMESPACE", "EnvironmentSpec", "secrets_in"]
 
 NAMESPACE = "namespace"
 NAMESPACE_IMPORT_PATH = "rollout.backend.harbor.namespace:NamespaceEnvironment"
@@ -80,6 +80,11 @@ class EnvironmentSpec:
     def is_opensandbox(self) -> bool:
         """Whether it is Harbor's own OpenSandbox environment."""
         return self.name == OPENSANDBOX
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments of the environment itself, as they were given."""
+        return dict(self._values.get("kwargs") or {})
 
     def fields(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """Return the fields of Harbor's ``EnvironmentConfig``, new for each trial.

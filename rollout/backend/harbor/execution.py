@@ -19,18 +19,18 @@ from rollout.backend.failures import (
     describe_exception,
     format_exception,
 )
-from rollout.backend.harbor.archive import remove_workspace
 from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.configuration import trial_config
 from rollout.backend.harbor.facts import TrialFacts, facts_of
 from rollout.backend.harbor.handover import Handover
 from rollout.backend.harbor.network import check_chat_url
 from rollout.backend.harbor.outcomes import outcome_of
-from rollout.backend.harbor.plan import TrialPlan, make_workspace, trial_name
+from rollout.backend.harbor.plan import TrialPlan, trial_name
 from rollout.backend.harbor.settle import Settled, handed_back, save_outcome, settle
 from rollout.backend.harbor.tasks import fetch_task
 from rollout.backend.harbor.trial import TrialRun
 from rollout.backend.harbor.verifier import grading_problem, with_placeholder_tests
+from rollout.backend.harbor.workspaces import make_workspace, prune_kept, remove_workspace
 from rollout.context import RolloutContext
 from rollout.errors import BackendConfigurationError, BridgeError, InvalidFieldError
 from rollout.types import (
@@ -272,7 +272,7 @@ class TrialExecution:
 
     def _settle_in_thread(self, workspace: Path, facts: TrialFacts, cancelled: bool) -> Settled:
         try:
-            return settle(
+            settled = settle(
                 self.plan,
                 workspace,
                 facts,
@@ -283,11 +283,14 @@ class TrialExecution:
                 error=self.error,
                 stop=self.run_of.stop,
             )
+            if "kept_in" in settled.diagnostics.get("harbor", {}):
+                prune_kept(self.backend.trials_dir, self.backend.max_kept_trials)
         except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
             self._log("what its trial left could not be put in order, and is removed", error)
             # Nobody knows whether it is free of the key.
             remove_workspace(self.request.id, workspace)
             return self._unsettled()
+        return settled
 
     def _unsettled(self) -> Settled:
         """Return what is known of a rollout without what its trial left."""

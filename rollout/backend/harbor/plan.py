@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
@@ -90,12 +89,3 @@ class TrialPlan:
     def secrets(self) -> list[str | None]:
         """What may never be in a file, a log or a message."""
         return [self.context.api_key, *self.more_secrets]
-
-
-def make_workspace(root: Path, name: str) -> Path:
-    """Make the folder of one rollout. Blocking."""
-    root.mkdir(parents=True, exist_ok=True)
-    workspace = root / name
-    workspace.mkdir(mode=0o700)
-    os.chmod(workspace, 0o700)  # noqa: PTH101 - whatever the umask says
-    return workspace

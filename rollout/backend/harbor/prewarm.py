@@ -20,14 +20,14 @@ from attrs import define, field, frozen
 from rollout._groups import sole_error
 from rollout._redaction import redact
 from rollout.backend.failures import describe_exception
-from rollout.backend.harbor.archive import remove_workspace
 from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.configuration import trial_config
 from rollout.backend.harbor.facts import TrialError, facts_of
 from rollout.backend.harbor.handover import Handover
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, make_workspace, trial_name
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.tasks import fetch_task
 from rollout.backend.harbor.verifier import with_placeholder_tests
+from rollout.backend.harbor.workspaces import make_workspace, remove_workspace
 from rollout.context import RolloutContext
 from rollout.errors import BackendConfigurationError
 from rollout.types import ExecutionRequest

@@ -22,7 +22,7 @@ from rollout._trees import tame_tree
 from rollout.artifacts import ArtifactStore
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents import AgentSpec, NativeAgent
-from rollout.backend.harbor.archive import archive_trial, remove_workspace
+from rollout.backend.harbor.archive import archive_trial
 from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.credentials import ScrubReport, scrub_folder
 from rollout.backend.harbor.environment import EnvironmentSpec
@@ -31,6 +31,7 @@ from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.outcomes import REWARD
 from rollout.backend.harbor.plan import TrialPlan
 from rollout.backend.harbor.trajectories import Adoption, adopt_trajectory
+from rollout.backend.harbor.workspaces import remove_workspace
 from rollout.backend.saving import FinishedRollout
 from rollout.types import ExecutionOutcome, ExecutionRequest, RolloutSample, RolloutStatus
 from rollout.types._fields import plain_number

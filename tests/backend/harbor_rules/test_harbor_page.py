@@ -28,6 +28,7 @@ def test_defaults_are_those_of_the_code():
         "cancel_grace_sec",
         "stop_timeout_sec",
         "keep_failed_trials",
+        "max_kept_trials",
         "allow_any_path",
         "task_mode",
     ):

@@ -17,10 +17,11 @@ from rollout import ExecutionRequest, GraderConfig, RolloutContext
 from rollout.backend.harbor.facts import TrialFacts, facts_of
 from rollout.backend.harbor.handover import Handover
 from rollout.backend.harbor.outcomes import outcome_of
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, make_workspace, trial_name
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.trial import TrialRun
 from rollout.backend.harbor.validation import has_harbor
 from rollout.backend.harbor.verifier import verifier_fields, with_placeholder_tests
+from rollout.backend.harbor.workspaces import make_workspace
 from rollout.errors import InvalidFieldError
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutSample

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -133,7 +132,8 @@ async def test_sigterm_while_twenty_trials_run(server_file, pipe, gate, tmp_path
 
 
 async def test_sigkill_takes_the_sandboxes_along(server_file, pipe, gate, tmp_path):
-    async with server_process(server_file(pipe), tmp_path, "--drain-sec", "0.1") as (
+    file = server_file(pipe)
+    async with server_process(file, tmp_path, "--drain-sec", "0.1") as (
         server,
         rollouts,
     ):
@@ -147,7 +147,11 @@ async def test_sigkill_takes_the_sandboxes_along(server_file, pipe, gate, tmp_pa
         await all_end(processes)
         await server.process.wait()
     assert files_with(tmp_path, KEY) == []
-    # Nobody was there to remove them.
-    for name in ("tmp", "trials"):
-        shutil.rmtree(tmp_path / name)
-        (tmp_path / name).mkdir()
+    left = [tmp_path / name for name in ("tmp", "trials")]
+    assert [len(list(folder.iterdir())) for folder in left] == [3, 3]
+    # Nobody was there to remove them; the next server does, before it serves.
+    async with server_process(file, tmp_path) as (server, _):
+        assert [list(folder.iterdir()) for folder in left] == [[], []]
+        assert "a server that was killed" in server.log
+        server.process.terminate()
+        await server.process.wait()

@@ -31,9 +31,12 @@ from rollout.backend.harbor._namespace.errors import (
 )
 from rollout.backend.harbor._namespace.holder import END_SEC, PATH, Holder, find_tools
 from rollout.backend.harbor._namespace.layout import Bind, prepare_root
+from rollout.backend.harbor._namespace.leftovers import PREFIX
 from rollout.backend.harbor._namespace.output import Output
 from rollout.backend.harbor._namespace.processes import MARK, find_marked, signal_if_inside
 from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait
+from rollout.backend.harbor.claims import MARK as CLAIMED
+from rollout.backend.harbor.claims import Claim
 
 __all__ = ["CommandResult", "Sandbox", "User"]
 
@@ -107,6 +110,7 @@ class Sandbox:
         self._max_output_bytes = max_output_bytes
         self._tools: dict[str, str] = {}
         self._holder: Holder | None = None
+        self._claim: Claim | None = None
         self._starting: asyncio.Task[None] | None = None
         self._stopped = False
         # No command may be about to start while the namespaces are let go of.
@@ -158,7 +162,8 @@ class Sandbox:
 
     async def _start(self) -> None:
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix="rollout-sandbox-", dir=self._parent))
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
+            self._claim = Claim(self.folder)
             (self.folder / "io").mkdir(mode=0o700)
             self.root.mkdir(mode=0o755)
             self.root.chmod(0o755)
@@ -347,9 +352,15 @@ class Sandbox:
                 finally:
                     holder.close()
                     self._close_outputs()
-        if remove and self.folder is not None:
-            await self._remove(self.folder)
-            self.folder = None
+        try:
+            if remove and self.folder is not None:
+                await self._remove(self.folder)
+                self.folder = None
+            elif self.folder is not None:
+                (self.folder / CLAIMED).unlink(missing_ok=True)
+        finally:
+            if self._claim is not None:
+                self._claim.release()
 
     def _close_outputs(self) -> None:
         for each in self._outputs:

@@ -1,0 +1,104 @@
+"""Folders that are in use, marked so that what a killed process left can be told from them.
+
+A folder is claimed by a file in it with a lock, which the system lets go of when the process ends,
+however it ends. A mark without a lock means that nobody will tidy up any more. Blocking.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rollout._trees import remove_tree
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # a platform without locks: nothing is ever taken for abandoned there
+    fcntl = None
+
+__all__ = ["MARK", "Claim", "abandoned", "is_claimed", "make_claimed"]
+
+MARK = ".running"
+"""The file that claims the folder that it is in."""
+
+_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class Claim:
+    """The claim of this process to a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Claim a folder that nobody has claimed.
+
+        Raises:
+            OSError: The mark cannot be made.
+        """
+        self._descriptor = os.open(folder / MARK, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        _lock(self._descriptor)
+
+    def release(self) -> None:
+        """Let go of it; the mark stays. May be called again."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def make_claimed(folder: Path) -> Claim:
+    """Make a folder for this user alone that is claimed from the moment when it is there.
+
+    Raises:
+        FileExistsError: There is one already.
+        OSError: It cannot be made.
+    """
+    if folder.exists():
+        raise FileExistsError(f"there is one already: {folder}")
+    fresh = folder.with_name(f".new-{secrets.token_hex(8)}")
+    fresh.mkdir(mode=0o700)
+    claim: Claim | None = None
+    try:
+        os.chmod(fresh, 0o700)  # noqa: PTH101 - whatever the umask says
+        claim = Claim(fresh)
+        fresh.rename(folder)
+    except BaseException:
+        if claim is not None:
+            claim.release()
+        remove_tree(fresh)
+        raise
+    return claim
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a folder has a mark, be it of a process that has ended."""
+    return (folder / MARK).is_symlink() or (folder / MARK).exists()
+
+
+@contextmanager
+def abandoned(folder: Path) -> Iterator[bool]:
+    """Say whether a folder has a mark of this user's that nobody holds; hold it for the block."""
+    descriptor = -1
+    try:
+        with suppress(OSError):
+            descriptor = os.open(folder / MARK, _FLAGS)
+        yield descriptor >= 0 and _is_own(descriptor) and _lock(descriptor)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _is_own(descriptor: int) -> bool:
+    return not hasattr(os, "geteuid") or os.fstat(descriptor).st_uid == os.geteuid()
+
+
+def _lock(descriptor: int) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody has it, or this file system has no locks
+        return False
+    return True
