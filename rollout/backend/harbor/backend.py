@@ -199,14 +199,15 @@ class HarborBackend(SlottedBackend):
         """Own the asyncio loop that trials run on; see `ExecutionBackend.running`.
 
         Raises:
-            BackendConfigurationError: The agent cannot be packaged, or the folder for trials
-                cannot be used.
+            BackendConfigurationError: The agent cannot be packaged, the environment is not
+                there, or the folder for trials cannot be used.
         """
         if self._bridge is not None:
             raise BackendConfigurationError("this backend is running already")
         await self.in_thread(_check_dir, self.trials_dir)
         await self.in_thread(self._tidy_up)
         await self.in_thread(self.agent.prepare)
+        await self.in_thread(self.environment.prepare)
         with harbor_logs():
             async with open_asyncio_bridge(
                 name="harbor", grace_sec=self.cancel_grace_sec, close_timeout_sec=_CLOSE_SEC

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.opensandbox import OPENSANDBOX_IMPORT_PATH, with_defaults
 from rollout.backend.harbor.validation import has_harbor, problems_of
+from rollout.backend.imports import resolve_object
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["NAMESPACE", "EnvironmentSpec", "secrets_in"]
@@ -96,6 +98,29 @@ class EnvironmentSpec:
         if self.is_opensandbox:
             fields["kwargs"] = with_defaults(fields.get("kwargs") or {}, environ)
         return fields
+
+    def prepare(self) -> None:
+        """Find out that the environment is there, before a rollout does. Blocking.
+
+        Raises:
+            BackendConfigurationError: Its import path leads nowhere, what it needs is not
+                installed, or it cannot hold the limits that it is told to.
+        """
+        from harbor.environments.factory import EnvironmentFactory  # noqa: PLC0415 - an extra
+        from harbor.models.trial.config import EnvironmentConfig  # noqa: PLC0415 - an extra
+
+        config = EnvironmentConfig.model_validate(self.fields({}))
+        try:
+            if config.import_path is not None:
+                found = resolve_object(config.import_path, name="environment")
+                if not isinstance(found, type):
+                    raise BackendConfigurationError(f"environment: {self.name} is no class")  # noqa: TRY301
+            EnvironmentFactory.validate_resource_policies(config)
+        except BackendConfigurationError:
+            raise
+        except Exception as error:  # importing a module runs it
+            text = describe_exception(error, self.secrets)
+            raise BackendConfigurationError(f"environment {self.name}: {text}") from error
 
     def domain(self, environ: Mapping[str, str]) -> str | None:
         """Return the OpenSandbox server that trials use, ``None`` for other environments."""

@@ -12,6 +12,7 @@ import trio
 from trial_support import KEY, TESTS, Chat, files_with
 
 from rollout import RolloutContext
+from rollout.errors import BackendConfigurationError
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
 TIMEOUT = RolloutErrorCategory.TIMEOUT
@@ -46,14 +47,28 @@ async def test_an_environment_that_does_not_start(make_task, make_backend, servi
     assert diagnostics(tmp_path)["phase"] == "running"
 
 
-async def test_an_environment_that_is_not_there(make_task, make_backend, serving, tmp_path):
-    """Harbor raises before the trial has begun: no event, no result."""
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"import_path": "no_such_module:Environment"}, "there is no module 'no_such_module'"),
+        ({"import_path": "trial_variants:NoSuch"}, "has no attribute 'NoSuch'"),
+        ({"import_path": "json:loads"}, "json:loads is no class"),
+        ({"import_path": "broken_environment:Any"}, "division by zero"),
+        ({"type": "namespace", "memory_enforcement_policy": "guarantee"}, "memory"),
+    ],
+)
+async def test_an_environment_that_is_not_there_is_told_at_the_start(
+    make_task, make_backend, environment, said, tmp_path, monkeypatch
+):
     make_task()
-    async with serving(make_backend(kind="no_such_module:Environment")) as rollouts:
-        result = await rollouts.run(label="42")
-    assert "no_such_module" in failed(result, VALIDATION_ERROR)
-    assert result.agent_started_at is None
-    assert diagnostics(tmp_path)["phase"] == "queued"
+    (tmp_path / "broken_environment.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    backend = make_backend(environment=environment)
+    with pytest.raises(BackendConfigurationError) as caught:
+        async with backend.running():
+            raise AssertionError("it runs")
+    assert "environment" in str(caught.value)
+    assert said in str(caught.value)
 
 
 async def test_an_environment_that_starts_too_slowly(make_task, make_backend, serving, monkeypatch):
@@ -281,10 +296,18 @@ async def test_a_trial_that_wants_to_end_the_process(
     assert good.sample.reward == 1.0
 
 
-async def test_the_key_is_in_no_message(make_task, make_backend, serving, caplog, capfd):
+async def test_the_key_is_in_no_message(
+    make_task, make_backend, serving, caplog, capfd, monkeypatch
+):
+    from harbor.trial.trial import Trial
+
+    async def refuse(config, **_):
+        raise ValueError(f"no environment of the name {KEY}")
+
     make_task(solution="true", tests=TESTS)
     caplog.set_level(logging.DEBUG)
-    async with serving(make_backend(kind=f"no_such:{KEY}")) as rollouts:
+    monkeypatch.setattr(Trial, "create", refuse)
+    async with serving(make_backend()) as rollouts:
         result = await rollouts.run(label="42")
     assert KEY not in failed(result, VALIDATION_ERROR)
     assert KEY not in caplog.text
