@@ -41,14 +41,17 @@ def _reply(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if content:
         text = content if isinstance(content, str) else _output(content)
         items.append({"role": "assistant", "content": text})
+    elif message.get("refusal"):
+        refusal = {"type": "refusal", "refusal": message["refusal"]}
+        items.append({"type": "message", "role": "assistant", "content": [refusal]})
     for call in message.get("tool_calls") or ():
-        function = call["function"]
+        function = call.get("function") or {}
         items.append(
             {
                 "type": "function_call",
-                "call_id": call["id"],
-                "name": function["name"],
-                "arguments": function["arguments"],
+                "call_id": call.get("id"),
+                "name": function.get("name"),
+                "arguments": function.get("arguments"),
             }
         )
     return items

@@ -4,14 +4,15 @@ Theory of operation: two records come together. The framework has the history in
 which becomes the sample's messages. The wire has what the framework forgets: each request, which
 model answered, what it cost and how long it took. The trajectory is the framework's history in
 chat form, and each reply in it is given the call that brought it, found by the ids of its tool
-calls or by its text.
+calls, or by its text and by what it was the answer to.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -60,6 +61,20 @@ class _History:
     chat: list[dict[str, Any]]
 
 
+@frozen
+class _Place:
+    """Where in a history a reply belongs: behind so many messages, the last of which says this."""
+
+    count: int = 0
+    said: str = ""
+
+    def behind(self, message: dict[str, Any]) -> _Place:
+        """Return the next one; frameworks do not have the system's messages in their histories."""
+        if message.get("role") in _SYSTEM:
+            return self
+        return _Place(self.count + 1, _text(message))
+
+
 class FrameworkSource(ConversationRecorder):
     """Records the calls of a framework, and takes its histories.
 
@@ -72,6 +87,7 @@ class FrameworkSource(ConversationRecorder):
         self._histories: list[_History] = []
         self._heads: dict[int, dict[str, Any] | None] = {}
         self._head: dict[str, Any] | None = None
+        self._asked: dict[int, _Place] = {}
 
     def start(
         self, body: dict[str, Any], *, api: str, conversation: str, at: datetime, retry: int = 0
@@ -88,10 +104,16 @@ class FrameworkSource(ConversationRecorder):
     def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
         """Take the answer of a call, see `ConversationRecorder.finish`."""
         with self._lock:
+            if call.number in self._sent:
+                self._asked[call.number] = _end_of(self._sent[call.number])
             super().finish(call, answer, latency_sec)
 
     def take_history(
-        self, messages: Sequence[Mapping[str, Any]], chat: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat: Sequence[Mapping[str, Any]],
+        *,
+        from_chat: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> None:
         """Take the history of a run.
 
@@ -100,12 +122,18 @@ class FrameworkSource(ConversationRecorder):
         Args:
             messages: In the framework's form, JSON values.
             chat: The same in chat form.
+            from_chat: Turns chat messages into the framework's form. If given, a last reply that
+                the framework has not kept, since it could not make sense of it, is added.
         """
         taken = _History(
             [dict(each) for each in fit(list(messages))[0]],
             [dict(each) for each in fit(list(chat))[0]],
         )
         with self._lock:
+            reply = self._not_kept(taken.chat) if from_chat is not None else None
+            if from_chat is not None and reply is not None:
+                taken.messages.extend(from_chat([reply]))
+                taken.chat.append(reply)
             self._histories = [
                 each
                 for each in self._histories
@@ -145,14 +173,25 @@ class FrameworkSource(ConversationRecorder):
                 extra_fields=copy.deepcopy(extra),
             )
 
+    def _not_kept(self, chat: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the reply of the last call, if it was the answer to a history and is not in it."""
+        last = next((each for each in reversed(self.calls) if each.complete and each.choices), None)
+        if last is None or self._asked[last.number] != _end_of(chat):
+            return None
+        return last.choices[0].messages[0]
+
     def _with_calls(self, chat: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
         """Return a history with what is known of the calls in it, and their numbers."""
         open_calls = [call for call in self.calls if call.choices]
         told: list[dict[str, Any]] = []
         used: list[int] = []
         unstamped = 0
+        place = _Place()
         for message in chat:
-            found = _find(message, open_calls) if message.get("role") == "assistant" else None
+            found = None
+            if message.get("role") == "assistant":
+                found = self._find(message, open_calls, place)
+            place = place.behind(message)
             if found is None:
                 told.append(message)
                 continue
@@ -167,13 +206,36 @@ class FrameworkSource(ConversationRecorder):
                 for each in told[unstamped:]
             ]
             wire = {key: value for key, value in choice.messages[0].items() if value is not None}
-            told.append(call.enriched({**wire, **message}, choice))
+            whole = {**wire, **message}
+            if len(_calls(message)) < len(_calls(wire)):  # of those, one has ended the run
+                whole["tool_calls"] = wire["tool_calls"]
+            told.append(call.enriched(whole, choice))
             unstamped = len(told)
             head = self._heads.get(call.number)
             if len(used) == 1 and head is not None and told[0].get("role") not in _SYSTEM:
                 told.insert(0, call.enriched(head, None))
                 unstamped += 1
         return told, used
+
+    def _find(
+        self, message: dict[str, Any], calls: list[Call], place: _Place
+    ) -> tuple[Call, Choice] | None:
+        """Return which reply a message is: to the same question, or else the first one like it."""
+        alike = [
+            (call, choice)
+            for call in calls
+            if message.get("response_id") in (None, call.response_id)
+            for choice in call.choices
+            if choice.messages
+            and ("response_id" in message or _is_same(message, choice.messages[0]))
+        ]
+        # Of several runs that went the same way, the last one is the sample.
+        fits = [each for each in alike if self._asked.get(each[0].number) == place]
+        return fits[-1] if fits else next(iter(alike), None)
+
+
+def _end_of(messages: Sequence[dict[str, Any]]) -> _Place:
+    return functools.reduce(_Place.behind, messages, _Place())
 
 
 def _system_message(body: dict[str, Any]) -> dict[str, Any] | None:
@@ -188,23 +250,11 @@ def _aside(call: Call) -> dict[str, Any]:
     return {"call": call.number, "model": call.model, "usage": call.usage, "replies": replies}
 
 
-def _find(message: dict[str, Any], calls: list[Call]) -> tuple[Call, Choice] | None:
-    for call in calls:
-        if message.get("response_id") not in (None, call.response_id):
-            continue
-        for choice in call.choices:
-            if choice.messages and (
-                "response_id" in message or _is_same(message, choice.messages[0])
-            ):
-                return call, choice
-    return None
-
-
 def _is_same(message: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
     """Whether a framework's message is a reply off the wire."""
     ours, theirs = _ids(message), _ids(reply)
     if ours and theirs:
-        return ours == theirs
+        return set(ours) <= set(theirs)
     # Where the endpoint gives calls no ids, frameworks make them up.
     return _text(message) == _text(reply) and _called(message) == _called(reply)
 

@@ -139,7 +139,7 @@ async def _run(sdk: Any, source: FrameworkSource | None, run: Any, session: Any)
         result = await run()
     except sdk.AgentsException as error:
         if source is not None and error.run_data is not None:
-            await _take(sdk, source, error.run_data, session)
+            await _take(sdk, source, error.run_data, session, failed=True)
         failed = _of_tool(sdk, error)
         if failed is None:
             raise
@@ -158,7 +158,9 @@ def _of_tool(sdk: Any, error: BaseException) -> Exception | None:
     return cause if wrapped and isinstance(cause, Exception) else None
 
 
-async def _take(sdk: Any, source: FrameworkSource, run: Any, session: Any) -> None:
+async def _take(
+    sdk: Any, source: FrameworkSource, run: Any, session: Any, *, failed: bool = False
+) -> None:
     """Take the history of a run, or of what an exception says of one."""
     if session is not None:
         items = await session.get_items()
@@ -173,7 +175,9 @@ async def _take(sdk: Any, source: FrameworkSource, run: Any, session: Any) -> No
                 if not isinstance(each, sdk.ToolApprovalItem)
             ),
         ]
-    source.take_history(items, as_chat(items))
+    # The SDK drops a reply that it can make nothing of: no JSON where that was asked for, a tool
+    # that there is not. It is what the model has said all the same.
+    source.take_history(items, as_chat(items), from_chat=as_items if failed else None)
 
 
 @asynccontextmanager
@@ -235,5 +239,5 @@ async def _events(
         # The run is a task of its own; the connection of its call is closed once that has ended.
         await settle(result.run_loop_task)
         if source is not None:
-            await _take(sdk, source, result, session)
+            await _take(sdk, source, result, session, failed=stream.result is None)
     raise failed

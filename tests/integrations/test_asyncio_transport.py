@@ -326,6 +326,53 @@ async def test_calls_without_ids_are_found_by_what_they_call(sides):
     assert [each["call"] for each in sample.extra_fields["other_calls"]] == [4]
 
 
+async def test_of_runs_that_said_the_same_the_last_one_is_told(sides):
+    """The tokens of a reply are those of its own call."""
+    steps = [say("yes", usage={"completion_tokens": number}) for number in range(1, 7)]
+    again = {"role": "user", "content": "Sure?"}
+    async with sides(*steps) as side:
+        for _ in range(2):
+            reply = (await side.post()).json()["choices"][0]["message"]
+            await side.post({**BODY, "messages": [SYSTEM, QUESTION, reply, again]})
+        await side.post({**BODY, "messages": [SYSTEM, again]})  # another agent
+        chat = [QUESTION, reply, again, reply]
+        side.source.take_history(chat, chat)
+        told = (await side.source.get_sample()).trajectory_messages
+    replies = [each for each in told if each["role"] == "assistant"]
+    assert [each["usage"]["completion_tokens"] for each in replies] == [3, 4]
+
+
+async def test_a_reply_that_a_framework_has_dropped_is_added(sides):
+    def from_chat(messages):
+        return [{"own form": each["content"]} for each in messages]
+
+    async with sides(say("first"), say("second"), say("aside")) as side:
+        await side.post()
+        side.source.take_history([{"own form": "?"}], [QUESTION], from_chat=from_chat)
+        sample = await side.source.get_sample()
+        assert sample.messages == [{"own form": "?"}, {"own form": "first"}]
+        assert sample.trajectory_messages[-1]["usage"]["completion_tokens"] == 1
+        assert sample.extra_fields == {}
+        # Not again where it is there, and not the reply to something else.
+        chat = [QUESTION, {"role": "assistant", "content": "first"}]
+        for _ in range(2):
+            side.source.take_history(chat, chat, from_chat=from_chat)
+            assert (await side.source.get_sample()).messages == chat
+            await side.post()
+
+
+async def test_a_run_that_a_tool_has_ended_keeps_all_calls_of_its_last_reply(sides):
+    calls = [("add", {"left": 6}), ("fail", {})]
+    async with sides(Step(calls=calls)) as side:
+        reply = (await side.post()).json()["choices"][0]["message"]
+        chat = [QUESTION, {**reply, "tool_calls": reply["tool_calls"][:1]}]
+        side.source.take_history(chat, chat, from_chat=list)
+        sample = await side.source.get_sample()
+    assert sample.messages == chat
+    assert sample.trajectory_messages[-1]["tool_calls"] == reply["tool_calls"]
+    assert sample.trajectory_messages[-1]["usage"]["completion_tokens"] == 2
+
+
 async def test_runs_that_go_on_take_the_place_of_those_before(sides):
     async with sides(say("one")) as side:
         first, second = {"role": "user", "content": "1"}, {"role": "user", "content": "2"}

@@ -39,6 +39,24 @@ def test_a_chat_becomes_items():
     ]
 
 
+def test_replies_that_say_little_become_items():
+    call = {"function": {"name": "add"}}
+    assert as_items(
+        [
+            {"role": "assistant", "content": None, "refusal": "No."},
+            {"role": "assistant", "content": None, "tool_calls": [call, {}]},
+        ]
+    ) == [
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "refusal", "refusal": "No."}],
+        },
+        {"type": "function_call", "call_id": None, "name": "add", "arguments": None},
+        {"type": "function_call", "call_id": None, "name": None, "arguments": None},
+    ]
+
+
 def test_items_and_texts_pass_as_they_are():
     items = [
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},

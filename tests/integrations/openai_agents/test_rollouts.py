@@ -11,6 +11,7 @@ from integrations.framework_ends import *  # noqa: F403
 from integrations.framework_samples import *  # noqa: F403
 from integrations.frameworks import KEY, QUESTION, Kit, run, serving, trajectory, workflow  # noqa: F401
 from integrations.scripted import call, say, scripted_endpoint
+from pydantic import BaseModel
 
 from rollout import AgentWorkflow, RolloutContext
 from rollout.integrations import openai_agents
@@ -72,6 +73,36 @@ async def test_too_many_turns_leave_a_sample():
     assert kinds == ["message", *["function_call", "function_call_output"] * 2]
     document = trajectory(sample)
     assert document["final_metrics"]["total_completion_tokens"] == 2
+
+
+class Sum(BaseModel):
+    total: int
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("wrong", ["tool", "output"])
+async def test_a_reply_that_the_sdk_makes_nothing_of_is_in_the_sample(wrong, streamed):
+    """It is what the model is to learn from."""
+    step = call("no_such_tool", left=6) if wrong == "tool" else say('{"total": "x')
+    async with scripted_endpoint(step) as endpoint, open_asyncio_bridge():
+        with RolloutContext(chat_completions_url=endpoint.url, api_key=KEY) as context:
+            model = openai_agents.rollout_model("policy")
+            agent = agents.Agent(
+                name="a", model=model, output_type=Sum if wrong == "output" else None
+            )
+            with pytest.raises(agents.ModelBehaviorError):
+                if streamed:
+                    async with openai_agents.stream_agent(agent, [QUESTION]) as events:
+                        async for _ in events:
+                            pass
+                else:
+                    await openai_agents.run_agent(agent, [QUESTION])
+            sample = await context.get_sample()
+    first, last = sample.messages
+    assert first == QUESTION
+    assert (last.get("name") or last["content"]) in {"no_such_tool", '{"total": "x'}
+    assert "other_calls" not in sample.extra_fields
+    assert trajectory(sample)["steps"][-1]["metrics"]["completion_tokens"] > 0
 
 
 async def test_a_handoff_is_one_history():
