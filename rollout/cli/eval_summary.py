@@ -24,6 +24,8 @@ __all__ = ["incomplete_note", "is_complete", "print_summary", "summary_document"
 _Cells = Iterator[tuple[str, str | Text]]
 
 _MOST_K = 6
+_LONGEST_NAME = 32
+"""So much is shown of the name of a sample's metric."""
 
 
 def is_complete(metrics: EvaluationMetrics) -> bool:
@@ -131,7 +133,10 @@ def _costs(metrics: EvaluationMetrics) -> _Cells:
 
 def _sample_metrics(metrics: EvaluationMetrics) -> _Cells:
     for name, metric in metrics.results.sample_metrics.items():
-        yield one_line(name), f"{metric.mean:.4g}  ({metric.count} attempts)"
+        name = one_line(name)
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[: _LONGEST_NAME - 1]}…"
+        yield name, f"{metric.mean:.4g}  ({metric.count} attempts)"
 
 
 def _without_report(folder: Path) -> str:
@@ -177,4 +182,4 @@ def _durations(durations: Durations) -> str:
 def _tokens(prompt: TokenCount, completion: TokenCount) -> str:
     if not prompt.attempts and not completion.attempts:
         return "-"
-    return f"{prompt.total} prompt, {completion.total} completion"
+    return f"{prompt.total:,} prompt, {completion.total:,} completion"

@@ -105,8 +105,15 @@ class AttemptRecord:
 
     @property
     def infrastructure(self) -> bool:
-        """Whether it failed for a reason outside of agent and grader."""
-        return self.failed and self.err_category in {"http_error", "unreachable"}
+        """Whether it failed for a reason outside of agent and grader.
+
+        A server that broke the protocol is one; a request that it refused is none, since that
+        may be about its row.
+        """
+        if not self.failed:
+            return False
+        broken = self.outcome is AttemptOutcome.ERROR and self.may_have_run
+        return broken or self.err_category in {"http_error", "unreachable"}
 
 
 FIELDS = tuple(attribute.name for attribute in attrs.fields(AttemptRecord))

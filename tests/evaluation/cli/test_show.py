@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from cli.harness import Cli
+from evaluation.run.cases import record
 
-from rollout.cli.eval_summary import _curve
+from rollout.cli.eval_summary import _curve, print_summary
+from rollout.evaluation import compute_metrics
 from rollout.evaluation.estimators import KEstimate
 
 MISSING = "not complete: 6 of 10 attempts have ended; rollout eval run goes on with it"
@@ -176,3 +179,19 @@ def test_a_long_curve_is_told_by_a_few_of_its_values():
         "1", "2", "4", "8", "16", "32", "100",
     ]  # fmt: skip
     assert _curve((KEstimate(1, None, 0),)) == "1: -"
+
+
+def test_what_a_sample_tells_does_not_break_the_summary(capsys):
+    told = {"x" * 33: 1.0, "y" * 32: 2.0, "a\n\x1b[31m[b]": 3.0}
+    records = [record(prompt_tokens=1_234_567, completion_tokens=89, metrics=told)]
+    manifest = {"run_id": "r", "chat": {"model": "m"}}
+    print_summary(Path("nowhere"), manifest, compute_metrics(records, rows=1, n=1))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "Run r, m, 1 row, n = 1"
+    assert max(map(len, lines)) <= 80
+    rows = dict(line.strip("│ ").split(" │ ") for line in lines if " │ " in line)
+    rows = {name.strip(): value.strip() for name, value in rows.items()}
+    assert rows["tokens"] == "1,234,567 prompt, 89 completion"
+    assert rows["x" * 31 + "…"] == "1  (1 attempts)"
+    assert rows["y" * 32] == "2  (1 attempts)"
+    assert rows[r"a \x1b[31m[b]"] == "3  (1 attempts)"

@@ -34,7 +34,7 @@ class FakeRollouts(httpx.AsyncBaseTransport):
 
     Attributes:
         admit: Given the body of an admission; ``None`` admits it.
-        end: Given a rollout; the fields of its result, or an exception.
+        end: Given a rollout; the fields of its result, a whole answer, or an exception.
         healthy: The answer to the health check.
         tries: How often each attempt was asked for, by row and attempt.
         active: The rollouts that the server would still run.
@@ -42,7 +42,7 @@ class FakeRollouts(httpx.AsyncBaseTransport):
     """
 
     admit: Callable[[dict[str, Any]], httpx.Response | Exception | None] = lambda _: None
-    end: Callable[[Started], Awaitable[dict[str, Any] | Exception]] | None = None
+    end: Callable[[Started], Awaitable[dict[str, Any] | httpx.Response | Exception]] | None = None
     healthy: httpx.Response | Exception | None = None
     tries: Counter[tuple[int, int]] = field(factory=Counter)
     active: dict[str, Started] = field(factory=dict)
@@ -96,8 +96,8 @@ class FakeRollouts(httpx.AsyncBaseTransport):
         if rollout is None:
             return httpx.Response(404, json={"detail": "unknown rollout_id"})
         fields = success() if self.end is None else await self.end(rollout)
-        if isinstance(fields, Exception):
-            raise fields
+        if not isinstance(fields, dict):
+            return answer(fields)
         self.active.pop(rollout_id, None)
         body = json.dumps({"rollout_id": rollout_id, **fields}).encode()
         return httpx.Response(200, content=body)

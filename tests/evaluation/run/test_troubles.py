@@ -118,6 +118,35 @@ async def test_breaker_for_a_server_that_is_gone(tmp_path, server, trouble):
     assert run.complete
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [refused(500), httpx.Response(202, text="<html>"), httpx.Response(200), refused(307)],
+)
+async def test_breaker_for_a_server_that_answers_nonsense(tmp_path, server, nonsense):
+    server.admit = lambda _: nonsense
+    config = config_of(tmp_path, server="http://fake", rows=scripted(60), breaker_failures=10)
+    with pytest.raises(EvaluationStoppedError, match="the last one: protocol: "):
+        await run_all(config)
+    assert server.tries.total() < 60
+
+
+async def test_breaker_for_a_server_that_forgets_its_rollouts(tmp_path, server):
+    async def end(rollout):
+        return httpx.Response(404, json={"detail": "unknown rollout_id"})
+
+    server.end = end
+    config = config_of(tmp_path, server="http://fake", rows=scripted(60), breaker_failures=10)
+    with pytest.raises(EvaluationStoppedError, match=r"the last one: protocol: .*unknown"):
+        await run_all(config)
+
+
+async def test_breaker_leaves_requests_that_are_refused_alone(tmp_path, server):
+    server.admit = lambda _: refused(422)
+    config = config_of(tmp_path, server="http://fake", rows=scripted(9), breaker_failures=1)
+    run, _ = await run_all(config)
+    assert run.metrics.results.error_categories == {"protocol": 9}
+
+
 async def test_tries_of_a_failed_setup_count_for_the_breaker(tmp_path, server, monkeypatch):
     monkeypatch.setattr("rollout.evaluation.run.setup_retry_delay_sec", lambda _: 0)
 
