@@ -133,10 +133,10 @@ def _costs(metrics: EvaluationMetrics) -> _Cells:
 
 def _sample_metrics(metrics: EvaluationMetrics) -> _Cells:
     for name, metric in metrics.results.sample_metrics.items():
-        name = one_line(name)
-        if len(name) > _LONGEST_NAME:
-            name = f"{name[: _LONGEST_NAME - 1]}…"
-        yield name, f"{metric.mean:.4g}  ({metric.count} attempts)"
+        shown = one_line(name)
+        if len(shown) > _LONGEST_NAME:
+            shown = f"{shown[: _LONGEST_NAME - 1]}…"
+        yield shown, f"{metric.mean:.4g}  ({metric.count} attempts)"
 
 
 def _without_report(folder: Path) -> str:

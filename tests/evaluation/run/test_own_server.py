@@ -64,6 +64,8 @@ def app(tmp_path, monkeypatch):
     """A file with an application, whose modules are found."""
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
+    # As for a user: what an application prints does not come in time by the variable's grace.
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     file = tmp_path / "own_app.py"
     file.write_text(textwrap.dedent(APP))
     return file
