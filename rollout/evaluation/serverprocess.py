@@ -11,7 +11,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -48,16 +48,20 @@ async def server_process(
         environment: Variables for it, on top of this process's own.
 
     Raises:
-        EvaluationError: It does not start; the message has the last line that it wrote.
+        EvaluationError: It does not start; the message has the last line that it wrote: to
+            stderr, if there is one.
         EvaluationStoppedError: It ended while the block ran.
 
     Leaving the block, by cancellation too, stops it within 15 seconds and waits for it.
     """
     with _opened(log) as output:
+        begin = output.tell()
         process = await _start(app, output, os.environ | environment)
         try:
-            url = await _announced(process, output, log)
-            async with beside(partial(_copy, process, output), partial(_watch, process, log)):
+            url = await _announced(process, output, log, begin)
+            async with beside(
+                partial(_copy, process, output), partial(_watch, process, log, begin)
+            ):
                 yield url
         finally:
             with trio.CancelScope(shield=True):
@@ -72,10 +76,11 @@ def _opened(log: Path) -> IO[bytes]:
 
 
 async def _start(app: str, output: IO[bytes], environment: dict[str, str]) -> trio.Process:
-    # In a session of its own, so that Ctrl-C reaches the run alone, which then stops it.
+    # In a session of its own, so that Ctrl-C reaches the run alone, which then stops it. And with
+    # `-u`, so that what it prints gets into the log when it prints it, not when it ends.
     try:
         return await trio.lowlevel.open_process(
-            [sys.executable, "-m", "rollout.cli", "serve", app, *_OPTIONS],
+            [sys.executable, "-u", "-m", "rollout.cli", "serve", app, *_OPTIONS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
@@ -86,20 +91,25 @@ async def _start(app: str, output: IO[bytes], environment: dict[str, str]) -> tr
         raise EvaluationError(f"the rollout server cannot be started: {error}") from None
 
 
-async def _announced(process: trio.Process, output: IO[bytes], log: Path) -> str:
+async def _announced(process: trio.Process, output: IO[bytes], log: Path, begin: int) -> str:
     """Read the line with which a server says where it listens."""
     assert process.stdout is not None  # noqa: S101 - it was asked for
     received = b""
+    printed: set[str] = set()
     async for data in process.stdout:
         _write(output, data)
         received += data
         *lines, received = received.split(b"\n")
+        printed.update(_text(line) for line in lines)
         for line in lines:
             if line.startswith(_ANNOUNCEMENT):
                 return line.removeprefix(_ANNOUNCEMENT).split()[0].decode()
+    printed.add(_text(received))
     await process.wait()
+    # What came through the pipe may stand below the error, though it was printed before it.
+    last = _last_line(log, begin, besides=printed) or _last_line(log, begin)
     raise EvaluationError(
-        f"the rollout server did not start: {_last_line(log) or 'it wrote nothing'} "
+        f"the rollout server did not start: {last or 'it wrote nothing'} "
         f"(exit code {process.returncode}; all of it is in {log})"
     )
 
@@ -119,11 +129,11 @@ def _write(output: IO[bytes], data: bytes | bytearray) -> None:
         logger.warning("what the rollout server prints cannot be kept: %s", error)
 
 
-async def _watch(process: trio.Process, log: Path) -> None:
+async def _watch(process: trio.Process, log: Path, begin: int) -> None:
     await process.wait()
     raise EvaluationStoppedError(
         f"the rollout server of the run ended (exit code {process.returncode}); {log} says "
-        f"why: {_last_line(log) or 'it wrote nothing'}"
+        f"why: {_last_line(log, begin) or 'it wrote nothing'}"
     )
 
 
@@ -143,8 +153,16 @@ async def _stop(process: trio.Process, output: IO[bytes]) -> None:
     await process.stdout.aclose()
 
 
-def _last_line(log: Path) -> str:
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace").strip()
+
+
+def _last_line(log: Path, begin: int, *, besides: Collection[str] = ()) -> str:
+    """Find the last line of the log that is not blank, after what earlier servers wrote."""
     with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = file.read().decode("utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        start = max(begin, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        first, *rest = [_text(line) for line in file.read().split(b"\n")]
+    # The first line of a tail has no beginning, so it counts only where there is no other.
+    lines = rest if start > begin and any(rest) else [first, *rest]
+    return next((line for line in reversed(lines) if line and line not in besides), "")

@@ -160,6 +160,19 @@ async def test_one_that_does_not_start(tmp_path, app, name, words):
     assert list(read_records(config.run.output)) == []
 
 
+@pytest.mark.parametrize(
+    ("says", "words"), [("", "it wrote nothing"), ("a line\\n" * 1000 + "no licence", "no licence")]
+)
+async def test_the_reason_is_none_of_an_earlier_server(tmp_path, app, says, words):
+    """One that writes nothing to stderr, and its last words at once; the log goes on for ever."""
+    log = tmp_path / "server.log"
+    log.write_text("the last line of an earlier one\n")
+    app.write_text(f"import os\nprint('{says}')\nos._exit(3)")
+    with pytest.raises(EvaluationError, match=rf"not start: {words} \(exit code 3"):
+        async with server_process(f"{app}:app", log=log, environment={}):
+            pytest.fail("it started")
+
+
 async def test_one_that_dies_in_the_middle(tmp_path, app, caplog):
     """Whatever its death does to attempts, they are no failures and run again."""
     rows = [*scripted(3), *scripted(1, kill=True), *scripted(20, sleep=600)]
