@@ -74,14 +74,14 @@ async def call_tool(server: Client, call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (TypeError, ValueError, RecursionError):
         arguments = None
     if isinstance(arguments, dict):
         result = await server.call_tool(function["name"], arguments)
         text = "\n".join(part.text for part in result.content if isinstance(part, TextContent))
     else:
         text = "error: the arguments are no JSON object"
-    return {"role": "tool", "tool_call_id": call["id"], "content": text}
+    return {"role": "tool", "tool_call_id": call.get("id"), "content": text}
 
 
 app = create_rollout_server(

@@ -41,7 +41,8 @@ async def price(item: str) -> int:
 async def multiply(left: float, right: float) -> float:
     """Return the product of two numbers."""
     await trio.lowlevel.checkpoint()
-    return left * right
+    # Arguments are the model's: "spam" * 1_000_000_000 is no product, but fills the memory.
+    return float(left) * float(right)
 
 
 TOOLS: dict[str, Callable[..., Awaitable[float]]] = {"price": price, "multiply": multiply}
@@ -89,23 +90,20 @@ class UseTools(AgentWorkflow[ToolConfig]):
 
 async def call_all(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run the calls of one turn side by side; their results come in the order of the calls."""
-    results: dict[str, str] = {}
+    results = [{"role": "tool", "tool_call_id": call.get("id"), "content": ""} for call in calls]
 
-    async def call_one(call: dict[str, Any]) -> None:
+    async def call_one(function: dict[str, Any], result: dict[str, Any]) -> None:
         try:
-            arguments = json.loads(call["function"]["arguments"])
-            results[call["id"]] = str(await TOOLS[call["function"]["name"]](**arguments))
-        except (KeyError, TypeError, ValueError) as error:
+            arguments = json.loads(function["arguments"])
+            result["content"] = f"{await TOOLS[function['name']](**arguments):.15g}"
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             # For the model to read: it may do better next time.
-            results[call["id"]] = f"error: {error!r}"
+            result["content"] = f"error: {error!r}"
 
     async with trio.open_nursery() as nursery:
-        for call in calls:
-            nursery.start_soon(call_one, call)
-    return [
-        {"role": "tool", "tool_call_id": call["id"], "content": results[call["id"]]}
-        for call in calls
-    ]
+        for call, result in zip(calls, results, strict=True):
+            nursery.start_soon(call_one, call["function"], result)
+    return results
 
 
 class LastNumberIsRight(Grader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import asynccontextmanager
@@ -91,8 +92,11 @@ async def test_tools_come_from_the_server():
     assert result.sample.messages[-1]["content"] == "At 9 and at 14."
 
 
-async def test_the_model_may_get_arguments_wrong():
-    broken = Step(calls=[("read_note", "no object")])
+@pytest.mark.parametrize("arguments", ['"no object"', None, "{", "[" * 100_000])
+async def test_the_model_may_get_arguments_wrong(arguments):
+    function = {"name": "read_note", "arguments": arguments}
+    message = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    broken = Step(raw=json.dumps({"choices": [{"index": 0, "message": message}]}).encode())
     module = example("mcp_tools")
     async with scripted_endpoint(broken, say("Sorry.")) as endpoint, client_of(module) as client:
         result = await client.run_rollout(**ask(endpoint.url))

@@ -58,6 +58,13 @@ async def test_tool_agent():
     assert endpoint.requests[0].key == KEY
 
 
+def called(arguments=None, *, calls=None):
+    """A reply with calls as some models make them."""
+    call = {"id": "c1", "function": {"name": "price", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": calls or [call]}
+    return Step(raw=json.dumps({"choices": [{"index": 0, "message": message}]}).encode())
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -65,6 +72,11 @@ async def test_tool_agent():
         call("price", thing="apple"),
         call("steal", item="apple"),
         call("multiply", left="a", right="b"),
+        call("multiply", left="a", right=10_000_000_000),
+        call("price", item=["apple"]),
+        called(None),
+        called("["),
+        called("[" * 100_000),
     ],
 )
 async def test_tool_agent_tells_the_model_what_went_wrong(wrong):
@@ -73,6 +85,20 @@ async def test_tool_agent_tells_the_model_what_went_wrong(wrong):
         result = await client.run_rollout(**ask(endpoint.url))
     assert (result.status, result.sample.reward) == (RolloutStatus.SUCCESS, 0.0)
     assert result.sample.messages[2]["content"].startswith("error: ")
+
+
+async def test_tool_agent_does_without_ids():
+    calls = [
+        {"function": {"name": "price", "arguments": json.dumps({"item": item})}}
+        for item in ("apple", "bread")
+    ]
+    async with (
+        scripted_endpoint(called(calls=calls), say("7")) as endpoint,
+        client_of(example("tool_agent")) as client,
+    ):
+        result = await client.run_rollout(**ask(endpoint.url))
+    answers = [m["content"] for m in result.sample.messages if m["role"] == "tool"]
+    assert answers == ["3", "4"]
 
 
 async def test_tool_agent_ends_after_its_turns(caplog):
