@@ -25,9 +25,6 @@ __all__ = ["SCHEMA", "Comparison", "RowTable", "compare", "compare_runs"]
 SCHEMA = "rollout-comparison/1"
 """What the ``schema`` of a comparison says."""
 
-_SAME = ("digest", "selection", "limit")
-"""What two datasets must have in common for their rows to be the same ones."""
-
 
 @frozen
 class RowTable:
@@ -143,6 +140,8 @@ def compare(a: Iterable[AttemptRecord], b: Iterable[AttemptRecord]) -> Compariso
 def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) -> Comparison:
     """Compare two run folders. Blocking.
 
+    The same bytes have the same rows, whatever selection and limit each run took of them.
+
     Args:
         a: Folder of run A, the one before.
         b: Folder of run B, the one after.
@@ -154,14 +153,12 @@ def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) ->
         EvaluationDamagedError: A file of a run is damaged.
     """
     before, after = read_manifest(a), read_manifest(b)
-    changed = [
-        f"{name} ({_shown(before['dataset'].get(name))} and {_shown(after['dataset'].get(name))})"
-        for name in _SAME
-        if before["dataset"].get(name) != after["dataset"].get(name)
-    ]
-    if changed and not allow_different_datasets:
+    old, new = (manifest["dataset"].get("digest") for manifest in (before, after))
+    if old != new and not allow_different_datasets:
         raise EvaluationError(
-            f"{a} and {b} cannot be compared, since their datasets differ in {', '.join(changed)}"
+            f"{a} and {b} are about different datasets (digest {_shown(old)} and {_shown(new)}), "
+            "so their rows may not be the same; allow_different_datasets "
+            "(--allow-different-datasets) pairs them by their number all the same"
         )
     comparison = compare(final_records(a), final_records(b))
     return attrs.evolve(comparison, differences=tuple(_differences(before, after)))
