@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
 
 import pytest
 
+from rollout.backend.harbor._namespace import processes
 from rollout.backend.harbor._namespace.errors import NamespaceError
 from rollout.backend.harbor._namespace.output import Output
 from rollout.backend.harbor._namespace.processes import MARK, find_marked, pid_namespace
@@ -135,6 +137,29 @@ def test_marked_processes_are_found_with_their_children():
         assert find_marked(namespace + 1, "me", spare=0) == ([], True)
         process.stdin.close()
     assert find_marked(namespace, "me", spare=0)[0] == []
+
+
+def test_a_process_that_another_one_left_behind_while_it_was_looked_for_is_found(monkeypatch):
+    """The list of processes is taken, then its last one starts the next one and ends."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    namespace = pid_namespace(os.getpid())
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, MARK: "me"}
+    ) as process:
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"
+        lists = iter([[ended.pid], [ended.pid, process.pid]])
+        with monkeypatch.context() as patched:
+            patched.setattr(processes, "_pids", lambda: next(lists))
+            assert find_marked(namespace, "me", spare=0) == ([process.pid], True)
+        # Where that does not end, it is said.
+        with monkeypatch.context() as patched:
+            numbers = itertools.count(2**23)  # beyond all numbers of processes
+            patched.setattr(processes, "_pids", lambda: [next(numbers)])
+            assert find_marked(namespace, "me", spare=0) == ([], False)
+        process.stdin.close()
 
 
 # Work that is finished

@@ -19,6 +19,9 @@ __all__ = ["MARK", "find_marked", "pid_namespace", "signal_if_inside"]
 MARK = "ROLLOUT_COMMAND_ID"
 """The environment variable that marks the processes of one command."""
 
+_LOOKS = 20
+"""How often the list of processes is taken anew for those that ended before they were looked at."""
+
 _THREADS, _ENV_END = 20 - 3, 51 - 3
 """Where they stand in `/proc/PID/stat`, counted from the state."""
 
@@ -80,29 +83,41 @@ def find_marked(namespace: int, command_id: str, *, spare: int) -> tuple[list[in
 
     Returns:
         The processes, and whether these are all. A process that is replacing its program has no
-        environment for a moment, so it is to be looked at again.
+        environment for a moment, so it is to be looked at again; so is a place where processes end
+        faster than they can be looked at, each leaving another one.
     """
     mark = f"{MARK}={command_id}".encode()
     parents: dict[int, int] = {}
     found: set[int] = set()
     unclear: set[int] = set()
-    for pid in _pids():
-        if pid == spare or pid_namespace(pid) != namespace:
-            continue
-        seen = _look_at(pid)
-        if seen is None:
-            continue
-        parents[pid] = seen.parent
-        if mark in _environment(pid):
-            found.add(pid)
-        elif seen.is_executing or _look_at(pid) != seen:
-            unclear.add(pid)
+    known = {spare}
+    fled = True
+    for _ in range(_LOOKS):
+        new = set(_pids()) - known
+        fled = False
+        for pid in new:
+            number = pid_namespace(pid)
+            if number is not None and number != namespace:
+                continue
+            seen = _look_at(pid)
+            if seen is None or number is None:
+                # What it started before it ended is younger than the list.
+                fled = True
+                continue
+            parents[pid] = seen.parent
+            if mark in _environment(pid):
+                found.add(pid)
+            elif seen.is_executing or _look_at(pid) != seen:
+                unclear.add(pid)
+        known |= new
+        if not fled:
+            break
     more = True
     while more:
         children = {pid for pid, parent in parents.items() if parent in found} - found
         found |= children
         more = bool(children)
-    return sorted(found), unclear <= found
+    return sorted(found), not fled and unclear <= found
 
 
 def signal_if_inside(pid: int, namespace: int, number: signal.Signals) -> None:
