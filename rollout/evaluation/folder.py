@@ -146,13 +146,22 @@ def tidy(folder: Path) -> None:
 
 
 def check_orphans(folder: Path) -> None:
-    """Refuse a folder with a journal and no manifest: it cannot be told what it belongs to.
+    """Refuse a folder without a manifest that has what belongs to a run, or would be replaced.
 
     Raises:
-        EvaluationDamagedError: It is such a folder.
+        EvaluationDamagedError: It has a journal, and it cannot be told what that belongs to.
+        EvaluationError: It has a file by the name of one that a run writes anew.
     """
-    if (folder / EVENTS).exists() and not (folder / MANIFEST).exists():
+    if (folder / MANIFEST).exists():
+        return
+    if (folder / EVENTS).exists():
         raise EvaluationDamagedError(
             f"{folder} has a journal ({EVENTS}) but no {MANIFEST}; restore it, or start anew "
             "(--fresh keeps what is there in archive/)"
         )
+    for name in (INDEX, METRICS, REPORT):
+        if os.path.lexists(folder / name):
+            raise EvaluationError(
+                f"{folder} has no run, but a file {name}, which a run would replace; choose "
+                "another output folder, or start anew (--fresh keeps what is there in archive/)"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -231,6 +232,32 @@ async def test_fresh_after_damage(tmp_path, server):
     assert run.complete
     (archived,) = (run.folder / "archive").iterdir()
     assert (archived / "events.jsonl").read_bytes() == damaged
+
+
+async def test_a_journal_without_a_manifest_belongs_to_nobody(tmp_path, server):
+    config = config_of(tmp_path, server="http://fake", rows=scripted(1))
+    run, _ = await run_all(config)
+    (run.folder / "manifest.json").unlink()
+    before = contents(run.folder)
+    with pytest.raises(EvaluationDamagedError, match=r"no manifest\.json; restore it"):
+        await run_all(config)
+    assert contents(run.folder) == before
+    run, _ = await run_all(config, fresh=True)
+    assert run.complete
+
+
+@pytest.mark.parametrize("name", ["index.jsonl", "metrics.json", "report.html"])
+async def test_files_of_others_are_not_replaced(tmp_path, server, name):
+    config = config_of(tmp_path, server="http://fake", rows=scripted(1), output=str(tmp_path))
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(EvaluationError, match=f"a file {re.escape(name)}, which a run would"):
+        await run_all(config)
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "manifest.json").exists()
+    run, _ = await run_all(config, fresh=True)
+    assert run.complete
+    (kept,) = (tmp_path / "archive").glob(f"*/{name}")
+    assert kept.read_text() == "mine"
 
 
 # --- files ------------------------------------------------------------------------------------
