@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 import threading
 
@@ -121,10 +122,86 @@ def test_a_link_of_the_host_in_the_way_is_replaced_and_not_followed(tmp_path):
     assert tree(target) == [("dir", None), ("dir/file", None), ("file", None)]
 
 
-def test_more_than_the_limit_is_an_error(tmp_path):
-    with pytest.raises(TransferError, match="more than 10 bytes"):
-        unpack(tmp_path, (FILE, "a", b"x" * 6), (FILE, "b", b"x" * 6), max_bytes=10)
-    assert not (tmp_path / "b").exists()
+def test_what_is_more_than_the_limit_is_left_out(tmp_path):
+    skipped = unpack(
+        tmp_path, (FILE, "a", b"x" * 6), (FILE, "b", b"x" * 6), (FILE, "c", b"x"), max_bytes=10
+    )
+    assert tree(tmp_path) == [("a", None), ("c", None)]
+    assert skipped == ["'b': more than 10 bytes in all"]
+
+
+def gnu_tar(folder):
+    done = subprocess.run(
+        ["tar", "-cS", "--format=posix", f"--directory={folder}", "."],
+        capture_output=True,
+        check=True,
+    )
+    return io.BytesIO(done.stdout)
+
+
+def test_holes_stay_holes(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    size = 1 << 30
+    with (source / "holes").open("wb") as file:
+        for start in (4096 * 3, size // 2):
+            file.seek(start)
+            file.write(b"here")
+        file.truncate(size)
+    (source / "after").write_text("all")
+    assert extract(gnu_tar(source), target, max_bytes=size, stop=threading.Event()) == []
+    found = (target / "holes").stat()
+    assert found.st_size == size
+    assert found.st_blocks * 512 < 1 << 20
+    with (target / "holes").open("rb") as file:
+        for start in (4096 * 3, size // 2):
+            file.seek(start - 1)
+            assert file.read(6) == b"\0here\0"
+    assert (target / "after").read_text() == "all"
+
+
+def test_a_file_that_is_nothing_but_a_hole_is_left_out_if_it_is_too_large(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    with (source / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    (source / "small").write_text("x")
+    (reason,) = extract(gnu_tar(source), target, max_bytes=10**6, stop=threading.Event())
+    assert "huge" in reason
+    assert tree(target) == [("small", None)]
+
+
+@pytest.mark.parametrize("holes", ["1\n9\n9\n", "1\n-1\n1\n", "1\n0\n99\n"])
+def test_holes_that_cannot_be_are_left_out(tmp_path, holes):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("evil")
+        content = holes.encode().ljust(512, b"\0") + b"x"
+        info.size = len(content)
+        info.pax_headers = {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.name": "evil",
+            "GNU.sparse.realsize": "10",
+        }
+        tar.addfile(info, io.BytesIO(content))
+    packed.seek(0)
+    skipped = extract(packed, tmp_path, max_bytes=10**6, stop=threading.Event())
+    assert skipped == ["'evil': its holes are not where they can be"]
+    assert tree(tmp_path) == []
+
+
+def test_more_files_than_a_disk_has_room_for_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout.backend.harbor._namespace.extract.MAX_MEMBERS", 3)
+    skipped = unpack(tmp_path, *((FILE, f"f{number}", b"") for number in range(9)))
+    assert tree(tmp_path) == [("f0", None), ("f1", None), ("f2", None)]
+    assert skipped == ["'f3': as all that follows: more than 3 files"]
+
+
+def test_of_much_that_is_left_out_a_part_is_named(tmp_path):
+    skipped = unpack(tmp_path, *((tarfile.FIFOTYPE, f"f{number}", "") for number in range(1000)))
+    assert len(skipped) == 51
+    assert skipped[-1] == "and 950 more"
 
 
 def test_a_broken_archive_is_an_error(tmp_path):

@@ -189,14 +189,28 @@ def test_a_file_that_is_too_large_is_refused(sandbox, run, tmp_path, monkeypatch
 
     async def main():
         async with sandbox() as box:
-            await says(box, "truncate -s 1T /app/sparse")
-            with pytest.raises(TransferError):
-                await transfer.download_file(box, "/app/sparse", tmp_path / "out")
+            await says(box, "head -c 200000 /dev/zero | tr '\\0' x > /app/real")
             with pytest.raises(TransferError):
                 await transfer.download_dir(box, "/app", tmp_path / "outs", LOGGER)
+            await says(box, "rm /app/real; truncate -s 1T /app/sparse")
+            with pytest.raises(TransferError, match="larger than 100000 bytes"):
+                await transfer.download_file(box, "/app/sparse", tmp_path / "out")
 
     run(main)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_a_large_hole_does_not_cost_the_others(sandbox, run, tmp_path, caplog):
+    async def main():
+        async with sandbox() as box:
+            await says(box, "truncate -s 10T /app/huge; truncate -s 1G /app/hole; echo x > /app/y")
+            await transfer.download_dir(box, "/app", tmp_path / "out", LOGGER)
+
+    run(main)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["hole", "y"]
+    assert (tmp_path / "out/hole").stat().st_size == 1 << 30
+    assert (tmp_path / "out/hole").stat().st_blocks == 0
+    assert "huge" in caplog.text
 
 
 def test_what_does_not_exist_or_cannot_be_written_is_an_error(sandbox, run, tmp_path):

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rollout.backend.harbor._namespace.errors import TransferError
 
@@ -23,6 +23,10 @@ __all__ = ["extract"]
 
 CHUNK = 1024 * 1024
 MAX_DEPTH = 256
+MAX_MEMBERS = 200_000
+"""Most files, folders and links of one archive: making them takes time, and a disk has so many."""
+
+_MOST_LINES = 50
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -37,46 +41,71 @@ def extract(
     Args:
         archive: A tar archive without compression.
         target: The folder; made if it does not exist.
-        max_bytes: Most that may be written.
+        max_bytes: Most that may be written. What would be more, or is of a larger size, is left
+            out.
         stop: Set to give up early.
 
     Returns:
         What was left out, and why.
 
     Raises:
-        TransferError: If the archive is broken or holds more than `max_bytes`.
+        TransferError: If the archive is broken.
     """
     target.mkdir(parents=True, exist_ok=True)
-    skipped: list[str] = []
+    skipped = _Skipped()
     links: list[tuple[list[str], str]] = []
     written = 0
     root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with tarfile.open(fileobj=archive, mode="r:") as tar:
-            for member in tar:
+            forget: Any = getattr(tar, "members", []).clear  # it would remember them all
+            for number, member in enumerate(tar):
+                forget()
                 if stop.is_set():
-                    return skipped
+                    return skipped.lines()
+                if number >= MAX_MEMBERS:
+                    skipped.add(member.name, f"as all that follows: more than {MAX_MEMBERS} files")
+                    break
                 parts = [part for part in member.name.split("/") if part not in {"", "."}]
                 reason = _refuse(member, parts)
                 if reason is not None:
-                    skipped.append(f"{member.name!r}: {reason}")
+                    skipped.add(member.name, reason)
                     continue
-                written += member.size if member.isreg() else 0
-                if written > max_bytes:
-                    raise TransferError(f"more than {max_bytes} bytes to copy out of the sandbox")
+                size = sum(length for _, length in _map(member))
+                if member.isreg() and (member.size > max_bytes or written + size > max_bytes):
+                    skipped.add(member.name, f"more than {max_bytes} bytes in all")
+                    continue
+                written += size
                 if member.issym():
                     links.append((parts, member.linkname))
                     continue
                 try:
                     _write(tar, member, root, parts, stop)
                 except OSError as error:
-                    skipped.append(f"{member.name!r}: {error.strerror or error}")
-        skipped += _link(root, target, links)
+                    skipped.add(member.name, error.strerror or str(error))
+        _link(root, target, links, skipped)
     except tarfile.TarError as error:
         raise TransferError(f"the archive out of the sandbox is broken: {error}") from error
     finally:
         os.close(root)
-    return skipped
+    return skipped.lines()
+
+
+class _Skipped:
+    """What was left out; the first of it by name."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._more = 0
+
+    def add(self, name: str, reason: str) -> None:
+        if len(self._lines) < _MOST_LINES:
+            self._lines.append(f"{name!r}: {reason}")
+        else:
+            self._more += 1
+
+    def lines(self) -> list[str]:
+        return [*self._lines, *([f"and {self._more} more"] if self._more else [])]
 
 
 def _refuse(member: tarfile.TarInfo, parts: list[str]) -> str | None:
@@ -88,6 +117,10 @@ def _refuse(member: tarfile.TarInfo, parts: list[str]) -> str | None:
         return "neither file, folder nor link"
     if not parts and not member.isdir():
         return "it has no name"
+    if any(
+        start < 0 or length < 0 or start + length > member.size for start, length in _map(member)
+    ):
+        return "its holes are not where they can be"
     return None
 
 
@@ -108,11 +141,34 @@ def _write(
         descriptor = os.open(parts[-1], _FILE, 0o600, dir_fd=folder)
     with os.fdopen(descriptor, "wb") as file:
         content = tar.extractfile(member)
-        while content is not None and not stop.is_set() and (chunk := content.read(CHUNK)):
-            file.write(chunk)
+        for start, length in _map(member):
+            file.seek(start)
+            _copy(content, file, start, length, stop)
+        file.truncate(member.size)
         file.flush()
         os.fchmod(descriptor, (member.mode & 0o777) | 0o600)
         os.utime(descriptor, (member.mtime, member.mtime))
+
+
+def _map(member: tarfile.TarInfo) -> list[tuple[int, int]]:
+    """Where a file has content, as offsets and lengths; the rest are holes."""
+    if not member.isreg():
+        return []
+    found: Any = member.sparse  # pairs, whatever typeshed says
+    return [(0, member.size)] if found is None else list(found)
+
+
+def _copy(
+    content: IO[bytes] | None, file: IO[bytes], start: int, length: int, stop: threading.Event
+) -> None:
+    assert content is not None  # noqa: S101 - a file has some
+    content.seek(start)
+    while length > 0 and not stop.is_set():
+        chunk = content.read(min(CHUNK, length))
+        if not chunk:
+            raise TransferError("the archive out of the sandbox is broken: it ends within a file")
+        file.write(chunk)
+        length -= len(chunk)
 
 
 @contextmanager
@@ -145,9 +201,8 @@ def _clear(folder: int, name: str) -> None:
     os.unlink(name, dir_fd=folder)
 
 
-def _link(root: int, target: Path, links: list[tuple[list[str], str]]) -> list[str]:
+def _link(root: int, target: Path, links: list[tuple[list[str], str]], skipped: _Skipped) -> None:
     """Make the links, then take away those that lead out, until none does."""
-    skipped: list[str] = []
     made: dict[str, list[str]] = {}
     for parts, destination in links:
         name = "/".join(parts)
@@ -156,7 +211,7 @@ def _link(root: int, target: Path, links: list[tuple[list[str], str]]) -> list[s
                 _clear(folder, parts[-1])
                 os.symlink(destination, parts[-1], dir_fd=folder)
         except OSError as error:
-            skipped.append(f"{name!r}: {error.strerror or error}")
+            skipped.add(name, error.strerror or str(error))
         else:
             made[name] = parts
     home = os.path.realpath(target)
@@ -165,12 +220,12 @@ def _link(root: int, target: Path, links: list[tuple[list[str], str]]) -> list[s
         made = {name: parts for name, parts in made.items() if os.path.islink(f"{home}/{name}")}  # noqa: PTH114
         leading_out = [name for name in made if not _stays(f"{home}/{name}", home)]
         if not leading_out:
-            return skipped
+            return
         for name in leading_out:
             *parents, last = made[name]
             with _folder(root, parents) as folder:
                 os.unlink(last, dir_fd=folder)
-            skipped.append(f"{name!r}: a link out of the folder, or in a circle")
+            skipped.add(name, "a link out of the folder, or in a circle")
 
 
 def _stays(path: str, home: str) -> bool:

@@ -63,6 +63,9 @@ _GET_FILE = """
 set -eu
 if [ -d "$1" ]; then echo "is a folder, not a file: $1" >&2; exit 1; fi
 if [ ! -f "$1" ]; then echo "no such file: $1" >&2; exit 1; fi
+if [ "$(stat --dereference --format=%s -- "$1")" -gt "$2" ]; then
+  echo "larger than $2 bytes: $1" >&2; exit 1
+fi
 stat --dereference --format=%a -- "$1" >&2
 exec cat -- "$1"
 """
@@ -71,7 +74,7 @@ set -eu
 if [ ! -d "$1" ]; then echo "no such folder: $1" >&2; exit 2; fi
 folder=$1
 shift
-exec tar --create --file=- --format=posix --hard-dereference "$@" --directory="$folder" .
+exec tar --create --file=- --format=posix --sparse --hard-dereference "$@" --directory="$folder" .
 """
 
 
@@ -144,7 +147,7 @@ async def download_file(sandbox: Sandbox, source: str, target: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             said = await _run_inside(
-                sandbox, _GET_FILE, [source], f"download of {source!r}", stdout=file
+                sandbox, _GET_FILE, [source, str(MAX_BYTES)], f"download of {source!r}", stdout=file
             )
             os.fchmod(descriptor, (_mode(said) & 0o777) | 0o600)
         # Replaces a link instead of writing through it.
@@ -173,7 +176,8 @@ async def download_dir(
         exclude: Patterns of `tar` for what is left out.
 
     Raises:
-        TransferError: If there is no such folder, or it is too large.
+        TransferError: If there is no such folder, or it holds more than `MAX_BYTES`. Holes in
+            files do not count; a file of a larger size, be it nothing but a hole, is left out.
     """
     with sandbox.open_file() as archive:
         await _run_inside(
