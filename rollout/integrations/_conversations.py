@@ -224,6 +224,7 @@ def _call_key(call: Any, *, ids: bool) -> Any:
     if not isinstance(inner, dict):
         return call
     given: Any = inner.get("arguments", inner.get("input"))
-    with suppress(TypeError, ValueError):  # text that is no JSON is compared as it is
-        given = json.loads(given)
+    # Text that is no JSON, or too much of it, is compared as it is.
+    with suppress(TypeError, ValueError, RecursionError):
+        given = json.dumps(json.loads(given), sort_keys=True)
     return [call.get("id") or None if ids else None, inner.get("name"), given]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from rollout.codec import MAX_JSON_DEPTH
 from rollout.errors import InvalidFieldError
 
 __all__ = ["as_blocks", "as_chat", "plain"]
@@ -87,18 +89,22 @@ def _block(part: Any) -> dict[str, Any]:
 
 def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    given = json.loads(function["arguments"] or "{}")
+    given: Any = function["arguments"] or "{}"
+    with suppress(ValueError, RecursionError):  # what a model has once written may be no JSON
+        given = json.loads(given)
     return {"toolUse": {"toolUseId": call["id"], "name": function["name"], "input": given}}
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, *, depth: int = MAX_JSON_DEPTH) -> Any:
     """Return a copy in JSON values; bytes become base64, as sessions of Strands keep them."""
+    if not depth:
+        return value  # the sample cuts it off there
     if isinstance(value, (bytes, bytearray)):
         return {"__bytes_encoded__": True, "data": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(each, depth=depth - 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(each, depth=depth - 1) for each in value]
     return value
 
 

@@ -92,16 +92,19 @@ async def test_tools_come_from_the_server():
     assert result.sample.messages[-1]["content"] == "At 9 and at 14."
 
 
-@pytest.mark.parametrize("arguments", ['"no object"', None, "{", "[" * 100_000])
-async def test_the_model_may_get_arguments_wrong(arguments):
-    function = {"name": "read_note", "arguments": arguments}
-    message = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
-    broken = Step(raw=json.dumps({"choices": [{"index": 0, "message": message}]}).encode())
+async def test_the_model_may_get_arguments_wrong():
+    def broken(arguments):
+        function = {"name": "read_note", "arguments": arguments}
+        message = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+        return Step(raw=json.dumps({"choices": [{"index": 0, "message": message}]}).encode())
+
+    steps = [broken(each) for each in ('"no object"', None, "{", "[" * 100_000)]
     module = example("mcp_tools")
-    async with scripted_endpoint(broken, say("Sorry.")) as endpoint, client_of(module) as client:
+    async with scripted_endpoint(*steps, say("Sorry.")) as endpoint, client_of(module) as client:
         result = await client.run_rollout(**ask(endpoint.url))
     assert result.status is RolloutStatus.SUCCESS, result.err_message
-    assert "no JSON object" in result.sample.messages[2]["content"]
+    said = [each["content"] for each in result.sample.messages if each["role"] == "tool"]
+    assert said == ["error: the arguments are no JSON object"] * 4
 
 
 @pytest.mark.parametrize("tool", ["hang", "block"])

@@ -294,6 +294,17 @@ async def test_ids_that_an_agent_makes_up_are_taken_over(missing):
     assert sample.trajectory_messages[1]["usage"] == {"completion_tokens": 7}
 
 
+@pytest.mark.parametrize("given", ["[" * 100_000, "[" * 980 + "]" * 980, "1" * 10_000, None])
+async def test_whatever_a_model_calls_a_tool_with(given):
+    """Such arguments are the model's doing; the recorder must not fail its caller."""
+    talk = Talk()
+    reply = called(("c1", "f", given))
+    talk.ask(user("a"), reply=reply)
+    talk.ask(user("a"), reply, {"role": "tool", "tool_call_id": "c1"}, reply=model("b"))
+    assert talk.recorder.messages[1]["tool_calls"] == reply["tool_calls"]
+    await check_sample(talk.recorder)
+
+
 def test_an_agent_that_changes_the_call_itself_begins_a_branch():
     talk = Talk()
     talk.ask(user("a"), reply=called((None, "f", "{}")))

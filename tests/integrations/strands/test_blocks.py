@@ -96,6 +96,24 @@ def test_what_has_no_block_is_refused():
         as_blocks([{"role": "user", "content": [image]}])
 
 
+@pytest.mark.parametrize("given", ["{", "[" * 100_000])
+def test_arguments_that_are_no_json_stay_as_they_are(given):
+    _, (message,) = as_blocks(
+        [{"role": "assistant", "content": None, "tool_calls": [call("c1", given)]}]
+    )
+    assert message["content"][0]["toolUse"]["input"] == given
+
+
+def test_arguments_that_nest_without_end_are_left_to_the_sample():
+    deep = {"bytes": b"a"}
+    for _ in range(5000):
+        deep = {"a": deep}
+    copied, levels = plain(deep), 0
+    while copied is not deep:
+        copied, deep, levels = copied["a"], deep["a"], levels + 1
+    assert levels == 128
+
+
 def test_everything_in_messages_is_in_the_chat():
     image = {"image": {"format": "png", "source": {"bytes": b"\0\1\2"}}}
     kept = {"format": "png", "source": {"bytes": {"__bytes_encoded__": True, "data": "AAEC"}}}
