@@ -17,11 +17,10 @@ import unicodedata
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
-from rollout._files import write_atomic
+from rollout._files import write_atomic, write_quickly
 
 __all__ = ["Folder", "folder_name", "open_root"]
 
@@ -89,36 +88,61 @@ class Folder:
     descriptor: int | None
 
     @contextmanager
-    def enter(self, name: str, *, make: bool) -> Generator[Folder, None, None]:
+    def enter(
+        self, name: str, *, make: bool, likely: bool = False
+    ) -> Generator[Folder, None, None]:
         """Open the folder *name* in here for the length of the block.
 
         Args:
             name: A single path segment.
             make: Whether to make it if it is missing.
+            likely: Whether it is probably there, which saves an attempt to make it.
 
         Raises:
             OSError: It is a link, a file, or anything else than a folder, or it is missing or
                 cannot be made or opened.
         """
-        path = self.path / name
         if self.descriptor is None:
             if make:
-                _make(path)
+                self.make(name)
+            path = self.path / name
             _refuse_link(path)
             yield Folder(path, None)
             return
-        if make:
-            _make(name, dir_fd=self.descriptor)
+        if make and not likely:
+            self.make(name)
         try:
-            descriptor = os.open(name, _READ | _NOFOLLOW, dir_fd=self.descriptor)
-        except OSError as error:
-            if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-                raise _no_folder(path) from error
-            raise
+            descriptor = self._open(name)
+        except FileNotFoundError:
+            if not make or not likely:
+                raise
+            self.make(name)
+            descriptor = self._open(name)
         try:
-            yield Folder(path, descriptor)
+            yield Folder(self.path / name, descriptor)
         finally:
             os.close(descriptor)
+
+    def make(self, name: str) -> bool:
+        """Make the folder *name* in here; ``False`` if something has that name already.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        target = name if self.descriptor is not None else self.path / name
+        try:
+            os.mkdir(target, dir_fd=self.descriptor)
+        except FileExistsError:
+            return False  # what it is, opening it tells
+        return True
+
+    def _open(self, name: str) -> int:
+        try:
+            return os.open(name, _READ | _NOFOLLOW, dir_fd=self.descriptor)
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+                raise _no_folder(self.path / name) from error
+            raise
 
     def write(self, name: str, data: bytes) -> None:
         """Replace the file *name* in here as a whole; see `rollout._files.write_atomic`.
@@ -128,8 +152,10 @@ class Folder:
         Raises:
             OSError: It cannot be written.
         """
-        target = Path(name) if self.descriptor is not None else self.path / name
-        write_atomic(target, data, sync=False, dir_fd=self.descriptor)
+        if self.descriptor is None:
+            write_atomic(self.path / name, data, sync=False)
+        else:
+            write_quickly(name, data, self.descriptor)
 
     def remove(self, name: str) -> None:
         """Remove the file *name*, if there is one.
@@ -202,13 +228,6 @@ def open_root(path: Path, *, mode: int = 0o777) -> Generator[Folder, None, None]
         yield Folder(path, descriptor)
     finally:
         os.close(descriptor)
-
-
-def _make(name: Any, **where: Any) -> None:
-    try:
-        os.mkdir(name, **where)  # noqa: PTH102 - relative to a descriptor
-    except FileExistsError:
-        return  # by now, or something else of that name: opening it tells
 
 
 def _refuse_link(path: Path) -> None:

@@ -1,9 +1,12 @@
 """Where the files of rollouts are kept: ``<root>/<rollout_id>/``.
 
-Theory of operation: an `ArtifactStore` stands for one root. It does its work in threads, one
-for each question, so that a slow disk never stops the event loop, and nothing that it meets
-fails a rollout: storage that cannot be used gives no folder and one warning. Storage that
-hangs holds up a rollout for a bounded time at most, and is then left alone until it answers.
+Theory of operation: an `ArtifactStore` stands for one root. It does its work in a few threads,
+so that a slow disk never stops the event loop, and nothing that it meets fails a rollout:
+storage that cannot be used gives no folder and one warning. Storage that hangs holds up a
+rollout for a bounded time at most, and is then left alone until it answers.
+
+What is done once for many rollouts is to open the root and to try whether it takes files: that
+holds for all that had asked before it was done.
 
 Below the root no link and no special file is followed, and ids that cannot be the name of a
 folder get another one, so no rollout writes anywhere else.
@@ -13,15 +16,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import platformdirs
 import trio
 
+from rollout._crew import Crew, Job
 from rollout._folders import Folder, folder_name, open_root
 from rollout._trees import put_tree
 from rollout.errors import BackendConfigurationError
@@ -35,7 +41,10 @@ ARTIFACT_ROOT_VARIABLE = "ROLLOUT_ARTIFACT_ROOT"
 
 ARTIFACTS = "artifacts"
 LONGEST_WAIT_SEC = 8.0
-"""For how long storage may take; less than a server's shutdown gives to what it ends by force."""
+"""For how long storage may take; less than a server's shutdown gives to what it ends by force.
+
+A rollout waits longer while others' files are written one after the other, since storage that
+has much to do is no storage that hangs."""
 
 _MOST_THREADS = 8
 _PRIVATE = 0o700
@@ -62,7 +71,7 @@ class ArtifactStore:
 
     def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
         self.root, self._mode = _resolve(root)
-        self._limiter = trio.CapacityLimiter(_MOST_THREADS)
+        self._crew: Crew[_Call[Any]] = Crew(self._work, _MOST_THREADS)
         self._exact_case: bool | None = None
         self._abandoned: list[_Call[Any]] = []
         self._warned: set[object] = set()
@@ -87,24 +96,24 @@ class ArtifactStore:
         if self.root is None or not self.keeps:
             await trio.lowlevel.checkpoint()
             return None
-        return await self._call(rollout_id, self._make, self.root)
+        return await self._call(rollout_id, self._make)
 
     async def save(self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]) -> None:
         """Write files into a rollout's folder, each as a whole or not at all.
 
-        Waits for a bounded time, whatever is cancelled. Never raises: what goes wrong is
-        logged, once for each reason.
+        Whatever is cancelled, it waits; then, or if the storage does not answer, for a bounded
+        time. Never raises: what goes wrong is logged, once for each reason.
 
         Args:
             rollout_id: The rollout.
             build: Makes the files' contents by name, ``None`` to remove one. It runs in the
                 thread too.
         """
-        with trio.CancelScope(shield=True):
-            if self.root is None or not self.keeps:
+        if self.root is None or not self.keeps:
+            with trio.CancelScope(shield=True):
                 await trio.lowlevel.checkpoint()
-                return
-            await self._call(rollout_id, self._save, self.root, build)
+            return
+        await self._call(rollout_id, self._save, build, shield=True)
 
     def take_in(
         self, rollout_id: str, name: str, tree: Path, *, move: bool, without: Collection[str] = ()
@@ -132,24 +141,27 @@ class ArtifactStore:
         ):
             put_tree(tree, folder, name, move=move, without=without)
 
-    async def _call(self, rollout_id: str, function: Callable[..., T], *args: Any) -> T | None:
+    async def _call(
+        self, rollout_id: str, function: Callable[..., T], *args: Any, shield: bool = False
+    ) -> T | None:
         """Run a function in a thread; ``None``, and a warning, if it fails or takes too long."""
-        started = trio.current_time()
-        if self._hangs(started):
+        if self._hangs():
             self._warn(rollout_id, "it does not answer", "hangs")
-            await trio.lowlevel.checkpoint()
+            with trio.CancelScope(shield=shield):
+                await trio.lowlevel.checkpoint()
             return None
-        call = _Call(function, (rollout_id, *args), started)
+        call = _Call(function, (rollout_id, *args))
         try:
-            with trio.move_on_after(LONGEST_WAIT_SEC):
-                await trio.to_thread.run_sync(
-                    call.run, abandon_on_cancel=True, limiter=self._limiter
-                )
-        except Exception as error:  # noqa: BLE001 - there is no thread to be had
+            self._crew.submit(call)
+        except RuntimeError as error:
             call.fail(error)
+        try:
+            await self._wait(call, shield=shield)
         finally:
-            if call.begun and not call.ended:
-                self._abandoned.append(call)
+            if not call.ended:
+                call.dropped = True
+                if call.begun:
+                    self._abandoned.append(call)
         if not call.ended:
             self._warn(rollout_id, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
             return None
@@ -157,9 +169,24 @@ class ArtifactStore:
             self._warn(rollout_id, *call.trouble)
         return call.value
 
-    def _hangs(self, now: float) -> bool:
+    async def _wait(self, call: _Call[Any], *, shield: bool) -> None:
+        """Wait for the end of a call, for as long as the storage answers others meanwhile."""
+        while True:
+            since = trio.current_time()
+            with trio.CancelScope(deadline=since + LONGEST_WAIT_SEC, shield=shield):
+                await call.wait()
+                return
+            cancelled = trio.current_effective_deadline() == -math.inf
+            if cancelled or self._crew.progress_at < since:
+                return
+
+    def _hangs(self) -> bool:
+        """Whether a thread is at it for too long, and no other one gets anywhere either."""
         self._abandoned = [call for call in self._abandoned if not call.ended]
-        return any(now - call.started >= LONGEST_WAIT_SEC for call in self._abandoned)
+        if not self._abandoned:
+            return False
+        last = max(self._crew.progress_at, min(call.started for call in self._abandoned))
+        return trio.current_time() - last >= LONGEST_WAIT_SEC
 
     def _warn(self, rollout_id: str, reason: str, kind: object) -> None:
         if kind not in self._warned:
@@ -173,63 +200,118 @@ class ArtifactStore:
 
     # --- in the thread --------------------------------------------------------------------------
 
+    def _work(self, calls: Iterator[_Call[Any]]) -> None:
+        with suppress(OSError), _Root(self.root, self._mode, self._crew) as root:
+            for call in calls:
+                call.run(root)
+
     def _name(self, root: Folder, rollout_id: str) -> str:
         if self._exact_case is None:
             self._exact_case = root.tells_case_apart()
         return folder_name(rollout_id, exact_case=self._exact_case)
 
-    def _make(self, rollout_id: str, path: Path) -> Path:
-        with (
-            open_root(path, mode=self._mode) as root,
-            root.enter(self._name(root, rollout_id), make=True) as folder,
-            folder.enter(ARTIFACTS, make=True) as artifacts,
-        ):
-            artifacts.check_writable()
-            return artifacts.path
+    def _make(self, root: _Root, rollout_id: str) -> Path:
+        folder = root.open()
+        name = self._name(folder, rollout_id)
+        with folder.enter(name, make=True) as own:
+            fresh = own.make(ARTIFACTS)
+            if not fresh or not root.tried:
+                asked = self._crew.submitted
+                with own.enter(ARTIFACTS, make=False) as artifacts:
+                    artifacts.check_writable()
+                root.tried_for = asked
+        return folder.path / name / ARTIFACTS
 
     def _save(
-        self, rollout_id: str, path: Path, build: Callable[[], Mapping[str, bytes | None]]
+        self, root: _Root, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]
     ) -> None:
         files = build()
-        with (
-            open_root(path, mode=self._mode) as root,
-            root.enter(self._name(root, rollout_id), make=True) as folder,
-        ):
+        folder = root.open()
+        with folder.enter(self._name(folder, rollout_id), make=True, likely=True) as own:
             first: OSError | None = None
             for name, data in files.items():
                 try:
-                    folder.remove(name) if data is None else folder.write(name, data)
+                    own.remove(name) if data is None else own.write(name, data)
                 except OSError as error:
                     first = first or error
             if first is not None:
                 raise first
 
 
-class _Call(Generic[T]):
-    """One function in a worker thread.
+class _Root:
+    """The root of a store, as a thread has it that does one call after the other.
 
     Attributes:
-        started: When the loop asked for it (trio time).
-        begun: Whether it has a thread.
-        ended: Whether that is through with it.
+        tried_for: Up to which call it is known that files can be written below it.
+    """
+
+    def __init__(self, path: Path | None, mode: int, crew: Crew[Any]) -> None:
+        self.tried_for = 0
+        self._path = path
+        self._mode = mode
+        self._crew = crew
+        self._call = 0
+        self._opened_for = 0
+        self._folder: Folder | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def next(self, number: int) -> None:
+        """Take the number of the call that is next."""
+        self._call = number
+        if number > self._opened_for:
+            self.close()
+
+    @property
+    def tried(self) -> bool:
+        """Whether the call that is under way need not find out whether files can be written."""
+        return self.tried_for >= self._call
+
+    def open(self) -> Folder:
+        """Return it, opened after the call that is under way was asked for.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        if self._path is None:
+            raise OSError(errno.ENOENT, "nothing is kept")
+        if self._folder is None:
+            self._opened_for = self._crew.submitted
+            self._folder = self._stack.enter_context(open_root(self._path, mode=self._mode))
+        return self._folder
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._folder = None
+        self.tried_for = 0
+        self._stack.close()
+
+
+class _Call(Job, Generic[T]):
+    """One function for a thread.
+
+    Attributes:
         value: What it returned.
         trouble: What kept it from returning, for people and to tell one reason from another.
     """
 
-    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], started: float) -> None:
-        self.started = started
-        self.begun = False
-        self.ended = False
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
+        super().__init__()
         self.value: T | None = None
         self.trouble: tuple[str, object] | None = None
         self._function = function
         self._args = args
 
-    def run(self) -> None:
+    def run(self, root: _Root) -> None:
         """Call the function; runs in the thread."""
-        self.begun = True
         try:
-            self.value = self._function(*self._args)
+            root.next(self.number)
+            self.value = self._function(root, *self._args)
             self.ended = True
         except BaseException as error:  # noqa: BLE001 - a rollout does not fail for its files
             self.fail(error)

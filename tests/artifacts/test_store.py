@@ -6,10 +6,12 @@ import errno
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from rollout import _folders, artifacts
 from rollout.artifacts import ArtifactStore
@@ -231,10 +233,10 @@ async def test_contents_that_cannot_be_made(root, warnings, error):
 
 
 async def test_no_thread_to_be_had(root, monkeypatch, warnings):
-    async def refuse(*_, **__):
+    def refuse(*_, **__):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", refuse)
     store = ArtifactStore(root)
     assert await store.artifacts_dir("r1") is None
     await store.save("r1", lambda: {"a": b""})
@@ -277,7 +279,7 @@ def hanging(monkeypatch):
 
 
 async def until_free(store):
-    while store._limiter.borrowed_tokens:
+    while store._crew.busy:
         await trio.lowlevel.checkpoint()
 
 
@@ -312,6 +314,169 @@ async def test_storage_that_hangs_is_left_alone_until_it_answers(
     assert await store.artifacts_dir("r4") == tmp_path / "r4" / "artifacts"
 
 
+class Doors:
+    """Lets the threads that save go on one by one."""
+
+    def __init__(self, monkeypatch):
+        self.open = threading.Semaphore(0)
+        self.entered = threading.Semaphore(0)
+        original = ArtifactStore._save
+
+        def save(*args):
+            self.entered.release()
+            assert self.open.acquire(timeout=60)
+            return original(*args)
+
+        monkeypatch.setattr(ArtifactStore, "_save", save)
+        monkeypatch.setattr(artifacts, "_MOST_THREADS", 1)
+
+
+@pytest.fixture
+def doors(monkeypatch):
+    made = Doors(monkeypatch)
+    yield made
+    made.open.release(100)
+
+
+async def until_there(path):
+    while not path.exists():
+        await trio.to_thread.run_sync(time.sleep, 0)  # lets the other threads go on
+
+
+async def test_storage_that_has_much_to_do_does_not_hang(tmp_path, doors, mock_clock, warnings):
+    store = ArtifactStore(tmp_path)
+    ids = [f"r{number}" for number in range(5)]
+    async with trio.open_nursery() as nursery:
+        for rollout_id in ids:
+            nursery.start_soon(store.save, rollout_id, lambda: {"a": b"1"})
+            await trio.testing.wait_all_tasks_blocked()  # they go in this order
+        for rollout_id in ids:
+            await trio.to_thread.run_sync(doors.entered.acquire)
+            mock_clock.jump(artifacts.LONGEST_WAIT_SEC * 0.9)
+            doors.open.release()
+            await until_there(tmp_path / rollout_id / "a")
+    assert warnings() == []
+    assert await store.artifacts_dir("r9") is not None
+
+
+async def test_who_is_cancelled_waits_for_a_bounded_time_whatever_gets_on(
+    tmp_path, doors, mock_clock, warnings
+):
+    store = ArtifactStore(tmp_path)
+
+    async def save_cancelled():
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await store.save("r2", lambda: {"a": b"2"})
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, "r1", lambda: {"a": b"1"})
+        await trio.to_thread.run_sync(doors.entered.acquire)
+        nursery.start_soon(save_cancelled)
+        await trio.testing.wait_all_tasks_blocked()
+        doors.open.release()
+        await trio.to_thread.run_sync(doors.entered.acquire)  # that of r2, which takes long
+        mock_clock.jump(artifacts.LONGEST_WAIT_SEC)
+    assert (tmp_path / "r1" / "a").read_bytes() == b"1"
+    assert len(warnings()) == 1
+    assert "did not answer" in warnings()[0]
+    doors.open.release()
+    await until_there(tmp_path / "r2" / "a")
+
+
+async def test_what_nobody_waits_for_is_not_begun(tmp_path, doors):
+    store = ArtifactStore(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, "r1", lambda: {"a": b"1"})
+        await trio.to_thread.run_sync(doors.entered.acquire)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await store.artifacts_dir("r2")
+        assert scope.cancelled_caught
+        doors.open.release()
+    assert await store.artifacts_dir("r3") is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r1", "r3"]
+
+
+# --- many at once -----------------------------------------------------------------------------
+
+
+async def test_one_look_at_the_root_holds_for_all_that_had_asked_before(
+    root, doors, monkeypatch, warnings
+):
+    opened, tried = [], []
+    open_root, check_writable = artifacts.open_root, _folders.Folder.check_writable
+
+    def count_opened(*args, **options):
+        opened.append(None)
+        return open_root(*args, **options)
+
+    def count_tried(folder):
+        tried.append(folder.path)
+        check_writable(folder)
+
+    monkeypatch.setattr(artifacts, "open_root", count_opened)
+    monkeypatch.setattr(_folders.Folder, "check_writable", count_tried)
+    store = ArtifactStore(root)
+    (root / "r7" / "artifacts").mkdir(parents=True)  # what was there is looked at itself
+    folders = {}
+
+    async def make(rollout_id):
+        folders[rollout_id] = await store.artifacts_dir(rollout_id)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, "r0", lambda: {"a": b"1"})
+        await trio.to_thread.run_sync(doors.entered.acquire)
+        for number in range(20):
+            nursery.start_soon(make, f"r{number}")
+        await trio.testing.wait_all_tasks_blocked()
+        doors.open.release()
+    assert folders == {f"r{number}": root / f"r{number}" / "artifacts" for number in range(20)}
+    assert all(folder.is_dir() for folder in folders.values())
+    assert len(opened) == 1
+    assert len(tried) == 2
+    assert root / "r7" / "artifacts" in tried
+    assert warnings() == []
+
+
+async def test_a_root_that_is_moved_away_is_made_anew(root, warnings):
+    store = ArtifactStore(root)
+    for number in range(3):
+        await store.save(f"r{number}", lambda: {"a": b"1"})
+        assert await store.artifacts_dir(f"r{number}") is not None
+        root.rename(root.with_name(f"moved{number}"))
+    assert not root.exists()
+    moved = sorted(root.parent.glob("moved*/*"))
+    assert [path.name for path in moved] == ["r0", "r1", "r2"]
+    assert warnings() == []
+
+
+async def test_storage_that_stops_taking_files_is_noticed_by_all_that_ask_then(
+    root, monkeypatch, warnings
+):
+    store = ArtifactStore(root)
+    folders = []
+
+    async def make(rollout_id):
+        folders.append(await store.artifacts_dir(rollout_id))
+
+    def refuse(*_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    async def all_of_them(name):
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(make, f"{name}{number}")
+
+    await all_of_them("before")
+    assert None not in folders
+    folders.clear()
+    monkeypatch.setattr(_folders.os, "write", refuse)
+    await all_of_them("after")
+    assert folders == [None] * 20
+    assert len(warnings()) == 1
+
+
 # --- time -------------------------------------------------------------------------------------
 
 
@@ -319,7 +484,7 @@ async def test_nothing_is_kept_while_time_jumps(tmp_path, autojump_clock, monkey
     def no_threads(*_, **__):
         pytest.fail("a thread was started")
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", no_threads)
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", no_threads)
     store = ArtifactStore(tmp_path)
     assert not store.keeps
     assert await store.artifacts_dir("r1") is None

@@ -1,0 +1,165 @@
+"""A few threads that work off a queue of blocking jobs for the event loop.
+
+Theory of operation: to hand a job to a thread and its result back costs more than a small file
+does, nearly all of it for waking somebody up. So a thread that is awake takes one job after the
+other without the loop's help, and what has ended by the time the loop looks is delivered in one
+go. A thread goes home when the queue is empty.
+
+More threads are called for only while the jobs wait for something that is slow: what is quick
+is done soonest by few, as Python code runs in one thread at a time anyway.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+import trio
+
+__all__ = ["Crew", "Job"]
+
+_QUEUED_FOR_EACH = 4
+"""How many jobs may wait for each thread before another one is called."""
+
+
+class Job:
+    """Something to be done in a thread.
+
+    Attributes:
+        number: Jobs that were asked for later have higher ones.
+        started: When the loop asked for it (trio time).
+        begun: Whether a thread has taken it.
+        ended: Whether that is through with it.
+        dropped: Whether nobody waits for it any longer; a thread does not begin it then.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.started = trio.current_time()
+        self.begun = False
+        self.ended = False
+        self.dropped = False
+        self._delivered = trio.Event()
+        self._outbox: _Outbox | None = None
+
+    async def wait(self) -> None:
+        """Return once it has ended."""
+        if self.ended:
+            await trio.lowlevel.checkpoint()
+            return
+        await self._delivered.wait()
+
+
+J = TypeVar("J", bound=Job)
+
+
+class Crew(Generic[J]):
+    """Threads that do jobs.
+
+    Args:
+        work: Does jobs, one after the other, in a thread; must not raise. It sets `Job.ended`
+            of each before it asks for the next one.
+        most: How many threads there are at most.
+
+    Attributes:
+        submitted: How many jobs there have been, which is the number of the latest.
+        progress_at: When a job was last found to have ended (trio time).
+    """
+
+    def __init__(self, work: Callable[[Iterator[J]], None], most: int) -> None:
+        self.submitted = 0
+        self.progress_at = -math.inf
+        self._work = work
+        self._most = most
+        self._queue: deque[J] = deque()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._outbox: _Outbox | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is at work."""
+        return self._threads > 0
+
+    def submit(self, job: J) -> None:
+        """Queue a job; from the event loop.
+
+        Raises:
+            RuntimeError: There is no thread, and none is to be had.
+        """
+        token = trio.lowlevel.current_trio_token()
+        if self._outbox is None or self._outbox.token is not token:
+            self._outbox = _Outbox(token, self._progress)
+        job._outbox = self._outbox  # noqa: SLF001 - one thing with the job
+        with self._lock:
+            self.submitted += 1
+            job.number = self.submitted
+            self._queue.append(job)
+            waiting = len(self._queue)
+            if self._threads >= min(self._most, 1 + waiting // _QUEUED_FOR_EACH):
+                return
+            self._threads += 1
+        try:
+            trio.lowlevel.start_thread_soon(self._run, _ignore, "rollout files")
+        except RuntimeError:
+            with self._lock:
+                self._threads -= 1
+                if self._threads:
+                    return  # those that there are will come to it
+                self._queue.remove(job)
+            raise
+
+    def _progress(self) -> None:
+        self.progress_at = trio.current_time()
+
+    # --- in the threads -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._work(self._jobs())
+
+    def _jobs(self) -> Iterator[J]:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._threads -= 1
+                    return
+                job = self._queue.popleft()
+                if job.dropped:
+                    continue
+                job.begun = True
+            yield job
+            if job._outbox is not None:  # noqa: SLF001 - one thing with the job
+                job._outbox.put(job)  # noqa: SLF001
+
+
+class _Outbox:
+    """Jobs that have ended, on their way to one event loop."""
+
+    def __init__(self, token: trio.lowlevel.TrioToken, progress: Callable[[], None]) -> None:
+        self.token = token
+        self._progress = progress
+        self._ended: deque[Job] = deque()
+        self._announced = False
+
+    def put(self, job: Job) -> None:
+        """Deliver a job; runs in a thread."""
+        self._ended.append(job)
+        if not self._announced:
+            self._announced = True
+            with suppress(trio.RunFinishedError):  # nobody waits any longer
+                self.token.run_sync_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        # In this order: what is put from here on is announced again.
+        self._announced = False
+        self._progress()
+        while self._ended:
+            self._ended.popleft()._delivered.set()  # noqa: SLF001 - one thing with the job
+
+
+def _ignore(_: object) -> None:
+    """Take what a thread returned: nothing."""
