@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -45,6 +46,8 @@ T = TypeVar("T")
 _text = instance_of(str, name="a string")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _MOST_ATTEMPTS = 1_000_000
+_NEAR = 0.75
+"""How much of a name must be right for a guess at what was meant."""
 FORMATS = ("auto", "jsonl", "csv", "parquet")
 
 
@@ -399,7 +402,7 @@ def parse_config(tables: Mapping[str, Any]) -> EvaluationConfig:
         InvalidBodyError: Fields are missing, unknown or break their rules; all are named.
     """
     problems = [
-        FieldProblem((name,), f"is no section; there are {', '.join(_SECTIONS)}", "unknown")
+        FieldProblem((str(name),), f"is no section; {_meant(str(name), _SECTIONS)}", "unknown")
         for name in tables
         if name not in _SECTIONS
     ]
@@ -424,7 +427,7 @@ def _section(
     before = len(problems)
     fields: Any = attrs.fields_dict(attrs.resolve_types(cast("type[Any]", kind)))
     problems += [
-        FieldProblem((*loc, str(name)), f"is unknown; there are {', '.join(fields)}", "unknown")
+        FieldProblem((*loc, str(name)), _unknown(str(name), fields, loc), "unknown")
         for name in table
         if name not in fields
     ]
@@ -444,6 +447,26 @@ def _section(
     except InvalidBodyError as error:
         problems += [attrs.evolve(each, loc=(*loc, *each.loc)) for each in error.problems]
     return None
+
+
+def _unknown(name: str, fields: Mapping[str, Any], loc: tuple[str, ...]) -> str:
+    """Say what to do about a name that a section does not have."""
+    places = {**_SECTIONS, "dataset.columns": DatasetColumns}
+    homes = [
+        f"[{place}]"
+        for place, kind in places.items()
+        if name in attrs.fields_dict(kind) and place != ".".join(loc)
+    ]
+    if homes:
+        return f"is unknown here; it belongs in {' or '.join(homes)}"
+    return f"is unknown; {_meant(name, fields)}"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Name what was meant, or all there is."""
+    names = list(known)
+    near = difflib.get_close_matches(name.casefold().replace("-", "_"), names, 1, _NEAR)
+    return f"is {near[0]} meant?" if near else f"there are {', '.join(names)}"
 
 
 def _value_problems(value: Any, attribute: Any, loc: tuple[str, ...]) -> list[FieldProblem]:

@@ -191,12 +191,38 @@ def test_overrides_can_be_whole_sections(tmp_path):
         ("run", "retry_setup_failures", -1, "must not be negative"),
         ("run", "breaker_failures", 1.5, "must be a whole number"),
         ("run", "nn", 1, "is unknown; there are output, n, "),
+        ("run", "max_in_fligth", 1, "is unknown; is max_in_flight meant?"),
+        ("run", "Pass-Threshold", 1, "is unknown; is pass_threshold meant?"),
+        ("run", "limit", 1, "is unknown here; it belongs in [dataset]"),
+        ("dataset", "n", 1, "is unknown here; it belongs in [run]"),
+        ("run", "url", "sk-1", "is unknown here; it belongs in [server] or [chat]"),
+        ("dataset", "user_prompt", "q", "is unknown here; it belongs in [dataset.columns]"),
     ],
 )
 def test_a_problem_is_named_by_section_and_field(section, name, value, reason):
     (problem,) = problems_of(with_value(section, name, value))
     assert problem.startswith(f"{section}.{name}: {reason}")
     assert "sk-1" not in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("sever", "is server meant?"),
+        ("Run", "is run meant?"),
+        ("model", "there are server, chat, dataset, run"),
+    ],
+)
+def test_a_section_that_there_is_not(name, reason):
+    (problem,) = problems_of({**copy.deepcopy(MINIMAL), name: {}})
+    assert problem == f"{name}: is no section; {reason}"
+
+
+def test_a_column_that_there_is_not():
+    tables = copy.deepcopy(MINIMAL)
+    tables["dataset"]["columns"] = {"ground_thruth": "a"}
+    (problem,) = problems_of(tables)
+    assert problem == "dataset.columns.ground_thruth: is unknown; is ground_truth meant?"
 
 
 def test_every_problem_is_named_at_once():
