@@ -121,4 +121,6 @@ class ScriptedModel:
         return self.think_sec * spread
 
     def _draw(self, what: str, question: str) -> random.Random:
-        return random.Random(f"{what} {self.seed} {question}")  # noqa: S311 - repeatable on purpose
+        # Encoded here, since a question out of JSON may hold half of a pair of surrogates.
+        text = f"{what} {self.seed} {question}".encode("utf-8", "surrogatepass")
+        return random.Random(text)  # noqa: S311 - repeatable on purpose

@@ -71,6 +71,15 @@ async def test_answers_the_last_user_message(autojump_clock, messages):
     assert answer.json()["choices"][0]["message"]["content"] == "6 * 7 = 42"
 
 
+async def test_half_a_pair_of_surrogates_is_only_a_character(autojump_clock):
+    """JSON can say it, UTF-8 cannot."""
+    body = json.dumps(asking("\ud800 6 * 7"))
+    assert "\\ud800" in body
+    async with chat() as http:
+        answer = await http.post("/chat/completions", content=body)
+    assert answer.json()["choices"][0]["message"]["content"] == "6 * 7 = 42"
+
+
 async def test_says_what_it_can_do_where_there_is_no_sum(autojump_clock):
     async with chat() as http:
         answer = await http.post("/chat/completions", json=asking("Who are you?"))
