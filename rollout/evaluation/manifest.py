@@ -20,6 +20,7 @@ from rollout.errors import (
 )
 from rollout.evaluation._urls import public_url
 from rollout.evaluation.config import EvaluationConfig
+from rollout.types._fields import is_whole_from_one
 
 __all__ = [
     "MANIFEST",
@@ -132,6 +133,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         isinstance(manifest.get(section), dict) for section in _SECTIONS
     ):
         raise EvaluationDamagedError(f"{path} lacks a part that every manifest has")
+    for section, name in (("dataset", "selected"), ("run", "n")):
+        if not is_whole_from_one(manifest[section].get(name)):
+            raise EvaluationDamagedError(f"{path}: {section}.{name} is no whole number from 1 up")
     return manifest
 
 

@@ -13,7 +13,13 @@ from rollout.evaluation.journal import EVENTS, encode_line, record_line
 from rollout.evaluation.manifest import write_manifest
 
 INPUTS = {
-    "dataset": {"path": "a.jsonl", "digest": "00", "selection": None, "limit": None},
+    "dataset": {
+        "path": "a.jsonl",
+        "digest": "00",
+        "selected": 9,
+        "selection": None,
+        "limit": None,
+    },
     "server": {"url": "http://127.0.0.1:8000"},
     "chat": {"url": "http://127.0.0.1:9/v1", "model": "small"},
     "run": {"n": 1, "pass_threshold": 1.0},

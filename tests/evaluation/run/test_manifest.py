@@ -9,6 +9,7 @@ import pytest
 from evaluation.run.cases import config_of, run_all, scripted, write_rows
 
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationInputsChangedError
+from rollout.evaluation import summarize
 from rollout.evaluation._urls import public_url, url_secrets
 from rollout.evaluation.manifest import read_manifest
 
@@ -248,6 +249,19 @@ async def test_damaged_manifest(started, tmp_path, text):
     with pytest.raises(EvaluationDamagedError):
         await run_all(config_of(tmp_path, server="http://fake", **changed()))
     assert (started.folder / "manifest.json").read_text() == text
+
+
+@pytest.mark.parametrize("value", [None, "2", 2.0, True, 0, -1])
+@pytest.mark.parametrize(("section", "name"), [("run", "n"), ("dataset", "selected")])
+async def test_a_manifest_that_was_edited(started, tmp_path, section, name, value):
+    manifest = json.loads(json.dumps(started.manifest))
+    manifest[section][name] = value
+    (started.folder / "manifest.json").write_text(json.dumps(manifest))
+    words = rf"manifest\.json: {section}\.{name} is no whole number from 1 up"
+    with pytest.raises(EvaluationDamagedError, match=words):
+        summarize(started.folder)
+    with pytest.raises(EvaluationDamagedError, match=words):
+        await run_all(config_of(tmp_path, server="http://fake", **changed()))
 
 
 async def test_manifest_of_another_run(started, tmp_path):
