@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import posixpath
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from rollout.backend.harbor._namespace.layout import Bind, check_bind
 from rollout.backend.harbor._namespace.sandbox import Sandbox, User
 from rollout.backend.harbor._namespace.tasks import finish
 from rollout.backend.harbor._namespace.users import find_user
+from rollout.backend.harbor.bounds import drop_large_rewards
 
 __all__ = ["NamespaceEnvironment"]
 
@@ -68,6 +70,7 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
             example the prefix of a Python.
         folder: Where the sandbox's own folder is made; the system's temporary folder by default.
         max_output_bytes: How much of a command's output is kept, of each stream.
+        max_file_bytes: The largest file that comes out with a folder, such as that of the logs.
         **kwargs: Harbor's own arguments.
 
     Raises:
@@ -80,6 +83,7 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         read_only_paths: Sequence[str] = (),
         folder: str | Path | None = None,
         max_output_bytes: int = 16 * 1024 * 1024,
+        max_file_bytes: int = transfer.MAX_FILE_BYTES,
         **kwargs: Any,
     ) -> None:
         known = set(inspect.signature(BaseEnvironment.__init__).parameters)
@@ -88,13 +92,18 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
             raise ValueError(f"unknown options of NamespaceEnvironment: {', '.join(unknown)}")
         if folder is not None and not Path(folder).is_dir():
             raise ValueError(f"not a folder: {str(folder)!r}")
-        if type(max_output_bytes) is not int or max_output_bytes < 1:
-            raise ValueError(f"max_output_bytes is a positive whole number: {max_output_bytes!r}")
+        for name, value in (
+            ("max_output_bytes", max_output_bytes),
+            ("max_file_bytes", max_file_bytes),
+        ):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is a positive whole number: {value!r}")
         if not isinstance(read_only_paths, (list, tuple)):
             raise ValueError(f"read_only_paths is a list: {read_only_paths!r}")  # noqa: TRY004 - as Harbor
         self._shown = [check_bind(path) for path in read_only_paths]
         self._folder = None if folder is None else Path(folder).absolute()
         self._max_output_bytes = max_output_bytes
+        self._max_file_bytes = max_file_bytes
         self._sandbox: Sandbox | None = None
         self._homes: set[str] = {"/root", "/tmp"}  # noqa: S108
         super().__init__(*args, **kwargs)
@@ -325,9 +334,7 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         Raises:
             TransferError: If there is no such folder.
         """
-        await transfer.download_dir(
-            self._running(), self._inside(source_dir), Path(target_dir), self.logger
-        )
+        await self._download_dir(source_dir, Path(target_dir))
 
     async def download_dir_with_exclusions(
         self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
@@ -337,13 +344,18 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         Raises:
             TransferError: If there is no such folder.
         """
+        await self._download_dir(source_dir, Path(target_dir), exclude)
+
+    async def _download_dir(self, source: str, target: Path, exclude: Sequence[str] = ()) -> None:
         await transfer.download_dir(
             self._running(),
-            self._inside(source_dir),
-            Path(target_dir),
+            self._inside(source),
+            target,
             self.logger,
+            max_file_bytes=self._max_file_bytes,
             exclude=exclude,
         )
+        await asyncio.to_thread(drop_large_rewards, target, self.logger)
 
     def _inside(self, path: str) -> str:
         return posixpath.join(self._workdir, str(path))

@@ -1,6 +1,6 @@
-"""Limits that Harbor does not have: of an agent's time, and of the stop of an environment.
+"""Limits that Harbor does not have: of an agent's time, an environment's stop, a reward's size.
 
-asyncio code. Both change one object of a trial that has been created and not run, as
+asyncio code. Each changes one object of a trial that has been created and not run, as
 `rollout.backend.harbor.opensandbox.tell_statuses` does.
 """
 
@@ -10,13 +10,21 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 from attrs import define, field
 
 from rollout.backend.harbor.verifier import LEAST_SEC
 
-__all__ = ["AgentTime", "StopWatch", "Stops", "without_own_limit"]
+__all__ = [
+    "AgentTime",
+    "StopWatch",
+    "Stops",
+    "drop_large_rewards",
+    "with_small_rewards",
+    "without_own_limit",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +32,8 @@ _LAST_SEC = 5.0
 """For how long a stop that was given up may react to its cancellation."""
 
 _MOST_STOPS = 20
+_REWARDS = ("reward.txt", "reward.json")
+_MOST_REWARD_BYTES = 1024 * 1024
 _OWN_LIMIT = "_agent_timeout_sec"
 
 _left: set[asyncio.Task[Any]] = set()
@@ -170,3 +180,30 @@ class Stops:
     def names(self) -> list[str]:
         """Return the names of trials whose environment has not stopped, as far as is known."""
         return [each.trial for each in self._stops if each.is_running or each.may_run]
+
+
+def with_small_rewards(environment: Any) -> None:
+    """Have an environment that copies folders out leave no reward behind that fills the memory."""
+    download = environment.download_dir
+
+    @functools.wraps(download)
+    async def guarded(source_dir: Any, target_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await download(source_dir, target_dir, *args, **kwargs)
+        await asyncio.to_thread(drop_large_rewards, Path(target_dir), logger)
+        return result
+
+    environment.download_dir = guarded
+
+
+def drop_large_rewards(folder: Path, log: logging.Logger) -> None:
+    """Remove the files of rewards that Harbor had better not parse, as it does whole. Blocking.
+
+    Args:
+        folder: What was copied out of a sandbox, where anybody may have written them.
+        log: Told of it.
+    """
+    for name in _REWARDS:
+        path = folder / name
+        if not path.is_symlink() and path.is_file() and path.stat().st_size > _MOST_REWARD_BYTES:
+            path.unlink()
+            log.warning("%s is larger than %d bytes, and is left out", name, _MOST_REWARD_BYTES)

@@ -54,6 +54,9 @@ _VALIDATION = frozenset(
         "VerifierOutputParseError",
     }
 )
+_PARSING = "_parse_reward"
+"""In the name of Harbor's functions that read a reward, which may be a folder, or nested deeply."""
+
 _PROVIDER = frozenset(
     {
         "PoolStateStoreUnavailableException",
@@ -69,7 +72,7 @@ def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
         return CATEGORIES[error.type]
     if error.type in _TIMEOUTS:
         return RolloutErrorCategory.TIMEOUT
-    if error.type in _VALIDATION:
+    if error.type in _VALIDATION or (error.in_verifier and _PARSING in error.traceback):
         return RolloutErrorCategory.VALIDATION_ERROR
     if error.type in _PROVIDER or is_provider_failure(error):
         return RolloutErrorCategory.HTTP_ERROR

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
-from rollout.backend.harbor.bounds import AgentTime, Stops, StopWatch
+from rollout.backend.harbor.bounds import (
+    AgentTime,
+    Stops,
+    StopWatch,
+    drop_large_rewards,
+    with_small_rewards,
+)
 
 
 class Agent:
@@ -154,3 +161,26 @@ def test_environments_that_did_not_stop_have_their_trials_names():
         one.may_run = True
         stops.note(one)
     assert stops.names() == [f"n-{number}" for number in range(10, 30)]
+
+
+def test_rewards_that_would_fill_the_memory_are_left_out(tmp_path, caplog):
+    with (tmp_path / "reward.json").open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "reward.txt").write_text("1")
+    (tmp_path / "other.json").write_bytes(b"x" * (2 << 20))
+    drop_large_rewards(tmp_path, logging.getLogger("tests"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "reward.txt"]
+    assert "reward.json is larger than 1048576 bytes" in caplog.text
+    drop_large_rewards(tmp_path / "nowhere", logging.getLogger("tests"))
+
+
+def test_that_holds_for_any_environment_that_copies_folders_out(tmp_path):
+    class Remote:
+        async def download_dir(self, source_dir, target_dir):
+            (target_dir / "reward.txt").write_bytes(b"1" * (2 << 20))
+            (target_dir / "from").write_text(source_dir)
+
+    environment = Remote()
+    with_small_rewards(environment)
+    asyncio.run(environment.download_dir(source_dir="/logs/verifier", target_dir=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["from"]

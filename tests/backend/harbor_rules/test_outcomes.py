@@ -193,3 +193,12 @@ def test_names_of_trials_are_readable_safe_and_never_the_same():
     assert len(names) == 100
     assert all(name.startswith("group-7-x") and len(name) < 60 for name in names)
     assert trial_name("…").startswith("rollout-")
+
+
+@pytest.mark.parametrize("name", ["RecursionError", "IsADirectoryError", "MemoryError"])
+def test_a_reward_that_cannot_be_read_is_no_fault_of_the_agent(name):
+    traceback = 'File "verifier.py", line 98, in _parse_reward_json'
+    error = TrialError(type=name, in_verifier=True, traceback=traceback)
+    assert categorize_trial_error(error) == "validation_error"
+    elsewhere = TrialError(type=name, in_verifier=True, traceback="in some_grader")
+    assert categorize_trial_error(elsewhere) == "agent_error"

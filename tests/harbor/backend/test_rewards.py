@@ -189,6 +189,12 @@ BROKEN = {
     "infinite": f"""echo '{{"reward": Infinity}}' > {JSON}""",
     "other channels": f"""echo '{{"style": 1, "speed": 2}}' > {JSON}""",
     "a list": f"echo '[1]' > {JSON}",
+    "a folder": f"mkdir {TEXT}",
+    "a pipe": f"mkfifo {TEXT}",
+    "a link out": f"ln -s /etc/hostname {TEXT}",
+    "nested": f"head -c 200000 /dev/zero | tr '\\0' '[' > {JSON}",
+    "a hole": f"echo '{{\"reward\": 1}}' > {JSON}; truncate -s 200M {JSON}",
+    "enormous": f"printf '%9000000s' 1 > {TEXT}",
 }
 
 
@@ -203,6 +209,8 @@ async def test_a_verifier_that_measured_no_reward(make_task, make_backend, servi
     assert result.sample.reward is None
     assert result.agent_started_at is not None
     assert kept(tmp_path, "diagnostics.json")["harbor"]["kept_in"].startswith(str(tmp_path))
+    if name in {"a hole", "enormous"}:
+        assert "RewardFileNotFoundError" in result.err_message
 
 
 @pytest.mark.parametrize("keep", [True, False])

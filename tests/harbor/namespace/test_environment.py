@@ -212,6 +212,7 @@ def test_no_network_is_no_network(make, within):
         ({"kwargs": {"read_only_paths": ["/no/such"]}}, "exist"),
         ({"kwargs": {"folder": "/no/such"}}, "folder"),
         ({"kwargs": {"max_output_bytes": 0}}, "max_output_bytes"),
+        ({"kwargs": {"max_file_bytes": "1G"}}, "max_file_bytes"),
         ({"kwargs": {"cpu_enforcement_policy": "limit"}, "cpus": 1}, "limit"),
         ({"kwargs": {"memory_enforcement_policy": "guarantee"}, "memory_mb": 5}, "limit"),
         ({"mounts": [{"type": "volume", "source": "v", "target": "/v"}]}, "bind"),

@@ -38,7 +38,17 @@ def archive(*members):
 
 
 def unpack(target, *members, max_bytes=10**6):
-    return extract(archive(*members), target, max_bytes=max_bytes, stop=threading.Event())
+    return extracted(archive(*members), target, max_bytes=max_bytes)
+
+
+def extracted(packed, target, *, max_bytes=10**6, max_file_bytes=1 << 31, stop=None):
+    return extract(
+        packed,
+        target,
+        max_bytes=max_bytes,
+        max_file_bytes=max_file_bytes,
+        stop=stop or threading.Event(),
+    )
 
 
 def tree(folder):
@@ -149,7 +159,7 @@ def test_holes_stay_holes(tmp_path):
             file.write(b"here")
         file.truncate(size)
     (source / "after").write_text("all")
-    assert extract(gnu_tar(source), target, max_bytes=size, stop=threading.Event()) == []
+    assert extracted(gnu_tar(source), target, max_bytes=size) == []
     found = (target / "holes").stat()
     assert found.st_size == size
     assert found.st_blocks * 512 < 1 << 20
@@ -166,7 +176,7 @@ def test_a_file_that_is_nothing_but_a_hole_is_left_out_if_it_is_too_large(tmp_pa
     with (source / "huge").open("wb") as file:
         file.truncate(1 << 40)
     (source / "small").write_text("x")
-    (reason,) = extract(gnu_tar(source), target, max_bytes=10**6, stop=threading.Event())
+    (reason,) = extracted(gnu_tar(source), target, max_file_bytes=1 << 30)
     assert "huge" in reason
     assert tree(target) == [("small", None)]
 
@@ -186,7 +196,7 @@ def test_holes_that_cannot_be_are_left_out(tmp_path, holes):
         }
         tar.addfile(info, io.BytesIO(content))
     packed.seek(0)
-    skipped = extract(packed, tmp_path, max_bytes=10**6, stop=threading.Event())
+    skipped = extracted(packed, tmp_path, max_bytes=10**6)
     assert skipped == ["'evil': its holes are not where they can be"]
     assert tree(tmp_path) == []
 
@@ -206,13 +216,13 @@ def test_of_much_that_is_left_out_a_part_is_named(tmp_path):
 
 def test_a_broken_archive_is_an_error(tmp_path):
     with pytest.raises(TransferError, match="broken"):
-        extract(io.BytesIO(b"no tar" * 200), tmp_path, max_bytes=10, stop=threading.Event())
+        extracted(io.BytesIO(b"no tar" * 200), tmp_path, max_bytes=10)
 
 
 def test_it_can_be_stopped(tmp_path):
     stop = threading.Event()
     stop.set()
-    assert extract(archive((FILE, "a", b"x")), tmp_path, max_bytes=10, stop=stop) == []
+    assert extracted(archive((FILE, "a", b"x")), tmp_path, stop=stop) == []
     assert tree(tmp_path) == []
 
 

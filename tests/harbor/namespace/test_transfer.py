@@ -203,12 +203,12 @@ def test_a_file_that_is_too_large_is_refused(sandbox, run, tmp_path, monkeypatch
 def test_a_file_that_is_a_large_hole_does_not_cost_the_others(sandbox, run, tmp_path, caplog):
     async def main():
         async with sandbox() as box:
-            await says(box, "truncate -s 10T /app/huge; truncate -s 1G /app/hole; echo x > /app/y")
+            await says(box, "truncate -s 10T /app/huge; truncate -s 99M /app/hole; echo x > /app/y")
             await transfer.download_dir(box, "/app", tmp_path / "out", LOGGER)
 
     run(main)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["hole", "y"]
-    assert (tmp_path / "out/hole").stat().st_size == 1 << 30
+    assert (tmp_path / "out/hole").stat().st_size == 99 << 20
     assert (tmp_path / "out/hole").stat().st_blocks == 0
     assert "huge" in caplog.text
 

@@ -32,7 +32,12 @@ _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def extract(
-    archive: IO[bytes], target: Path, *, max_bytes: int, stop: threading.Event
+    archive: IO[bytes],
+    target: Path,
+    *,
+    max_bytes: int,
+    max_file_bytes: int,
+    stop: threading.Event,
 ) -> list[str]:
     """Unpack into a folder; existing files are replaced.
 
@@ -41,8 +46,9 @@ def extract(
     Args:
         archive: A tar archive without compression.
         target: The folder; made if it does not exist.
-        max_bytes: Most that may be written. What would be more, or is of a larger size, is left
-            out.
+        max_bytes: Most that may be written. What would be more is left out.
+        max_file_bytes: The largest size of a file, holes included, since whoever reads it has to
+            read those too. A larger one is left out.
         stop: Set to give up early.
 
     Returns:
@@ -72,7 +78,10 @@ def extract(
                     skipped.add(member.name, reason)
                     continue
                 size = sum(length for _, length in _map(member))
-                if member.isreg() and (member.size > max_bytes or written + size > max_bytes):
+                if member.isreg() and member.size > max_file_bytes:
+                    skipped.add(member.name, f"larger than {max_file_bytes} bytes")
+                    continue
+                if written + size > max_bytes:
                     skipped.add(member.name, f"more than {max_bytes} bytes in all")
                     continue
                 written += size

@@ -25,12 +25,23 @@ from rollout.backend.harbor._namespace.holder import PATH
 from rollout.backend.harbor._namespace.sandbox import Sandbox
 from rollout.backend.harbor._namespace.tasks import finish
 
-__all__ = ["MAX_BYTES", "download_dir", "download_file", "upload_dir", "upload_file"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_FILE_BYTES",
+    "download_dir",
+    "download_file",
+    "upload_dir",
+    "upload_file",
+]
 
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 16 * 1024**3
 """Most that one transfer out of a sandbox may write on the host."""
+
+MAX_FILE_BYTES = 256 * 1024**2
+"""The largest file of a folder that is copied out. Harbor reads logs and results as a whole, so a
+sandbox could fill the memory of the host with a file that is one hole."""
 
 TAR_CHANGED = 1
 """GNU tar's status for files that changed while they were read: no reason to refuse logs."""
@@ -164,6 +175,7 @@ async def download_dir(
     target: Path,
     logger: logging.Logger,
     *,
+    max_file_bytes: int = MAX_FILE_BYTES,
     exclude: Sequence[str] = (),
 ) -> None:
     """Copy what is in a folder of the sandbox to the host, replacing files.
@@ -172,12 +184,14 @@ async def download_dir(
         sandbox: A running sandbox.
         source: The folder.
         target: Where its content goes; made if it does not exist.
-        logger: Told of what is left out: devices, pipes, links that lead out of the folder.
+        logger: Told of what is left out: devices, pipes, links that lead out of the folder, what
+            is too large.
+        max_file_bytes: The largest size of a file, holes included.
         exclude: Patterns of `tar` for what is left out.
 
     Raises:
-        TransferError: If there is no such folder, or it holds more than `MAX_BYTES`. Holes in
-            files do not count; a file of a larger size, be it nothing but a hole, is left out.
+        TransferError: If there is no such folder, or it holds more than `MAX_BYTES`; holes in
+            files do not count.
     """
     with sandbox.open_file() as archive:
         await _run_inside(
@@ -187,7 +201,14 @@ async def download_dir(
         archive.seek(0)
         stop = threading.Event()
         work = asyncio.ensure_future(
-            asyncio.to_thread(extract, archive, target, max_bytes=MAX_BYTES, stop=stop)
+            asyncio.to_thread(
+                extract,
+                archive,
+                target,
+                max_bytes=MAX_BYTES,
+                max_file_bytes=max_file_bytes,
+                stop=stop,
+            )
         )
         try:
             skipped = await asyncio.shield(work)
