@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import sys
@@ -259,3 +260,30 @@ async def test_no_address_is_told_when_the_lifespan_fails():
             await nursery.start(partial(serve, make_app(lifespan=lifespan), bind="127.0.0.1:0"))
             told = True
     assert not told
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threshold():
+    """Sets the garbage collector's threshold; what it was before comes back."""
+    before = gc.get_threshold()
+    yield lambda first: gc.set_threshold(first, *before[1:])
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(("own", "seldom"), [(700, True), (2000, True), (0, False), (9000, False)])
+async def test_the_garbage_collector_looks_less_often_meanwhile(threshold, own, seldom):
+    threshold(own)
+    async with served(make_app()):
+        assert (gc.get_threshold()[0] > own) is seldom
+        assert (gc.get_threshold()[0] == own) is not seldom
+    assert gc.get_threshold()[0] == own
+
+
+async def test_a_threshold_that_a_program_sets_meanwhile_stays(threshold):
+    threshold(700)
+    async with served(make_app()):
+        threshold(1234)
+    assert gc.get_threshold()[0] == 1234
