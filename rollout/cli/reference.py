@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rollout._signatures import signature_of
 from rollout.cli.failures import CommandError, last_place
 from rollout.server import RolloutServer
 
@@ -117,7 +118,7 @@ def _app(found: Any, reference: str) -> RolloutServer:
             "rollout.server.create_rollout_server"
         )
     try:
-        inspect.signature(found).bind()
+        signature_of(found).bind()
     except (TypeError, ValueError):
         raise CommandError(
             f"{reference} cannot be called without arguments; name an application, or a "

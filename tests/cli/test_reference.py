@@ -57,6 +57,25 @@ def test_finds_applications(module, where, what):
     assert isinstance(load_app(f"{where}:{what}"), RolloutServer)
 
 
+FOR_CHECKERS = f"""
+{"" if sys.version_info >= (3, 14) else "from __future__ import annotations"}
+from typing import TYPE_CHECKING
+from support import make_app
+if TYPE_CHECKING:
+    from somewhere import Application, Settings
+
+def factory() -> Application: return make_app()
+def needs(settings: Settings) -> Application: return make_app()
+"""
+
+
+def test_annotations_that_only_a_checker_can_read(folder):
+    (folder / "for_checkers.py").write_text(FOR_CHECKERS)
+    assert isinstance(load_app("for_checkers:factory"), RolloutServer)
+    with pytest.raises(CommandError, match="cannot be called without arguments"):
+        load_app("for_checkers:needs")
+
+
 def test_a_file_is_imported_under_its_own_name(module):
     load_app("reference_apps.py:app")
     assert sys.modules["reference_apps"].number == 7

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from harbor.environments.capabilities import (  # type: ignore[import-not-found,
     EnvironmentResourceCapabilities,
 )
 
+from rollout._signatures import signature_of
 from rollout.backend.harbor._namespace import transfer
 from rollout.backend.harbor._namespace.errors import NamespaceError, NamespaceStartError
 from rollout.backend.harbor._namespace.holder import find_tools
@@ -86,7 +86,7 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         max_file_bytes: int = transfer.MAX_FILE_BYTES,
         **kwargs: Any,
     ) -> None:
-        known = set(inspect.signature(BaseEnvironment.__init__).parameters)
+        known = set(signature_of(BaseEnvironment.__init__).parameters)
         unknown = sorted(set(kwargs) - known - _IGNORED)
         if unknown:
             raise ValueError(f"unknown options of NamespaceEnvironment: {', '.join(unknown)}")
@@ -362,4 +362,4 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
 
 
 def _takes_kwargs(preflight: Any) -> bool:
-    return bool(inspect.signature(preflight).parameters)
+    return bool(signature_of(preflight).parameters)

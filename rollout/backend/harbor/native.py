@@ -7,7 +7,6 @@ variable of this process, which all rollouts share. Needs Harbor.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, ClassVar
 
 from harbor.agents.installed.base import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
@@ -23,6 +22,7 @@ from harbor.agents.terminus_2.terminus_2 import (  # type: ignore[import-not-fou
     Terminus2,
 )
 
+from rollout._signatures import signature_of
 from rollout.backend.harbor.endpoint import NO_KEY, chat_base
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
@@ -69,7 +69,7 @@ class _Inside:
         skip_install: bool = False,
         **kwargs: Any,
     ) -> None:
-        if "skip_install" in inspect.signature(BaseInstalledAgent.__init__).parameters:
+        if "skip_install" in signature_of(BaseInstalledAgent.__init__).parameters:
             kwargs["skip_install"] = skip_install
         self._is_there = skip_install
         context = _context()
