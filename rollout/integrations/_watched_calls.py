@@ -226,7 +226,9 @@ class Reading:
         self._began = clock()
         self._status = 0
         self._decoder: Any = None
+        self._can_hide = False
         self._hides = False
+        self._sniffs = False
         self._body = bytearray()
         self._events: Events | None = None
         self._streamed = StreamedAnswer(call.api)
@@ -238,11 +240,18 @@ class Reading:
         self._call.request_id = headers.get("x-request-id")
         # A response of its own decodes as the one that is handed on does.
         self._decoder = httpx.Response(200, headers=headers)._get_content_decoder()  # noqa: SLF001
+        encoded = headers.get("content-encoding", "identity").lower() not in {"", "identity"}
+        self._can_hide = (self._hide_usage or self._hide_mark) and not encoded
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if self._status in _OK and kind == "text/event-stream":
-            self._events = Events()
-            encoded = headers.get("content-encoding", "identity").lower() not in {"", "identity"}
-            self._hides = (self._hide_usage or self._hide_mark) and not encoded
+            self._read_events()
+        else:
+            # Some endpoints call a stream something else. The SDK does not mind.
+            self._sniffs = self._status in _OK and self._call.streamed
+
+    def _read_events(self) -> None:
+        self._events = Events()
+        self._hides = self._can_hide
 
     @property
     def rest_counts(self) -> bool:
@@ -269,6 +278,10 @@ class Reading:
 
     def _take(self, data: bytes) -> list[bytes]:
         """Take decoded bytes; return the events that are handed on."""
+        if self._sniffs and data.strip():
+            self._sniffs = False
+            if data.lstrip()[:1] not in {b"{", b"["}:
+                self._read_events()
         if self._events is None:
             self._body += data
             return []

@@ -68,6 +68,25 @@ async def test_a_whole_answer_in_place_of_a_stream():
     assert recorder.messages[-1] == {"role": "assistant", "content": "13"}
 
 
+@pytest.mark.parametrize("kind", ["text/plain; charset=utf-8", "application/json", ""])
+async def test_a_stream_that_is_called_something_else(kind):
+    """What the caller has not asked for stays hidden in it."""
+    usage = {"choices": [], "usage": {"completion_tokens": 1}}
+    events = [f"data: {json.dumps(each)}\n\n".encode() for each in (CHUNK, usage)]
+    data = b"".join([b"\n", *events, b"data: [DONE]\n\n"])
+    step = Step(raw=data, headers={"content-type": kind})
+    response, recorder, _ = await posted(step, STREAMED)
+    assert response.content == b"\n" + events[0]
+    assert recorder.messages[-1] == {"role": "assistant", "content": "13"}
+    assert recorder.calls[0].usage == {"completion_tokens": 1}
+
+
+async def test_nothing_in_place_of_a_stream():
+    response, recorder, _ = await posted(Step(raw=b" \n"), STREAMED)
+    assert response.content == b" \n"
+    assert recorder.calls[0].error == "the answer is no JSON object"
+
+
 async def test_comments_and_other_events_pass():
     data = f": still here\n\nevent: ping\ndata: {{}}\n\ndata: {json.dumps(CHUNK)}\n\n".encode()
     response, recorder, _ = await posted(stream(data), STREAMED)

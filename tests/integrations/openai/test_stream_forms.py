@@ -106,6 +106,13 @@ def test_a_call_that_gets_another_id_with_each_piece_is_one_call():
     assert calls(reply) == [("d", "f", '{"x": 1}')]
 
 
+@pytest.mark.parametrize("first_id", ["a", None])
+def test_a_whole_call_that_goes_on_after_all(first_id):
+    """Its arguments were an object, but so is what they are with the next piece."""
+    reply = message(piece(first_id, "f", "{}", index=0), piece("a", "f", " ", index=0))
+    assert calls(reply) == [("a", "f", "{} ")]
+
+
 def test_calls_without_an_index():
     reply = message(
         piece("a", "f", '{"x"'),
