@@ -107,8 +107,17 @@ class Execution:
     async def acquire(self, slots: trio.CapacityLimiter, deadline: float) -> bool:
         """Wait for a slot; ``False`` when the deadline or a cancel request came first.
 
-        Give it back with ``slots.release_on_behalf_of(execution)``.
+        Give it back with ``slots.release_on_behalf_of(execution)``. A slot that is free is
+        taken at once, and others get their turn when it is used.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self.cancelled and trio.current_time() < deadline:
+            try:
+                slots.acquire_on_behalf_of_nowait(self)
+            except trio.WouldBlock:
+                pass  # there is a queue
+            else:
+                return True
         acquired = False
         with trio.CancelScope(deadline=deadline) as scope:
             self.enter(scope)

@@ -16,7 +16,7 @@ from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError
 from rollout.rules import RolloutRecord
-from rollout.server.finalize import encode
+from rollout.server.finalize import encode_state
 from rollout.types import (
     RolloutErrorCategory,
     RolloutInitRequest,
@@ -132,7 +132,10 @@ class Entry:
 
     def current_body(self) -> bytes:
         """Return the encoded response that says where it stands now."""
-        return self.body if self.body is not None else encode(self.record.snapshot())
+        if self.body is not None:
+            return self.body
+        record = self.record
+        return encode_state(record.rollout_id, record.status, record.agent_started_at)
 
 
 def crash_result(rollout_id: str) -> RolloutResultResponse:

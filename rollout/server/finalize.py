@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from rollout.backend.failures import redact
-from rollout.codec import MAX_JSON_DEPTH, dump_json, unstructure
+from rollout.codec import MAX_JSON_DEPTH, dump_json, format_timestamp, unstructure
 from rollout.jsonfit import fit, utf8
 from rollout.rules.status import TERMINAL_STATUSES
 from rollout.types import (
@@ -24,7 +25,7 @@ from rollout.types import (
 )
 from rollout.types._fields import plain_number
 
-__all__ = ["encode", "result_of"]
+__all__ = ["encode", "encode_state", "result_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,23 @@ def _category(category: Any) -> RolloutErrorCategory | None:
 def encode(response: RolloutResultResponse) -> bytes:
     """Encode a response that `result_of` or the registry made."""
     return dump_json(unstructure(response))
+
+
+def encode_state(
+    rollout_id: str, status: RolloutStatus, agent_started_at: datetime | None
+) -> bytes:
+    """Encode the response for a rollout in flight, as `encode` would."""
+    started = None if agent_started_at is None else format_timestamp(agent_started_at)
+    return dump_json(
+        {
+            "rollout_id": rollout_id,
+            "status": str(status),
+            "sample": None,
+            "err_message": None,
+            "err_category": None,
+            "agent_started_at": started,
+        }
+    )
 
 
 def _attach_sample(response: RolloutResultResponse, sample: RolloutSample) -> None:

@@ -230,20 +230,16 @@ class RolloutRegistry:
 
     async def _execute(self, entry: Entry) -> None:
         request = entry.request
-        result = RolloutResultResponse(
-            rollout_id=entry.rollout_id,
-            status=RolloutStatus.CANCELLED,
-            err_message="cancelled",
-        )
+        result: RolloutResultResponse | None = None
         entry.tell("execution-started")
         try:
             if request is not None:
-                result = await run_backend(self.backend, entry, request) or result
+                result = await run_backend(self.backend, entry, request)
         finally:
             entry.executing = False
             self._release(entry)
             entry.request = None
-            self._end(entry, result)
+            self._end(entry, result or _cancelled(entry.rollout_id))
             entry.tell("execution-ended")
             self._active -= 1
             if not self._active:
@@ -277,14 +273,7 @@ class RolloutRegistry:
             )
             entry.record.status = result.status
             entry.body = encode(result)
-        # The bytes are all that is needed from here on.
-        entry.record.result = RolloutResultResponse(
-            rollout_id=result.rollout_id,
-            status=result.status,
-            err_message=result.err_message,
-            err_category=result.err_category,
-            agent_started_at=result.agent_started_at,
-        )
+        result.sample = None  # the bytes are all that is needed of it from here on
         entry.retained_until = trio.current_time() + self.result_retention_sec
         heappush(self._retained, (entry.retained_until, next(self._sequence), entry))
         self._wake.set()
@@ -496,3 +485,9 @@ class RolloutRegistry:
         if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
             del self._entries[entry.rollout_id]
             entry.tell("forgotten")
+
+
+def _cancelled(rollout_id: str) -> RolloutResultResponse:
+    return RolloutResultResponse(
+        rollout_id=rollout_id, status=RolloutStatus.CANCELLED, err_message="cancelled"
+    )
