@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib.metadata import version as installed_version
 from typing import Any
 
+from sphinx.domains.python import PyObject
 from sphinx.util.nodes import make_refnode
 
 project = "trio-rollout"
@@ -17,6 +19,7 @@ version = release
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinxcontrib_trio",
 ]
@@ -29,17 +32,24 @@ default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
+autosummary_generate = False
+add_module_names = False
+toc_object_entries_show_parents = "hide"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 python_maximum_signature_line_length = 88
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+_WORTH_A_TABLE = 4
 _LINKED = {"class", "exception", "function"}
 
 html_theme = "furo"
+pygments_style = "a11y-light"
+pygments_dark_style = "github-dark"
 html_title = f"trio-rollout {release}"
 html_static_path = ["_static"]
 html_css_files = ["rollout.css"]
@@ -68,6 +78,30 @@ def _plain_signature(
     return signature, returns
 
 
+def _is_described(module: str, obj: Any, name: str) -> bool:
+    """Whether a module's page has an entry for a name; exceptions have a page of their own."""
+    found = getattr(obj, name)
+    if inspect.isclass(found) and issubclass(found, BaseException):
+        return module == "rollout.errors" or "harbor" in module
+    return inspect.isfunction(found) or isinstance(found, type)
+
+
+def _contents_of_a_module(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Begin a module's page with what it has, a line each; leave out what says nothing."""
+    del app
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()  # what a named tuple says of its fields; its own docstring says more
+    if what != "module" or options.get("no-members"):
+        return
+    shown = [each for each in getattr(obj, "__all__", ()) if _is_described(name, obj, each)]
+    if len(shown) >= _WORTH_A_TABLE:
+        lines += ["", ".. autosummary::", "   :nosignatures:", ""]
+        lines += [f"   {each}" for each in shown]
+        lines += [""]
+
+
 def _known_by_its_name(app: Any, env: Any, node: Any, content: Any) -> Any:
     """Link a name that is documented under another module than the one it was written in."""
     if node.get("refdomain") != "py":
@@ -86,5 +120,9 @@ def _known_by_its_name(app: Any, env: Any, node: Any, content: Any) -> Any:
 
 def setup(app: Any) -> None:
     """Register the hooks above."""
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("autodoc-process-signature", _plain_signature)
+    app.connect("autodoc-process-docstring", _contents_of_a_module)
     app.connect("missing-reference", _known_by_its_name)

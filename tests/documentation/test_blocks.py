@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import tomllib
-from types import ModuleType
 
 import pytest
 from documentation.blocks import (
@@ -19,11 +17,12 @@ from documentation.blocks import (
     defined_by,
 )
 from support import (
-    Compare,
     Script,
 )
 
 from rollout import LocalBackend
+
+pytestmark = pytest.mark.usefixtures("readers_own_modules")
 
 
 def test_there_are_blocks_to_test():
@@ -44,12 +43,7 @@ def test_a_block_compiles_and_what_it_imports_exists(block):
 @pytest.mark.parametrize(
     "block", [block for block in PYTHON if "\ntrio.run(" not in block.code], ids=str
 )
-def test_a_block_that_defines_things_runs(block, monkeypatch):
-    agent = ModuleType("my_package.agent")
-    agent.Solve, agent.Exact = Script, Compare
-    monkeypatch.setitem(sys.modules, "my_package", ModuleType("my_package"))
-    monkeypatch.setitem(sys.modules, "my_package.agent", agent)
-    monkeypatch.setenv("ROLLOUT_SERVER_API_KEY", "a-key-of-the-server")
+def test_a_block_that_defines_things_runs(block):
     given = {"backend": LocalBackend(workflow=Script)}
     new = defined_by(block, **given).keys() - given.keys() - {"__name__", "__builtins__"}
     assert new
