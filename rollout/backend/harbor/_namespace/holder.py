@@ -62,17 +62,20 @@ class Holder:
         pidfd: A descriptor of it.
         namespaces: Namespace to open file. They keep the namespaces from being mixed up with
             those of a later process of the same number.
+        root: A descriptor of its root, which is not that of its mount namespace.
     """
 
     process: asyncio.subprocess.Process
     pid: int
     pidfd: int
     namespaces: dict[str, int]
+    root: int
 
     @classmethod
     async def start(
         cls,
         root: Path,
+        outer: Path,
         binds: Sequence[Bind],
         *,
         hostname: str,
@@ -84,6 +87,7 @@ class Holder:
 
         Args:
             root: The folder that becomes the root, see `prepare_root`.
+            outer: An empty folder, beside it.
             binds: What is mounted in it.
             hostname: What the sandbox calls itself.
             network: Whether it shares the host's network.
@@ -95,6 +99,7 @@ class Holder:
         """
         plan = {
             "root": str(root),
+            "outer": str(outer),
             "binds": [[each.source, each.target, each.writable] for each in binds],
             "hostname": hostname,
             "loopback": not network,
@@ -135,7 +140,8 @@ class Holder:
                     # Ended for sure, so that the reason is written.
                     await kill_and_wait(process)
                     raise _failure(process, errors)  # noqa: TRY301 - cleaned up like the rest
-                return cls(process, int(number), pidfd, _open(int(number), network=network))
+                namespaces, inside = _open(int(number), network=network)
+                return cls(process, int(number), pidfd, namespaces, inside)
             except BaseException:
                 await finish(_abort(process, pidfd))
                 raise
@@ -156,6 +162,8 @@ class Holder:
             f"--{'mount' if name == 'mnt' else name}=/proc/{os.getpid()}/fd/{descriptor}"
             for name, descriptor in self.namespaces.items()
         ]
+        root = f"/proc/{os.getpid()}/fd/{self.root}"
+        files += [f"--root={root}", f"--wd={root}"]
         if "user" in self.namespaces:
             files.append("--preserve-credentials")
         return [nsenter, *files, "--"]
@@ -179,7 +187,7 @@ class Holder:
 
     def close(self) -> None:
         """Let go of all descriptors. The mounts vanish with the last of them."""
-        for descriptor in (self.pidfd, *self.namespaces.values()):
+        for descriptor in (self.pidfd, self.root, *self.namespaces.values()):
             os.close(descriptor)
         if self.process.stdin is not None:
             self.process.stdin.close()
@@ -190,19 +198,20 @@ async def _report(process: asyncio.subprocess.Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
-def _open(pid: int, *, network: bool) -> dict[str, int]:
-    """Open the namespaces that a process does not share with this one."""
+def _open(pid: int, *, network: bool) -> tuple[dict[str, int], int]:
+    """Open the namespaces that a process does not share with this one, and its root."""
     shared = {name for name, own in (("net", network), ("user", os.geteuid() == 0)) if own}
     opened: dict[str, int] = {}
     try:
         for name in NAMESPACES:
             if name not in shared:
                 opened[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        root = os.open(f"/proc/{pid}/root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         for descriptor in opened.values():
             os.close(descriptor)
         raise NamespaceStartError(f"the namespaces cannot be opened: {error}") from error
-    return opened
+    return opened, root
 
 
 async def _abort(process: asyncio.subprocess.Process, pidfd: int | None) -> None:

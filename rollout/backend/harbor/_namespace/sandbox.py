@@ -42,9 +42,10 @@ __all__ = ["CommandResult", "Sandbox", "User"]
 
 CAPABILITIES = (
     "chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
-    "net_bind_service", "sys_chroot", "audit_write", "setfcap",
+    "net_bind_service", "audit_write", "setfcap",
 )  # fmt: skip
-"""What root can do inside: as in a Docker container, without raw sockets and devices."""
+"""What root can do inside: as in a Docker container, without raw sockets, devices and chroot, which
+would let it leave the root that keeps it from making user namespaces."""
 
 LOADER = ("LD_", "GLIBC_", "GCONV_PATH", "LOCPATH", "NLSPATH", "MALLOC_")
 """Variables that act on programs as they load. They must not act on those that run outside."""
@@ -164,7 +165,8 @@ class Sandbox:
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
             self._claim = Claim(self.folder)
-            (self.folder / "io").mkdir(mode=0o700)
+            for name in ("io", "outer"):
+                (self.folder / name).mkdir(mode=0o700)
             self.root.mkdir(mode=0o755)
             self.root.chmod(0o755)
             binds = await finish(
@@ -172,6 +174,7 @@ class Sandbox:
             )
             self._holder = await Holder.start(
                 self.root,
+                self.folder / "outer",
                 binds,
                 hostname=self._hostname,
                 network=self._network,

@@ -24,7 +24,7 @@ from typing import Any
 __all__ = ["main"]
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 4096, 8192, 16384, 1 << 18
 MNT_DETACH = 2
 
 SYS_MOUNT_SETATTR = 442
@@ -34,7 +34,17 @@ ATTR_RDONLY, ATTR_NODEV = 1, 4
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+PROC_READ_ONLY = (
+    "sys",
+    "sysrq-trigger",
+    "irq",
+    "bus",
+    "fs",
+    "acpi",
+    "scsi",
+    "dynamic_debug",
+    "mtrr",
+)
 PROC_HIDDEN = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "kmsg")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -129,11 +139,20 @@ def raise_loopback() -> None:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
 
 
-def change_root(root: str) -> None:
-    """Make a folder the root and let go of the old one."""
-    os.chdir(root)
-    check(libc.pivot_root(b".", b"."), f"pivot_root {root}")
+def change_root(root: str, outer: str) -> None:
+    """Make a folder the root and let go of the old one.
+
+    The root of the mount namespace becomes an empty folder around it. A process whose root is
+    another one than its mount namespace's cannot make a user namespace, in which it would have
+    all capabilities and could mount what is the whole machine's, such as control groups.
+    """
+    mount("tmpfs", outer, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755,size=64k")
+    os.mkdir(f"{outer}/root")  # noqa: PTH102
+    mount(root, f"{outer}/root", None, MS_MOVE)
+    os.chdir(outer)
+    check(libc.pivot_root(b".", b"."), f"pivot_root {outer}")
     check(libc.umount2(b".", MNT_DETACH), "unmount of the old root")
+    os.chroot("/root")
     os.chdir("/")
 
 
@@ -141,8 +160,8 @@ def main(plan: dict[str, Any]) -> None:
     """Set everything up as planned, say so, and become the process that waits.
 
     Args:
-        plan: ``root``, ``binds`` (source, target, writable), ``hostname``, ``loopback``, ``wait``
-            (the command to become).
+        plan: ``root``, ``outer`` (an empty folder), ``binds`` (source, target, writable),
+            ``hostname``, ``loopback``, ``wait`` (the command to become).
     """
     # The host's /proc is still mounted, and counts as the host does.
     print("pid", os.readlink("/proc/self"), flush=True)  # noqa: PTH115, T201
@@ -158,7 +177,7 @@ def main(plan: dict[str, Any]) -> None:
         raise_loopback()
     # In a user namespace /proc may be mounted only while the host's is still in sight.
     mount_processes(root)
-    change_root(root)
+    change_root(root, plan["outer"])
     print("ready", flush=True)  # noqa: T201
     # Whoever is orphaned inside becomes a child of this process; nobody else would reap it.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
