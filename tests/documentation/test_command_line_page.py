@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import click
 import pytest
 from documentation.blocks import (
+    BLOCKS,
     CLI,
     README,
     ROOT,
@@ -31,3 +33,46 @@ def test_a_command_is_described_with_its_options_and_defaults(name):
         if type(option.default) in {int, float}:
             assert re.search(rf"`{option.opts[0]}` \| {option.default:g} \|", section)
     assert f"`rollout {name}" in (ROOT / README).read_text("utf-8")
+
+
+# --- every command line -----------------------------------------------------------------------
+
+LINES = [
+    pytest.param(line.replace("\\\n", " "), id=f"{block.page}:{block.line} {line[:40]!r}")
+    for block in BLOCKS
+    if block.language == "console"
+    for line in re.findall(r"^\$ ((?:.*\\\n)*.*)$", block.code, re.MULTILINE)
+]
+
+
+def _words(line: str) -> list[str]:
+    """The words of a command line, without what is for the shell and not for the command."""
+    words = shlex.split(line, comments=True)
+    while words and re.match(r"\w+=", words[0]):
+        del words[0]
+    return [word for word in words if word != "&"]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_line_is_one_that_is_taken(line):
+    for part in re.split(r" && | \| ", line):
+        program, *arguments = _words(part)
+        if program == "rollout":
+            context = click.Context(cli)
+            command: click.Command = cli
+            while isinstance(command, click.Group) and not arguments[0].startswith("-"):
+                name = arguments.pop(0)
+                found = command.get_command(context, name)
+                assert found is not None, name
+                command = found
+            command.make_context("rollout", arguments, resilient_parsing="--help" in arguments)
+        elif program == "python" and arguments[0].endswith(".py"):
+            assert (ROOT / arguments[0]).exists() or arguments[0].startswith("my_"), arguments[0]
+        elif program == "nox":
+            session = arguments[arguments.index("-s") + 1] if "-s" in arguments else "tests"
+            sessions = (ROOT / "noxfile.py").read_text("utf-8")
+            assert f"\ndef {session}(" in sessions, session
+        for argument in arguments:
+            if argument.startswith("examples/") and "*" not in argument:
+                path = argument.partition(":")[0]
+                assert (ROOT / path).exists() or "/run" in path, path
