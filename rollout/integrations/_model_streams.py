@@ -209,7 +209,7 @@ class _GrowingItems:
         if type(index) is not int:
             index = self._place_of(item)
         if kind == "response.output_item.added" and isinstance(item, dict):
-            self._items.setdefault(index, item)
+            self._items[index] = item
         elif kind == "response.output_item.done" and isinstance(item, dict):
             self._items[index] = item
             self._said.add(index)

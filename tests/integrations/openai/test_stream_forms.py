@@ -185,6 +185,18 @@ def test_a_response_that_breaks_off_keeps_what_it_has_said():
     assert choice.logprobs == {"content": [{"token": "It "}, {"token": "is"}]}
 
 
+@pytest.mark.parametrize("index", [-1, 5, 10**12, None, "0"])
+def test_a_piece_of_a_part_that_there_is_not_begins_one(index):
+    answer = streamed(
+        item("message", id="m", role="assistant", content=[]),
+        part("output_text", "It is", content_index=index),
+        part("output_text", " 13.", content_index=0),
+        part("output_text", "nowhere", output_index=7, content_index=0),
+        api="responses",
+    ).answer()
+    assert answer.choices[0].messages[0]["content"] == "It is 13."
+
+
 def test_an_item_that_is_done_takes_the_place_of_its_pieces():
     done = {"id": "m", "type": "message", "role": "assistant", "content": "It is 13."}
     second = {"id": "n", "type": "message", "role": "assistant", "content": " Sure."}
