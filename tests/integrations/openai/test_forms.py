@@ -81,6 +81,14 @@ async def test_a_stream_that_is_called_something_else(kind):
     assert recorder.calls[0].usage == {"completion_tokens": 1}
 
 
+async def test_a_stream_of_nothing_but_its_mark():
+    response, recorder, _ = await posted(stream(b"data: [DONE]\n\n"), STREAMED)
+    assert response.content == b""
+    (recorded,) = recorder.calls
+    assert (recorded.outcome, recorded.choices) == ("failed", [])
+    assert recorded.error == "the stream ended before its answer was whole"
+
+
 async def test_nothing_in_place_of_a_stream():
     response, recorder, _ = await posted(Step(raw=b" \n"), STREAMED)
     assert response.content == b" \n"
