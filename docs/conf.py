@@ -8,6 +8,7 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from sphinx.domains.python import PyObject
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 from sphinx.util.nodes import make_refnode
 
 project = "trio-rollout"
@@ -46,6 +47,7 @@ myst_heading_anchors = 3
 
 _WORTH_A_TABLE = 4
 _LINKED = {"class", "exception", "function"}
+_MEMBERS = {"attribute", "method", "property"}
 
 html_theme = "furo"
 pygments_style = "a11y-light"
@@ -107,11 +109,18 @@ def _known_by_its_name(app: Any, env: Any, node: Any, content: Any) -> Any:
     if node.get("refdomain") != "py":
         return None
     python = env.get_domain("py")
-    last = node["reftarget"].rpartition(".")[2]
+    wanted = node["reftarget"]
+    if wanted.startswith("rollout."):  # the module may be one that is not documented
+        wanted = wanted.rpartition(".")[2]
     found = [
-        name for name in python.objects if name.startswith("rollout") and name.endswith(f".{last}")
+        name
+        for name in python.objects
+        if name.startswith("rollout") and name.endswith(f".{wanted}")
     ]
-    modules = {name: entry for name in found if (entry := python.objects[name]).objtype in _LINKED}
+    linked = _LINKED | _MEMBERS if "." in wanted else _LINKED
+    # An alias is the same thing again, under the module that it was written in.
+    entries = {name: python.objects[name] for name in found if not python.objects[name].aliased}
+    modules = {name: entry for name, entry in entries.items() if entry.objtype in linked}
     if len(modules) != 1:
         return None
     ((name, entry),) = modules.items()
@@ -120,6 +129,10 @@ def _known_by_its_name(app: Any, env: Any, node: Any, content: Any) -> Any:
 
 def setup(app: Any) -> None:
     """Register the hooks above."""
+    # A sentence with a colon is no type: "It was cancelled: ..." is all of the text.
+    GoogleDocstring._parse_attribute_docstring = lambda self: self._dedent(  # noqa: SLF001
+        self._consume_to_end()
+    )
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
