@@ -434,7 +434,7 @@ async def test_one_look_at_the_root_holds_for_all_that_had_asked_before(
     assert folders == {f"r{number}": root / f"r{number}" / "artifacts" for number in range(20)}
     assert all(folder.is_dir() for folder in folders.values())
     assert len(opened) == 1
-    assert len(tried) == 2
+    assert len(tried) <= 2
     assert root / "r7" / "artifacts" in tried
     assert warnings() == []
 

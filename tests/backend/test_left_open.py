@@ -127,6 +127,42 @@ async def test_the_rollout_fails_and_its_slot_is_free(how, phase):
     assert_nothing_is_left(local)
 
 
+@pytest.mark.parametrize("grade", [True, False])
+async def test_a_nursery_whose_scope_alone_was_left_fails_the_rollout_too(grade):
+    left = LeftOpen()
+
+    async def leave(ctx):
+        manager = trio.open_nursery()
+        nursery = await manager.__aenter__()
+        nursery.cancel_scope.__exit__(None, None, None)
+        left.kept.append(manager)
+        return [{"role": "user"}]
+
+    local = backend(leave, full_marks)
+    outcome = await execute(local, grade=grade, label="x")
+    assert outcome.result.status is RolloutStatus.FAILURE
+    assert outcome.result.err_category is RolloutErrorCategory.AGENT_ERROR
+    assert "stack corrupted" in outcome.result.err_message
+    assert_nothing_is_left(local)
+
+
+async def test_workflow_and_grader_share_a_task_that_is_not_the_servers():
+    tasks = []
+
+    async def note(ctx):
+        tasks.append(trio.lowlevel.current_task())
+        return []
+
+    async def grade(ctx):
+        await note(ctx)
+        ctx.set_reward(1.0)
+
+    await execute(backend(note, grade), "r-7", grade=True, label="x")
+    workflow, grader = tasks
+    assert workflow is grader is not trio.lowlevel.current_task()
+    assert workflow.name == "rollout r-7"
+
+
 @ways
 async def test_a_server_lives_on_and_so_do_the_other_rollouts(autojump_clock, how):
     left = LeftOpen()
