@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from harbor.environments.base import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
     BaseEnvironment,
     ExecResult,
@@ -22,6 +24,7 @@ from rollout.backend.harbor._namespace import transfer
 from rollout.backend.harbor._namespace.errors import NamespaceError, NamespaceStartError
 from rollout.backend.harbor._namespace.holder import find_tools
 from rollout.backend.harbor._namespace.layout import Bind, check_bind
+from rollout.backend.harbor._namespace.limits import MIB, Limits
 from rollout.backend.harbor._namespace.sandbox import Sandbox, User
 from rollout.backend.harbor._namespace.tasks import finish
 from rollout.backend.harbor._namespace.users import find_user
@@ -56,7 +59,9 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
 
     Not isolated: the kernel is the host's. By default so is the network, with every service on the
     host's loopback. CPU, memory and disk are not limited: such settings of a task are named in one
-    warning, and a job that insists on them is refused. Images are not built or pulled:
+    warning, and a job that insists on them is refused. What can be had without control groups is:
+    no file grows beyond ``storage_mb``, shared memory is bounded, and if the machine runs out of
+    memory, the kernel kills processes of sandboxes first. Images are not built or pulled:
     `docker_image` and `Dockerfile` are not applied, the host's programs are what there is. It keeps
     trials apart and the host clean; it is no boundary against code that wants to break out, least
     of all where the server runs as root.
@@ -123,7 +128,7 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """It limits nothing, so a job that insists on limits is refused."""
+        """It limits neither CPU nor memory, so a job that insists on that is refused."""
         return EnvironmentResourceCapabilities(fractional_cpus=True)
 
     @classmethod
@@ -161,15 +166,25 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
             binds.append(check_bind(source, target, writable=writable))
         return binds
 
+    def _limits(self) -> Limits:
+        storage, memory = self.task_env_config.storage_mb, self._effective_memory_mb
+        limits = Limits()
+        if storage is not None:
+            limits = attrs.evolve(limits, file_bytes=max(storage, 1) * MIB)
+        if memory is not None:
+            half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+            limits = attrs.evolve(limits, shared_bytes=min(max(memory, 1) * MIB, half))
+        return limits
+
     def _not_applied(self) -> list[str]:
         config = self.task_env_config
         found = [
-            f"{name}={value}"
-            for name, value in (
-                ("docker_image", config.docker_image),
-                ("cpus", self._effective_cpus),
-                ("memory_mb", self._effective_memory_mb),
-                ("storage_mb", config.storage_mb),
+            f"{name}={value}{but}"
+            for name, value, but in (
+                ("docker_image", config.docker_image, ""),
+                ("cpus", self._effective_cpus, ""),
+                ("memory_mb", self._effective_memory_mb, " (but to shared memory)"),
+                ("storage_mb", config.storage_mb, " (but to each file)"),
             )
             if value is not None
         ]
@@ -192,8 +207,8 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         ignored = self._not_applied()
         if ignored:
             self.logger.warning(
-                "Not applied in a namespace environment, which has the host's programs and no "
-                "limits: %s",
+                "Not applied in a namespace environment, which has the host's programs and "
+                "memory: %s",
                 ", ".join(ignored),
             )
         sandbox = self._sandbox = Sandbox(
@@ -201,6 +216,7 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
             binds=self._shown,
             network=not self._network_disabled,
             max_output_bytes=self._max_output_bytes,
+            limits=self._limits(),
         )
         await sandbox.start()
         try:

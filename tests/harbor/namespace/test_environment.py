@@ -8,6 +8,7 @@ import os
 import sys
 import tomllib
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -234,6 +235,32 @@ def test_what_is_not_applied_is_said_once(make, within, caplog):
     (record,) = [each for each in caplog.records if "Not applied" in each.getMessage()]
     for word in ("debian:12", "cpus=1", "memory_mb=100", "storage_mb=100", "Dockerfile"):
         assert word in record.getMessage()
+
+
+def test_what_can_be_limited_is(make, within):
+    async def check(environment):
+        script = "cd /tmp; head -c 3000000 /dev/zero > large; stat -c %s large"
+        result = await environment.exec(script)
+        assert result.stdout == f"{2 << 20}\n"
+        size = await says(environment, "df --output=size -B1 /dev/shm | tail -n 1")
+        assert int(size) == 64 << 20
+        script = (
+            "import ctypes; libc = ctypes.CDLL(None); libc.shmget.argtypes = "
+            "[ctypes.c_int, ctypes.c_size_t, ctypes.c_int]; "
+            "print([libc.shmget(0, size << 20, 0o600) >= 0 for size in (1, 100)])"
+        )
+        assert await says(environment, f"python3 -c '{script}'") == "[True, False]\n"
+
+    within(make(storage_mb=2, memory_mb=64), check)
+
+
+def test_processes_inside_are_killed_before_the_server(make, within):
+    async def check(environment):
+        score = await says(environment, "cat /proc/self/oom_score_adj")
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        assert int(score) == max(own, 500)
+
+    within(make(), check)
 
 
 def test_folders_of_the_host_can_be_shown(make, within, tmp_path):

@@ -43,6 +43,7 @@ SCRIPT = """
                 "touch /usr/x; mount -t tmpfs x /mnt; mount -o remount,rw /usr; cat /etc/shadow"
             )
             said["network"] = await bash("tail -n +3 /proc/net/dev | cut -d: -f1 | grep -c eth")
+            said["most"] = await bash("ulimit -u; cat /proc/self/oom_score_adj")
             await bash("cd /app; mkdir -p a/b; echo x > a/b/file; chmod 000 a/b a")
             await bash("setsid sleep 1000 &")
             (folder / "in").mkdir()
@@ -117,6 +118,7 @@ def test_a_sandbox_without_root(setup_python, open_folder):
     assert said["refused"].count("permission denied") == 2
     assert "No such file" in said["refused"]
     assert said["network"] == "0\n"
+    assert said["most"] == "4096\n500\n"
     assert said["ran"] == "ran\n755\n"
     assert said["out"] == "echo ran"
     assert said["left"] == "1\n"

@@ -26,6 +26,8 @@ __all__ = ["END_SEC", "PATH", "Holder", "find_tools"]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where programs are looked for, inside and outside."""
 
+OPTIONAL = ("choom",)
+
 NAMESPACES = ("mnt", "pid", "ipc", "uts", "net", "user")
 
 TOOLS = ("unshare", "nsenter", "setpriv", "env", "cat", "bash", "tar", "rm", "chmod", "prlimit")
@@ -35,7 +37,7 @@ END_SEC = 30.0
 
 
 def find_tools() -> dict[str, str]:
-    """Absolute paths of the system's programs that a sandbox needs.
+    """Absolute paths of the system's programs that a sandbox needs, and of those it can do without.
 
     Raises:
         NamespaceStartError: If this is not Linux, or one is missing.
@@ -49,6 +51,7 @@ def find_tools() -> dict[str, str]:
             f"missing in {PATH}: {', '.join(missing)}. Install util-linux (unshare, nsenter, "
             "setpriv, prlimit), coreutils, tar and bash."
         )
+    found |= {name: shutil.which(name, path=PATH) for name in OPTIONAL}
     return {name: path for name, path in found.items() if path is not None}
 
 
@@ -80,6 +83,7 @@ class Holder:
         *,
         hostname: str,
         network: bool,
+        shared_bytes: int,
         tools: dict[str, str],
         interpreter: str,
     ) -> Holder:
@@ -91,6 +95,7 @@ class Holder:
             binds: What is mounted in it.
             hostname: What the sandbox calls itself.
             network: Whether it shares the host's network.
+            shared_bytes: How much shared memory there is.
             tools: See `find_tools`.
             interpreter: The Python that does it.
 
@@ -103,6 +108,7 @@ class Holder:
             "binds": [[each.source, each.target, each.writable] for each in binds],
             "hostname": hostname,
             "loopback": not network,
+            "shared": shared_bytes,
             "wait": [tools["cat"]],
         }
         isolation = ["--mount", "--pid", "--ipc", "--uts", "--propagation", "private"]

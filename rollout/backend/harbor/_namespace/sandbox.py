@@ -32,6 +32,7 @@ from rollout.backend.harbor._namespace.errors import (
 from rollout.backend.harbor._namespace.holder import END_SEC, PATH, Holder, find_tools
 from rollout.backend.harbor._namespace.layout import Bind, prepare_root
 from rollout.backend.harbor._namespace.leftovers import PREFIX
+from rollout.backend.harbor._namespace.limits import Limits
 from rollout.backend.harbor._namespace.output import Output
 from rollout.backend.harbor._namespace.processes import MARK, find_marked, signal_if_inside
 from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait
@@ -86,6 +87,7 @@ class Sandbox:
         network: Whether it shares the host's network. If not, it has a loopback of its own.
         interpreter: The Python that sets up the namespaces; this one if ``None``.
         max_output_bytes: How much of a command's output is kept, of each stream.
+        limits: What holds its processes back.
 
     Attributes:
         folder: Its folder on the host, ``None`` before the start and after the removal.
@@ -100,6 +102,7 @@ class Sandbox:
         network: bool = True,
         interpreter: str | None = None,
         max_output_bytes: int = 16 * 1024 * 1024,
+        limits: Limits | None = None,
     ) -> None:
         self.folder: Path | None = None
         self.is_privileged = os.geteuid() == 0
@@ -109,6 +112,7 @@ class Sandbox:
         self._network = network
         self._interpreter = interpreter or sys.executable
         self._max_output_bytes = max_output_bytes
+        self._limits = limits or Limits()
         self._tools: dict[str, str] = {}
         self._holder: Holder | None = None
         self._claim: Claim | None = None
@@ -178,6 +182,7 @@ class Sandbox:
                 binds,
                 hostname=self._hostname,
                 network=self._network,
+                shared_bytes=self._limits.shared_bytes,
                 tools=self._tools,
                 interpreter=self._interpreter,
             )
@@ -252,9 +257,12 @@ class Sandbox:
         async with self._spawning:
             holder = self._running()
             number = holder.pid_namespace
-            chain = [*holder.enter(self._tools["nsenter"]), *self._become(who)]
-            if max_file_bytes is not None:
-                chain = [self._tools["prlimit"], f"--fsize={max_file_bytes}", "--", *chain]
+            limits = self._limits.with_file_bytes(max_file_bytes)
+            chain = [
+                *limits.prefix(self._tools, privileged=self.is_privileged),
+                *holder.enter(self._tools["nsenter"]),
+                *self._become(who),
+            ]
             inside = [f"{k}={v}" for k, v in variables.items() if k.startswith(LOADER)]
             outside = {k: v for k, v in variables.items() if not k.startswith(LOADER)}
             try:

@@ -93,7 +93,7 @@ def bind(source: str, target: str, *, writable: bool) -> None:
     set_attributes(target, ATTR_NODEV | (0 if writable else ATTR_RDONLY))
 
 
-def mount_devices(root: str) -> None:
+def mount_devices(root: str, shared: int) -> None:
     """Fill ``/dev``: harmless devices of the host, terminals and shared memory of its own."""
     dev = f"{root}/dev"
     mount("tmpfs", dev, "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=1m")
@@ -104,7 +104,8 @@ def mount_devices(root: str) -> None:
     for name in ("pts", "shm"):
         os.mkdir(f"{dev}/{name}", 0o755)  # noqa: PTH102
     mount("devpts", f"{dev}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666")
-    mount("tmpfs", f"{dev}/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    # It is the host's memory, and nobody's process is charged with it.
+    mount("tmpfs", f"{dev}/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={shared}")
     links = {
         "ptmx": "pts/ptmx",
         "fd": "/proc/self/fd",
@@ -116,10 +117,11 @@ def mount_devices(root: str) -> None:
         os.symlink(target, f"{dev}/{name}")  # noqa: PTH211
 
 
-def mount_processes(root: str) -> None:
+def mount_processes(root: str, shared: int) -> None:
     """Mount ``/proc`` for the processes inside, without the switches of the whole machine."""
     proc = f"{root}/proc"
     mount("proc", proc, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    limit_shared_memory(f"{proc}/sys/kernel", shared)
     for name in PROC_READ_ONLY:
         path = f"{proc}/{name}"
         if os.path.exists(path):  # noqa: PTH110
@@ -129,6 +131,16 @@ def mount_processes(root: str) -> None:
         path = f"{proc}/{name}"
         if os.path.exists(path):  # noqa: PTH110
             mount("/dev/null", path, None, MS_BIND)
+
+
+def limit_shared_memory(switches: str, shared: int) -> None:
+    """Bound the shared memory of the older kind, which belongs to this namespace."""
+    try:
+        with open(f"{switches}/shmall", "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write(str(shared // os.sysconf("SC_PAGE_SIZE")))
+    except PermissionError:
+        # Before Linux 6.7 only the host's root may; the file is then the host's own.
+        return
 
 
 def raise_loopback() -> None:
@@ -161,7 +173,8 @@ def main(plan: dict[str, Any]) -> None:
 
     Args:
         plan: ``root``, ``outer`` (an empty folder), ``binds`` (source, target, writable),
-            ``hostname``, ``loopback``, ``wait`` (the command to become).
+            ``hostname``, ``loopback``, ``shared`` (bytes of shared memory), ``wait`` (the
+            command to become).
     """
     # The host's /proc is still mounted, and counts as the host does.
     print("pid", os.readlink("/proc/self"), flush=True)  # noqa: PTH115, T201
@@ -171,12 +184,12 @@ def main(plan: dict[str, Any]) -> None:
     set_attributes(root, ATTR_NODEV)
     for source, target, writable in plan["binds"]:
         bind(source, root + target, writable=writable)
-    mount_devices(root)
+    mount_devices(root, plan["shared"])
     socket.sethostname(plan["hostname"])
     if plan["loopback"]:
         raise_loopback()
     # In a user namespace /proc may be mounted only while the host's is still in sight.
-    mount_processes(root)
+    mount_processes(root, plan["shared"])
     change_root(root, plan["outer"])
     print("ready", flush=True)  # noqa: T201
     # Whoever is orphaned inside becomes a child of this process; nobody else would reap it.
