@@ -26,6 +26,7 @@ from rollout.codec import converter, dump_json
 from rollout.errors import EvaluationDamagedError, EvaluationError
 from rollout.evaluation._sparse import SparseArray
 from rollout.evaluation.records import FIELDS, AttemptRecord
+from rollout.types._fields import is_finite_number
 
 __all__ = [
     "EVENTS",
@@ -37,6 +38,7 @@ __all__ = [
 
 EVENTS = "events.jsonl"
 _SCHEMA = "rollout-events/1"
+_MOST_RETRIES = 2**31
 
 
 # --- lines ------------------------------------------------------------------------------------
@@ -54,7 +56,10 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     body, separator, rest = line.rpartition(b',"crc32":"')
     if not separator or rest != b'%08x"}' % zlib.crc32(body):
         return None
-    value = json.loads(body + b"}")
+    try:
+        value = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
     return value if isinstance(value, dict) else None
 
 
@@ -69,7 +74,7 @@ def record_line(record: AttemptRecord) -> bytes:
 
 
 def record_of(value: dict[str, Any]) -> AttemptRecord:
-    """Make a record of a line that fits its checksum, so that its types need no second check.
+    """Make a record of a line that fits its checksum.
 
     Raises:
         TypeError: A field is missing.
@@ -79,7 +84,14 @@ def record_of(value: dict[str, Any]) -> AttemptRecord:
     for name in ("submitted_at", "agent_started_at"):
         if isinstance(known.get(name), str):
             known[name] = datetime.fromisoformat(known[name])
-    return AttemptRecord(**known)
+    record = AttemptRecord(**known)
+    if not is_finite_number(record.duration_sec):
+        raise ValueError("duration_sec must be a finite number")
+    if record.reward is not None and not is_finite_number(record.reward):
+        raise ValueError("reward must be a finite number or null")
+    if record.retry > _MOST_RETRIES:
+        raise ValueError("retry is too large")
+    return record
 
 
 def _head(run_id: str) -> bytes:
@@ -184,20 +196,22 @@ def final_records(folder: Path) -> Iterator[AttemptRecord]:
     """
     path = folder / EVENTS
     # For each attempt of a row: where its record begins, and whether that one counts.
-    columns: list[tuple[SparseArray, SparseArray]] = []
+    columns: dict[int, tuple[SparseArray, SparseArray]] = {}
     with _reading(path) as file:
         if file is None:
             return
         lines = _Lines(path, file, None)
         for record in lines.records():
-            while len(columns) <= record.attempt:
-                columns.append((SparseArray("Q"), SparseArray("B")))
-            places, settled = columns[record.attempt]
+            column = columns.get(record.attempt)
+            if column is None:
+                column = columns[record.attempt] = (SparseArray("Q"), SparseArray("B"))
+            places, settled = column
             if record.counts or not settled[record.row]:
                 places[record.row] = lines.offset
                 settled[record.row] = record.counts
-        for row in SparseArray.places(*(places for places, _ in columns)):
-            for places, _ in columns:
+        ordered = [columns[attempt][0] for attempt in sorted(columns)]
+        for row in SparseArray.places(*ordered):
+            for places in ordered:
                 if places[row]:  # no record is at 0, where the head is
                     yield _record_at(path, file, places[row])
 

@@ -11,14 +11,14 @@ import trio
 from attrs import define
 
 from rollout._keys import check_api_key
-from rollout.errors import EvaluationError, InvalidFieldError
+from rollout.errors import EvaluationDamagedError, EvaluationError, InvalidFieldError
 from rollout.evaluation._urls import url_secrets
 from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
 from rollout.evaluation.decisions import Ledger
 from rollout.evaluation.folder import archive, check_orphans, finish_archiving, tidy
-from rollout.evaluation.journal import read_records, recover
+from rollout.evaluation.journal import EVENTS, read_records, recover
 from rollout.evaluation.manifest import (
     MANIFEST,
     check_unchanged,
@@ -101,6 +101,12 @@ def _open(
     ledger = Ledger(config.run.n, retry_failed=retry_failed)
     progress = EvaluationProgress(total=scan.selected * config.run.n)
     for record in recover(folder, manifest["run_id"]):
+        if record.attempt >= config.run.n:
+            raise EvaluationDamagedError(
+                f"{folder / EVENTS}: row {record.row} has an attempt {record.attempt}, but n is "
+                f"{config.run.n}; the file was changed, so it is left as it is. Restore it, or "
+                "start anew (--fresh keeps it in archive/)"
+            )
         replaced = ledger.settled(*record.key)
         ledger.add(record)
         if not record.counts:

@@ -17,6 +17,7 @@ from rollout._files import is_leftover, write_atomic, writing_atomic
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
 from rollout.evaluation import evaluate
 from rollout.evaluation.folder import archive, finish_archiving, locked, tidy
+from rollout.evaluation.journal import decode_line, encode_line
 
 HOLD = """
 import sys
@@ -244,6 +245,19 @@ async def test_a_journal_without_a_manifest_belongs_to_nobody(tmp_path, server):
     assert contents(run.folder) == before
     run, _ = await run_all(config, fresh=True)
     assert run.complete
+
+
+async def test_a_record_beyond_n_is_refused_before_anything_runs(tmp_path, server):
+    config = config_of(tmp_path, server="http://fake", rows=scripted(2))
+    run, _ = await run_all(config)
+    journal = run.folder / "events.jsonl"
+    first, second, _ = journal.read_bytes().splitlines(keepends=True)
+    beyond = encode_line({**decode_line(second), "attempt": 1})
+    journal.write_bytes(first + beyond)
+    with pytest.raises(EvaluationDamagedError, match=r"events\.jsonl: row \d has an attempt 1"):
+        await run_all(config)
+    assert journal.read_bytes() == first + beyond
+    assert server.tries.total() == 2
 
 
 @pytest.mark.parametrize("name", ["index.jsonl", "metrics.json", "report.html"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import zlib
 from pathlib import Path
 
 import attrs
@@ -175,6 +176,45 @@ def test_whole_line_that_is_no_record(tmp_path):
         (tmp_path / EVENTS).write_bytes(data + journal.encode_line(value))
         with pytest.raises(EvaluationDamagedError, match="line 3: is no record"):
             list(recover(tmp_path, RUN_ID))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward", "1"),
+        ("reward", [1]),
+        ("reward", True),
+        ("duration_sec", None),
+        ("duration_sec", "1"),
+        ("retry", 10**12),
+        ("outcome", "nice"),
+        ("agent_started_at", "yesterday"),
+    ],
+)
+def test_whole_line_with_a_value_that_no_record_has(tmp_path, name, value):
+    line = journal.record_line(record())
+    document = {**journal.decode_line(line), name: value}
+    document.pop("crc32", None)
+    data = write(tmp_path, record())
+    (tmp_path / EVENTS).write_bytes(data + journal.encode_line(document))
+    for read in (lambda: recover(tmp_path, RUN_ID), lambda: final_records(tmp_path)):
+        with pytest.raises(EvaluationDamagedError, match="line 3: is no record"):
+            list(read())
+
+
+@pytest.mark.parametrize("body", [b'{"row":', b'{"row":' + b"[" * 100_000, b"[1", b'{"row":\xff'])
+def test_whole_line_that_is_no_json(tmp_path, body):
+    data = write(tmp_path, record())
+    line = body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+    (tmp_path / EVENTS).write_bytes(data + line)
+    with pytest.raises(EvaluationDamagedError, match="line 3: "):
+        list(recover(tmp_path, RUN_ID))
+
+
+def test_an_attempt_far_out_costs_no_memory(tmp_path):
+    far = [record(0, 10**12), record(10**12, 0), record(0, 0)]
+    write(tmp_path, *far)
+    assert list(final_records(tmp_path)) == [far[2], far[0], far[1]]
 
 
 def test_no_journal(tmp_path):
