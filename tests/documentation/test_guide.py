@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import trio
 from documentation.blocks import (
@@ -29,7 +33,15 @@ from support import (
     served,
 )
 
-from rollout import LocalBackend
+from rollout import (
+    AgentWorkflow,
+    Grader,
+    LocalBackend,
+    RolloutInitRequest,
+    RolloutSample,
+    SampleSource,
+    get_rollout_context,
+)
 from rollout.client import RolloutClient, RolloutProtocolError
 from rollout.types import (
     RolloutErrorCategory,
@@ -183,3 +195,61 @@ async def test_what_the_guide_repeats_is_what_has_cost_nothing(autojump_clock):
         False,
         False,
     ]
+
+
+# --- the home page ----------------------------------------------------------------------------
+
+HOME = "docs/index.md"
+
+
+async def test_the_client_of_the_home_page(capsys):
+    code = find(HOME, "run_rollouts", "py").code
+    defines = "async def main(server, requests):\n" + textwrap.indent(code, "    ")
+    namespace: dict[str, Any] = {"RolloutClient": RolloutClient}
+    exec(compile(defines, HOME, "exec"), namespace)
+    requests = [
+        RolloutInitRequest(
+            rollout_id=name, initial_messages=prompt(), chat_completions_url=CHAT_URL, label="42"
+        )
+        for name in ("a", "b", "b")  # the last of them has no result: its id is taken
+    ]
+    async with served(make_app()) as url:
+        await namespace["main"](url, requests)
+    printed = sorted(capsys.readouterr().out.splitlines())
+    assert printed[0].startswith("no result POST /rollout")
+    assert printed[1:] == ["success", "success"]
+
+
+async def test_the_server_of_the_home_page(autojump_clock):
+    asked: list[dict[str, Any]] = []
+
+    class Completions:
+        async def create(self, **request: Any) -> None:
+            await trio.lowlevel.checkpoint()
+            asked.append(request)
+            messages = [*request["messages"], {"role": "assistant", "content": "it is 42"}]
+            context = get_rollout_context()
+            assert context is not None
+            context.set_sample_source(Said(RolloutSample(messages=messages)))
+
+    class Said(SampleSource):
+        def __init__(self, sample: RolloutSample) -> None:
+            self.sample = sample
+
+        async def get_sample(self) -> RolloutSample:
+            await trio.lowlevel.checkpoint()
+            return self.sample
+
+    # The client of the OpenAI SDK has tests of its own; here it is the one of the example.
+    client_of_the_sdk = SimpleNamespace(chat=SimpleNamespace(completions=Completions()))
+    page = defined_by(
+        find(HOME, "class Solve", "py"),
+        AgentWorkflow=AgentWorkflow,
+        Grader=Grader,
+        rollout_client=lambda: client_of_the_sdk,
+    )
+    backend = LocalBackend(workflow=page["Solve"], grader=page["Compare"])
+    async with in_process(make_app(backend)) as client:
+        result = await client.run_rollout(prompt(), CHAT_URL, "a", label="42")
+    assert result.sample.reward == 1.0
+    assert [request["model"] for request in asked] == ["policy"]

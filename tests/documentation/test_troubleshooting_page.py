@@ -171,6 +171,12 @@ async def over_sockets(folder: Any) -> list[str]:
             async with served(make_app(backend, watchdog_sec=0.05)) as url:
                 async with RolloutClient(url=url) as client:
                     await client.run_rollout(**REQUEST, grade=False)
+            solve = defined_by(find(README, "class Solve"))["Solve"]
+            async with served(make_app(LocalBackend(workflow=solve))) as url:
+                async with RolloutClient(url=url) as client:
+                    alone = {**REQUEST, "chat_completions_url": "http://127.0.0.1:9/v1"}
+                    result = await client.run_rollout(**alone, grade=False)
+                    said.append(result.err_message)
                 async with RolloutClient(url=f"{url}/elsewhere") as client:
                     said.append(await refusal(client))
                 async with httpx.AsyncClient() as http:
