@@ -111,6 +111,19 @@ def test_cut_at_every_byte(tmp_path):
     assert seen == {0, 1, 2}
 
 
+def test_what_was_mended_is_on_the_disk_before_the_run_goes_on(tmp_path, monkeypatch):
+    data = write(tmp_path, *ENTRIES)
+    path = tmp_path / EVENTS
+    path.write_bytes(data[:-5])
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.read_bytes()))
+    )
+    assert list(recover(tmp_path, RUN_ID)) == ENTRIES[:-1]
+    mended = b"".join(data.splitlines(keepends=True)[:-1])
+    assert synced == [(path.stat().st_ino, mended), (tmp_path.stat().st_ino, mended)]
+
+
 def test_torn_tail_of_zeros(tmp_path):
     """What some file systems leave after a power cut."""
     data = write(tmp_path, *ENTRIES)

@@ -8,7 +8,16 @@ import os
 import httpx
 import pytest
 import trio
-from evaluation.run.cases import all_keys, config_of, keys, raising, run_all, scripted, write_rows
+from evaluation.run.cases import (
+    all_keys,
+    config_of,
+    keys,
+    raising,
+    record,
+    run_all,
+    scripted,
+    write_rows,
+)
 from evaluation.run.fake import failure, refused, success
 from support import local_backend, make_app, prompt, served
 
@@ -21,6 +30,7 @@ from rollout.errors import (
     InvalidBodyError,
 )
 from rollout.evaluation import evaluate, read_records
+from rollout.evaluation.decisions import CircuitBreaker
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -90,6 +100,16 @@ async def test_breaker_leaves_failures_of_agents_alone(tmp_path, server, categor
     config = config_of(tmp_path, server="http://fake", rows=scripted(9), breaker_failures=1)
     run, _ = await run_all(config)
     assert run.metrics.results.error_categories == {category: 9}
+
+
+def test_breaker_looks_past_what_was_cancelled():
+    """Cancelling what is in flight says nothing about whether the trouble is over."""
+    breaker = CircuitBreaker(2)
+    trouble = record(outcome="failure", err_category="http_error")
+    assert not breaker.add(trouble)
+    assert not breaker.add(record(outcome="cancelled"))
+    assert breaker.add(trouble)
+    assert breaker.tripped is trouble
 
 
 async def test_breaker_that_is_off(tmp_path, server):
