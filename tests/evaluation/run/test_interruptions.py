@@ -88,6 +88,32 @@ async def test_first_process_killed_before_its_first_record(tmp_path, server):
     assert server.prefixes == [f"{run.manifest['run_id']}-"]
 
 
+async def test_killed_at_any_byte_it_comes_to_the_same_end(tmp_path, server):
+    """Wherever the journal is cut off, what was whole stays, and the rest runs once."""
+
+    async def end(rollout):
+        return success(float(rollout.row == rollout.attempt))
+
+    server.end = end
+    config = config_of(tmp_path, server="http://fake", rows=scripted(2), n=2)
+    whole, _ = await run_all(config)
+    journal = whole.folder / "events.jsonl"
+    data = journal.read_bytes()
+    ends = [at for at in range(len(data)) if data[at] == ord("\n")]
+    cuts = {0, 1, *(at + more for at in ends for more in (-40, -1, 0, 1))}
+    for cut in sorted(cuts):
+        journal.write_bytes(data[:cut])
+        for name in ("metrics.json", "index.jsonl", "report.html"):
+            (whole.folder / name).unlink(missing_ok=True)
+        # A line is whole with its last byte, whether or not its line break is there.
+        kept = max(0, sum(at <= cut for at in ends) - 1)
+        run, records = await run_all(config)
+        assert (len(records), run.progress.resumed) == (4 - kept, kept)
+        assert keys(final_records(run.folder)) == all_keys(2, n=2)
+        assert journal.read_bytes().startswith(b"".join(data.splitlines(keepends=True)[: kept + 1]))
+        assert run.metrics.results == whole.metrics.results
+
+
 async def test_on_a_real_server_nothing_is_left_running(tmp_path):
     async with served(make_app(local_backend(max_concurrent=None))) as url:
         rows = [*scripted(3), *scripted(6, sleep=600)]
