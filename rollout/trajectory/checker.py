@@ -53,6 +53,10 @@ _WHOLE = re.compile(r"\s*[+-]?\d+(_\d+)*(\.0+)?\s*", re.ASCII)
 _LARGEST_FLOAT = 2.0**63
 """From here on no float is read as a whole number."""
 
+_MOST_DIGITS = 4300
+"""Of more no text is read as a number, by Python and by Harbor."""
+
+_LONG_NUMBER = 10**20
 _TRUTHS = frozenset({"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
 
 
@@ -93,8 +97,16 @@ def _to_whole(value: Any) -> int | None:
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < _LARGEST_FLOAT else None
     if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value.strip().partition(".")[0].replace("_", ""))
+        digits = value.strip().partition(".")[0].replace("_", "")
+        sign, digits = (digits[0], digits[1:]) if digits[0] in "+-" else ("", digits)
+        digits = digits.lstrip("0") or "0"
+        return int(sign + digits) if len(digits) <= _MOST_DIGITS else None
     return None
+
+
+def _brief(number: int) -> str:
+    """Write a number for a message; Python itself refuses to write very long ones."""
+    return str(number) if abs(number) < _LONG_NUMBER else "a number of so many digits"
 
 
 def _from(lowest: int) -> Check:
@@ -103,7 +115,7 @@ def _from(lowest: int) -> Check:
         if number is None:
             yield from _whole(value, place)
         elif number < lowest:
-            yield f"{place}: must be {lowest} or more, not {number}"
+            yield f"{place}: must be {lowest} or more, not {_brief(number)}"
 
     return check
 
@@ -353,7 +365,7 @@ def _steps(items: Any, place: str) -> Problems:
     for index, item in enumerate(_entries(items)):
         number = _to_whole(item.get("step_id"))
         if number is not None and number >= 1 and number != index + 1:
-            yield f"{place}[{index}].step_id: must be {index + 1}, not {number}"
+            yield f"{place}[{index}].step_id: must be {index + 1}, not {_brief(number)}"
 
 
 def _subagents(depth: int) -> Check:

@@ -260,6 +260,7 @@ REPLACEMENTS: list[Any] = [
     {"a": 1}, {"\u2028": 1}, {"type": "text", "text": "t"}, [{"type": "text", "text": ""}],
     [{"type": "text"}], {"media_type": "audio/mpeg", "path": ""},
     {"media_type": "image/gif", "path": "x"}, {"results": []}, {"results": None},
+    "9" * 4300, "-" + "9" * 4301, "9" * 5000, "0" * 5000, "+" + "0" * 5000 + "1", "0_1",
 ]  # fmt: skip
 KEYS = [
     "extra", "message", "source", "text", "content", "metrics", "tool_calls", "observation",

@@ -251,3 +251,10 @@ def test_documents_of_subagents_that_nest_without_end_are_refused():
     for _ in range(100):
         document = {**copy.deepcopy(FULL), "subagent_trajectories": [document]}
     assert any("nests too deeply" in line for line in trajectory_problems(document))
+
+
+@pytest.mark.parametrize("place", places(FULL)[1:], ids=str)
+def test_no_number_has_too_many_digits_to_be_judged(place):
+    for value in ("1" * 5000, "-" + "1" * 5000, "0" * 5000, 10**5000, -(10**5000)):
+        problems = trajectory_problems(changed(*place, value=value))
+        assert all(len(problem) < 200 for problem in problems)
