@@ -53,7 +53,7 @@ async def scenario(world: SimulatedWorld) -> list[tuple[str, str]]:
 
 def check(run: Simulation[list[tuple[str, str]]]) -> None:
     """Say what has to hold for this harness, whatever goes wrong in its world."""
-    assert run.violations == [], run.violations[0]
+    assert run.violations == [], f"seed {run.seed}: {run.violations[0]}"
     assert sorted(prompt for prompt, _ in run.value) == sorted(PROMPTS)
     sent, answered = run.trace.select("sent"), run.trace.select("answered")
     tried = {event.rollout_id for event in sent if event.detail["route"] == "admit"}

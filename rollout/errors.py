@@ -43,6 +43,7 @@ __all__ = [
     "RolloutProtocolError",
     "RolloutServerError",
     "SampleSourceError",
+    "SimulationTimeoutError",
     "TrajectoryError",
     "UnknownRolloutError",
 ]
@@ -217,6 +218,13 @@ class TrajectoryError(RolloutError, ValueError):
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+class SimulationTimeoutError(RolloutError, TimeoutError):
+    """A scenario of `rollout.simulation.simulate` did not end within its simulated time.
+
+    Most often nothing can happen in it any longer: each of its tasks waits for another one.
+    """
 
 
 class BridgeError(RolloutError, RuntimeError):

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
+from rollout.errors import InvalidFieldError
+
 __all__ = [
     "LEVELS",
     "Fate",
@@ -176,6 +178,20 @@ LEVELS = {
         ),
     )
 }
+
+
+def level_of(faults: str | FaultLevel) -> FaultLevel:
+    """Return the level of that name.
+
+    Raises:
+        InvalidFieldError: There is none.
+    """
+    if not isinstance(faults, str):
+        return faults
+    if faults not in LEVELS:
+        raise InvalidFieldError("faults", f"must be one of {', '.join(LEVELS)}, not {faults!r}")
+    return LEVELS[faults]
+
 
 _MOST_STEPS = 25
 """A request is answered within so many steps, if it need not wait."""

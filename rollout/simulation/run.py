@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,11 +12,13 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field, frozen
 
+from rollout._groups import sole_error
 from rollout.backend.base import ExecutionBackend
+from rollout.errors import InvalidFieldError, SimulationTimeoutError
 from rollout.server import ShutdownBudget
 from rollout.simulation.callers import run_workload
 from rollout.simulation.determinism import deterministic_run
-from rollout.simulation.faults import LEVELS, FaultLevel, FaultPlan
+from rollout.simulation.faults import FaultLevel, FaultPlan, level_of
 from rollout.simulation.invariants import Violation, check_trace
 from rollout.simulation.trace import Trace
 from rollout.simulation.workload import RolloutPlan, draw_workload, longest_work_sec
@@ -28,6 +31,10 @@ T = TypeVar("T")
 _LONGEST_PAUSE_SEC = 200.0
 _LONGEST_OUTAGE_SEC = 20.0
 _SPARE_SEC = 3600.0
+_WEEK_SEC = 7 * 24 * 3600.0
+_LAST_EVENTS = 10
+"""How many events the note on an error of a scenario tells."""
+
 _WAITS_AND_LEASES = (*[(30.0, 120.0)] * 5, (30.0, 45.0), (20.0, 31.0), (15.0, 60.0))
 _BUDGETS = (
     *[ShutdownBudget()] * 3,
@@ -104,6 +111,7 @@ def simulate(
     faults: str | FaultLevel | FaultPlan = "mild",
     options: ServerOptions | None = None,
     backend: Callable[[Trace], ExecutionBackend] | None = None,
+    limit_sec: float | None = _WEEK_SEC,
 ) -> Simulation[T]:
     """Run a scenario in a world of its own, in simulated time, and check the trace.
 
@@ -112,16 +120,23 @@ def simulate(
     clock and starts no threads.
 
     Args:
-        scenario: An async function that gets the world. What it raises comes out unchanged.
+        scenario: An async function that gets the world. What it raises comes out as it is, with
+            a note that says the seed and the last events.
         seed: Where every draw comes from.
         faults: The name of a level (``none``, ``mild``, ``harsh``), a level, or a plan.
         options: How the server is set up.
         backend: Makes the execution backend of each server process, given the trace.
+        limit_sec: How long the scenario may take, in simulated seconds; a week by default.
+            ``None`` sets no bound, and what waits for ever then does so in real time.
 
     Returns:
         The run, with what the scenario returned and the violations, if any.
+
+    Raises:
+        SimulationTimeoutError: The scenario did not end in time.
+        InvalidFieldError: The seed is no whole number.
     """
-    value, world = _run(scenario, seed, faults, options, backend)
+    value, world = _run(scenario, seed, faults, options, backend, limit_sec)
     return Simulation(seed, value, world.trace, check_trace(world.trace, world.options))
 
 
@@ -131,13 +146,50 @@ def _run(
     faults: str | FaultLevel | FaultPlan,
     options: ServerOptions | None,
     backend: Callable[[Trace], ExecutionBackend] | None = None,
+    limit_sec: float | None = None,
 ) -> tuple[T, SimulatedWorld]:
-    async def main() -> tuple[T, SimulatedWorld]:
-        async with simulated_world(seed, faults=faults, options=options, backend=backend) as world:
-            value = await scenario(world)
-        return value, world
+    """Run a scenario; its error comes out of the nursery of the world as it is."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InvalidFieldError("seed", "must be a whole number", kind="type_error")
+    values: list[T] = []
+    failure: BaseException | None = None
 
-    return deterministic_run(main, seed=seed)
+    async def main() -> SimulatedWorld:
+        nonlocal failure
+        async with simulated_world(seed, faults=faults, options=options, backend=backend) as world:
+            try:
+                with trio.move_on_after(math.inf if limit_sec is None else limit_sec):
+                    values.append(await scenario(world))
+                if not values:
+                    raise SimulationTimeoutError(  # noqa: TRY301 - as if the scenario had raised it
+                        f"the scenario did not end within {limit_sec:g} s of simulated time"
+                    )
+            except Exception as error:
+                failure = error
+                failure.add_note(_where(world, faults))
+                raise
+        return world
+
+    try:
+        world = deterministic_run(main, seed=seed)
+    except BaseExceptionGroup as group:  # of the world's nursery
+        failure = failure or sole_error(group)
+    else:
+        return values[0], world
+    raise failure
+
+
+def _where(world: SimulatedWorld, faults: str | FaultLevel | FaultPlan) -> str:
+    """Say how to get there again, and what happened just before."""
+    level = faults if isinstance(faults, str) else getattr(faults, "name", None)
+    after = trio.current_time() - world.trace.started
+    said = f"simulated with seed={world.seed}" + (f" and {level} faults" if level else "")
+    last = world.trace.events[-_LAST_EVENTS:]
+    lines = [
+        f"{said}; {after:.3f} s after the start, and {len(world.trace)} events",
+        *map(str, last),
+    ]
+    return "\n  ".join(lines)
 
 
 def simulate_workload(
@@ -161,7 +213,7 @@ def simulate_workload(
         options: How the server is set up; drawn if left out.
         feed: Whether the network lets batches and the result feed through.
     """
-    level = LEVELS[faults] if isinstance(faults, str) else faults
+    level = level_of(faults)
     draw = random.Random(f"workload {seed}")  # noqa: S311 - simulation, no secrets
     workload = list(plans) if plans is not None else draw_workload(draw, rollouts)
     if options is None:

@@ -36,7 +36,7 @@ class Event:
         return f"{self.time:12.3f}  {self.who:<8} {self.what}{about}{detail}"
 
 
-@define
+@define(repr=False)
 class Trace:
     """The events of one run.
 
@@ -47,6 +47,10 @@ class Trace:
 
     events: list[Event] = field(factory=list)
     started: float = 0.0
+
+    def __repr__(self) -> str:
+        until = f" until {self.events[-1].time:.3f} s" if self.events else ""
+        return f"<Trace of {len(self.events)} events{until}>"
 
     def add(self, who: str, what: str, rollout_id: str = "", **detail: Any) -> Event:
         """Record that something happens now."""

@@ -17,7 +17,7 @@ from rollout.client import RolloutClient
 from rollout.server import RolloutServer, ShutdownBudget, create_rollout_server
 from rollout.server.entry import Entry
 from rollout.simulation.determinism import current_mock_clock
-from rollout.simulation.faults import LEVELS, FaultLevel, FaultPlan, RandomFaults
+from rollout.simulation.faults import FaultLevel, FaultPlan, RandomFaults, level_of
 from rollout.simulation.network import SimulatedTransport
 from rollout.simulation.server import SimulatedServer
 from rollout.simulation.trace import Trace
@@ -194,10 +194,8 @@ async def simulated_world(
 
 
 def _plan(faults: str | FaultLevel | FaultPlan, generator: random.Random) -> FaultPlan:
-    if isinstance(faults, str):
-        if faults not in LEVELS:
-            raise ValueError(f"faults must be one of {', '.join(LEVELS)}, not {faults!r}")
-        faults = LEVELS[faults]
-    if isinstance(faults, FaultLevel):
-        return RandomFaults(faults, generator)
+    if isinstance(faults, (str, FaultLevel)):
+        return RandomFaults(level_of(faults), generator)
+    if not callable(getattr(faults, "fate", None)) or isinstance(faults, type):
+        raise TypeError(f"faults must be a name, a FaultLevel or a plan, not {faults!r}")
     return faults
