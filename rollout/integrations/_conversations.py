@@ -65,7 +65,7 @@ class Entry:
             {**mine, "id": theirs.get("id")} if isinstance(mine, dict) else mine
             for mine, theirs in zip(_calls(self.message), _calls(sent.message), strict=True)
         ]
-        return evolve(self, message={**self.message, "tool_calls": calls}, key=sent.key)
+        return evolve(self, message={**self.message, "tool_calls": calls})
 
 
 @define(eq=False)

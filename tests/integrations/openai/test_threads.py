@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 
 import pytest
@@ -262,14 +263,16 @@ async def test_on_the_event_loop_it_explains_itself():
     assert IntegrationError in {type(caught.value), type(caught.value.__cause__)}
 
 
-async def test_in_a_thread_of_somebody_else_it_explains_itself():
+@pytest.mark.parametrize("function", [sync_rollout_client, get_recorder])
+async def test_in_a_thread_of_somebody_else_it_explains_itself(function):
     def work():
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(sync_rollout_client).exception()
+            return pool.submit(copy_context().run, function).exception()
 
-    with RolloutContext(chat_completions_url="http://127.0.0.1:9/v1"):
+    with RolloutContext(chat_completions_url="http://127.0.0.1:9/v1") as rollout:
         error = await in_thread(work)
         assert isinstance(error, IntegrationError)
+        assert rollout.sample_source is None
     with pytest.raises(IntegrationError, match="no rollout is running here"):
         await in_thread(sync_rollout_client)
 
