@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from rollout._keys import check_api_key
 from rollout.cli.failures import CommandError
@@ -44,11 +45,19 @@ def seconds(value: str) -> float:
     return number
 
 
-class FilePath(click.Path):
+class FilePath(click.types.StringParamType):
     """A path that a shell completes; the command itself says what is wrong with the file."""
 
-    def __init__(self) -> None:
-        super().__init__(readable=False, allow_dash=True)
+    name = "file"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Leave it to the shell, which knows its files."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 def url_argument(function: F) -> F:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -38,6 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _BUDGET = ShutdownBudget()
 _HIGHEST_PORT = 65_535
+_PORT = re.compile(r"[0-9]{1,5}")
 _KEY_HEAD_BYTES = 4096
 
 
@@ -197,7 +199,7 @@ def _check_bind(bind: str) -> None:
     in_brackets = host.startswith("[") and host.endswith("]")
     if host in {"", "unix"} or "/" in bind or (":" in host and not in_brackets):
         raise CommandError(f"--bind takes HOST:PORT, [IPV6]:PORT or unix:PATH, not {bind!r}")
-    if not (port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
+    if not (_PORT.fullmatch(port) and int(port) <= _HIGHEST_PORT):
         raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")
 
 

@@ -249,6 +249,7 @@ def test_wrong_password(cli, apps, encrypted, monkeypatch):
         (["--bind", "unix:"], "HOST:PORT"),
         (["--bind", "127.0.0.1:99999"], "from 0 to 65535"),
         (["--bind", "127.0.0.1:http"], "from 0 to 65535"),
+        (["--bind", f"127.0.0.1:{'9' * 5000}"], "from 0 to 65535"),
         (["--bind", "no-such-host.invalid:0"], "cannot listen on no-such-host.invalid:0"),
         (["--workers", "4"], "No such option"),
     ],
