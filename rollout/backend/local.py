@@ -9,7 +9,6 @@ that the slot is given back by the same code on every path.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import os
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, Literal
 import trio
 
 from rollout.artifacts import ArtifactStore
+from rollout.backend.copies import deep_copy
 from rollout.backend.executions import Execution, Executions, Phase, failure
 from rollout.backend.failures import (
     categorize_exception,
@@ -253,11 +253,11 @@ class LocalBackend(SlottedBackend):
         call = UserCall(execution.rollout_id, phase.name, phase.deadline)
 
         async def body() -> RolloutSample | None:
-            config = copy.deepcopy(self.workflow_config)
+            config = deep_copy(self.workflow_config)
             inner = AgentWorkflowContext(
-                prompt=copy.deepcopy(request.prompt),
+                prompt=deep_copy(request.prompt),
                 config=config,
-                metadata=copy.deepcopy(request.metadata),
+                metadata=deep_copy(request.metadata),
             )
             if self.artifacts.keeps:
                 execution.artifacts_dir = await self.artifacts.artifacts_dir(request.id)
@@ -294,8 +294,8 @@ class LocalBackend(SlottedBackend):
         )
 
         async def body() -> None:
-            inner.metadata = copy.deepcopy(request.metadata)
-            config = copy.deepcopy(self.grader_config)
+            inner.metadata = deep_copy(request.metadata)
+            config = deep_copy(self.grader_config)
             with context:
                 grader = self.grader_cls(config)
                 returned = await call.invoke(grader.grade, inner)
