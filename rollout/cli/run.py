@@ -115,7 +115,7 @@ def command(
         click.echo()
         print_result(result)
     if result.status is not RolloutStatus.SUCCESS:
-        raise _failed(result)
+        raise _failed(result, plan.request)
     ctx.exit(0)
 
 
@@ -171,7 +171,7 @@ async def _cancel(client: RolloutClient, rollout_id: str) -> str:
     return f"the server was asked to cancel rollout {rollout_id} ({disposition})"
 
 
-def _failed(result: RolloutResultResponse) -> CommandError:
+def _failed(result: RolloutResultResponse, request: dict[str, Any]) -> CommandError:
     if result.status is RolloutStatus.CANCELLED:
         line = f"the rollout was cancelled: {result.err_message or 'no reason given'}"
         return CommandError(f"{line}; run it again under a new id", exit_code=EXIT_FAILED)
@@ -179,6 +179,10 @@ def _failed(result: RolloutResultResponse) -> CommandError:
     advice = "the server's log says more"
     if result.err_category is not None:
         advice = _ADVICE.get(result.err_category, advice)
+    if result.err_category is RolloutErrorCategory.VALIDATION_ERROR and request["grade"]:
+        advice += "; --no-grade runs the agent alone"
+        if request["label"] is None and request["metadata"] is None:
+            advice = "give --label or --metadata, or --no-grade to run the agent alone"
     line = f"the rollout failed{category}: {result.err_message or 'no message'}"
     return CommandError(f"{line}; {advice}", exit_code=EXIT_FAILED)
 

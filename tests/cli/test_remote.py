@@ -173,6 +173,13 @@ def test_version(cli):
     assert cli("--version").stdout == f"rollout, version {version('trio-rollout')}\n"
 
 
+@pytest.mark.parametrize("module", ["rollout", "rollout.cli"])
+def test_it_runs_as_a_module(module):
+    done = subprocess.run([sys.executable, "-m", module, "health"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "rollout: Missing argument 'URL' (see rollout health --help)\n"
+
+
 def test_help_lists_every_command_and_loads_none(cli):
     code = (
         "import sys\nfrom rollout.cli import main\n"

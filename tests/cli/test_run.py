@@ -97,7 +97,9 @@ def test_timeout_is_exit_code_1(cli, server):
 
 
 def test_missing_label_is_exit_code_1(cli, server):
-    assert "neither a label nor metadata" in cli.fails(1, "run", server, *CHAT, "-m", "a")
+    line = cli.fails(1, "run", server, *CHAT, "-m", "a")
+    assert "neither a label nor metadata" in line
+    assert line.endswith("; give --label or --metadata, or --no-grade to run the agent alone")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
