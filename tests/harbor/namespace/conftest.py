@@ -21,6 +21,10 @@ from rollout.backend.harbor._namespace.errors import NamespaceStartError
 from rollout.backend.harbor._namespace.holder import Holder, find_tools
 from rollout.backend.harbor._namespace.sandbox import Sandbox
 
+HERE = Path(__file__).parent
+if str(HERE / "modules") not in sys.path:
+    sys.path.insert(0, str(HERE / "modules"))
+
 
 @functools.cache
 def why_not():
