@@ -58,7 +58,9 @@ def _named(a: Path, b: Path) -> tuple[tuple[str, Path], tuple[str, Path]]:
 
 
 def _print(comparison: Comparison) -> None:
-    table = Table(title=f"{comparison.pass_rate.rows} paired rows", title_justify="left")
+    paired = comparison.pass_rate.rows
+    title = f"{paired} paired row{'s' * (paired != 1)}"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in ("A", "B", "B - A", "interval"):
         table.add_column(name, justify="right")
@@ -89,7 +91,9 @@ def _print_rows(title: str, rows: tuple[int, ...]) -> None:
 
 
 def _cells(difference: PairedDifference) -> list[str]:
-    change = "-" if difference.difference is None else f"{difference.difference:+.4g}"
+    change = "-"
+    if difference.difference is not None:
+        change = f"{difference.difference:+.4g}" if difference.difference else "0"
     interval = "-"
     if difference.low is not None and difference.high is not None:
         interval = f"{difference.low:+.4g} to {difference.high:+.4g} ({difference.level:.0%})"

@@ -136,7 +136,7 @@ def _sample_metrics(metrics: EvaluationMetrics) -> _Cells:
         shown = one_line(name)
         if len(shown) > _LONGEST_NAME:
             shown = f"{shown[: _LONGEST_NAME - 1]}…"
-        yield shown, f"{metric.mean:.4g}  ({metric.count} attempts)"
+        yield shown, f"{metric.mean:.4g}  ({_counted(metric.count, 'attempt')})"
 
 
 def _without_report(folder: Path) -> str:
@@ -148,14 +148,18 @@ def _title(manifest: dict[str, Any], metrics: EvaluationMetrics) -> Text:
     if manifest["chat"].get("model"):
         parts.append(str(manifest["chat"]["model"]))
     results = metrics.results
-    parts.append(f"{results.rows} row{'s' * (results.rows != 1)}, n = {results.n}")
+    parts.append(f"{_counted(results.rows, 'row')}, n = {results.n}")
     return Text(one_line(", ".join(parts)))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _estimate(estimate: Estimate) -> str:
     if estimate.value is None:
         return "-"
-    notes = [f"{estimate.attempts} attempts"]
+    notes = [_counted(estimate.attempts, "attempt")]
     if estimate.low is not None and estimate.high is not None:
         low, high = reward_text(estimate.low), reward_text(estimate.high)
         notes.insert(0, f"{estimate.level:.0%} interval {low} to {high}")

@@ -115,7 +115,7 @@ def test_compare(cli, finished, other):
     }
     assert cells["pass rate"][:3] == ["0.4", "0.8", "+0.4"]
     assert "(95%)" in cells["pass rate"][3]
-    assert cells["mean reward"] == ["0.5", "0.5", "+0", "-"]
+    assert cells["mean reward"] == ["0.5", "0.5", "0", "-"]
     assert "Rows: 2 better, 0 worse, 3 the same (sign test p = 0.5)" in done.stdout
     assert "Passed in A, not in B: no row\nPassed in B, not in A: 1, 4\n" in done.stdout
     assert "Differs: run.pass_threshold: 1.0 and 0.0" in done.stdout
@@ -192,6 +192,6 @@ def test_what_a_sample_tells_does_not_break_the_summary(capsys):
     rows = dict(line.strip("│ ").split(" │ ") for line in lines if " │ " in line)
     rows = {name.strip(): value.strip() for name, value in rows.items()}
     assert rows["tokens"] == "1,234,567 prompt, 89 completion"
-    assert rows["x" * 31 + "…"] == "1  (1 attempts)"
-    assert rows["y" * 32] == "2  (1 attempts)"
-    assert rows[r"a \x1b[31m[b]"] == "3  (1 attempts)"
+    assert rows["x" * 31 + "…"] == "1  (1 attempt)"
+    assert rows["y" * 32] == "2  (1 attempt)"
+    assert rows[r"a \x1b[31m[b]"] == "3  (1 attempt)"
