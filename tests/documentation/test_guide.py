@@ -216,8 +216,8 @@ async def test_the_client_of_the_home_page(capsys):
     async with served(make_app()) as url:
         await namespace["main"](url, requests)
     printed = sorted(capsys.readouterr().out.splitlines())
-    assert printed[0].startswith("no result POST /rollout")
-    assert printed[1:] == ["success", "success"]
+    assert printed[:2] == ["1.0", "1.0"]
+    assert printed[2].startswith("no reward: POST /rollout")
 
 
 async def test_the_server_of_the_home_page(autojump_clock):
