@@ -110,9 +110,9 @@ def _give_up_stdout() -> None:
 )
 @click.version_option(package_name="trio-rollout", prog_name="rollout")
 def main() -> None:
-    """Run LLM agent rollouts over HTTP.
+    """Run LLM agent rollouts over HTTP. To see all of it at work: rollout demo.
 
-    Exit codes: 0 done, 1 the rollout failed or was cancelled, 2 wrong use or no usable
-    answer, 128 and the signal's number when a signal ended it. One line on stderr says what
-    to do.
+    Exit codes: 0 done, 1 what was asked for failed or was cancelled, 2 wrong use or no usable
+    answer, 3 rollout serve had to end executions by force, 128 and the signal's number when a
+    signal ended it. One line on stderr says what to do.
     """

@@ -90,7 +90,11 @@ def command(
     Shows the phases as they come; --json prints the result alone, as one JSON object. Ctrl-C
     asks the server to cancel the rollout. Exits with 0 if the rollout succeeded, whatever its
     reward, and with 1 if it failed or was cancelled.
-    """
+
+    \b
+    rollout run http://127.0.0.1:8000 --chat-url http://127.0.0.1:9000/v1 \\
+        -m "What is 6 * 7?" --label 42
+    """  # noqa: D301 - click takes a backspace as the beginning of what it must not wrap
     plan = _Plan(
         url=url,
         api_key=server_key_from_env(api_key_env),

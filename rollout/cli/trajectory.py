@@ -56,7 +56,7 @@ def show(file: str, as_json: bool) -> None:
             console.print(line)
 
 
-@command.command()
+@command.command(short_help="Check that each FILE is a valid trajectory.")
 @click.argument("files", type=FilePath(), metavar="FILE...", nargs=-1, required=True)
 def validate(files: tuple[str, ...]) -> None:
     """Check that each FILE is a valid trajectory, and print all that is wrong, a line each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +19,13 @@ from cli.harness import SERVER_KEY, command_line, environment
 from support import fresh_id
 
 from rollout.cli import main
-from rollout.cli.failures import CommandError, explain
+from rollout.cli.failures import (
+    EXIT_FAILED,
+    EXIT_FORCED,
+    EXIT_USAGE,
+    CommandError,
+    explain,
+)
 from rollout.client import RolloutClient
 from rollout.errors import RolloutProtocolError
 
@@ -217,6 +224,12 @@ def test_every_command_has_help(cli, name):
 )
 def test_wrong_use_is_one_line(cli, args, words):
     assert words in cli.fails(2, *args)
+
+
+def test_help_names_every_exit_code(cli):
+    text = " ".join(cli("--help").stdout.split())
+    codes = {EXIT_FAILED, EXIT_USAGE, EXIT_FORCED}
+    assert all(re.search(rf"\b{code} \w", text) for code in {0, 128, *codes})
 
 
 def complete(*words):
