@@ -13,14 +13,14 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     Task,
     TaskID,
-    TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
+from rollout.cli.eval_speed import Speed, duration_text, rate_text
 from rollout.cli.text import one_line
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
 
@@ -133,13 +133,13 @@ class _Bar(Progress):
         self.stopping = False
         self._followed: EvaluationProgress | None = None
         self._task: TaskID | None = None
+        self._speed: Speed | None = None
         super().__init__(
             SpinnerColumn(),
             # Narrow, so that an echoed ^C starts no new line.
             BarColumn(bar_width=_BAR_WIDTH),
             MofNCompleteColumn(),
-            _Rate(""),
-            TimeRemainingColumn(compact=True),
+            _Pace(self),
             console=console,
             transient=True,
         )
@@ -150,12 +150,22 @@ class _Bar(Progress):
         if self._task is not None:
             self.remove_task(self._task)
         self._followed = progress
+        self._speed = Speed(self.get_time(), progress.settled)
         self._task = self.add_task("", total=progress.total, completed=progress.settled)
 
     def move(self, settled: int) -> None:
         """Show that so many attempts have ended."""
         if self._task is not None:
             self.update(self._task, completed=settled)
+        if self._speed is not None:
+            self._speed.move(self.get_time(), settled)
+
+    def pace(self) -> tuple[float | None, float | None]:
+        """How many attempts end in a second, and how many seconds it has yet to go."""
+        if self._speed is None or self._followed is None:
+            return None, None
+        now = self.get_time()
+        return self._speed.rate(now), self._speed.remaining_sec(now, self._followed.total)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Draw the two lines."""
@@ -171,12 +181,18 @@ class _Bar(Progress):
         yield line
 
 
-class _Rate(TextColumn):
-    """How many attempts end in a second, of late."""
+class _Pace(ProgressColumn):
+    """How many attempts end in a second, of late, and how long it has yet to go."""
 
-    def render(self, task: Task) -> Text:
-        speed = task.speed
-        return Text("-/s" if speed is None else f"{speed:.1f}/s", style="dim")
+    def __init__(self, bar: _Bar) -> None:
+        self._bar = bar
+        super().__init__()
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002 - as rich calls it
+        rate, remaining_sec = self._bar.pace()
+        text = Text(rate_text(rate), style="dim")
+        text.append(f" {duration_text(remaining_sec)}", style="progress.remaining")
+        return text
 
 
 def _counts(progress: EvaluationProgress) -> Text:
