@@ -28,7 +28,7 @@ from rollout.backend.harbor._namespace.limits import MIB, Limits
 from rollout.backend.harbor._namespace.sandbox import Sandbox, User
 from rollout.backend.harbor._namespace.tasks import finish
 from rollout.backend.harbor._namespace.users import find_user
-from rollout.backend.harbor.bounds import drop_large_rewards
+from rollout.backend.harbor.bounds import drop_large_files
 
 __all__ = ["NamespaceEnvironment"]
 
@@ -371,7 +371,7 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
             max_file_bytes=self._max_file_bytes,
             exclude=exclude,
         )
-        await asyncio.to_thread(drop_large_rewards, target, self.logger)
+        await asyncio.to_thread(drop_large_files, target, self.logger)
 
     def _inside(self, path: str) -> str:
         return posixpath.join(self._workdir, str(path))

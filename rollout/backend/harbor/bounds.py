@@ -1,4 +1,4 @@
-"""Limits that Harbor does not have: of an agent's time, an environment's stop, a reward's size.
+"""Limits that Harbor does not have: of an agent's time, an environment's stop, a file's size.
 
 asyncio code. Each changes one object of a trial that has been created and not run, as
 `rollout.backend.harbor.opensandbox.tell_statuses` does.
@@ -21,8 +21,8 @@ __all__ = [
     "AgentTime",
     "StopWatch",
     "Stops",
-    "drop_large_rewards",
-    "with_small_rewards",
+    "drop_large_files",
+    "without_large_files",
     "without_own_limit",
 ]
 
@@ -32,8 +32,9 @@ _LAST_SEC = 5.0
 """For how long a stop that was given up may react to its cancellation."""
 
 _MOST_STOPS = 20
-_REWARDS = ("reward.txt", "reward.json")
-_MOST_REWARD_BYTES = 1024 * 1024
+_MIB = 1024**2
+_MOST_BYTES = {"reward.txt": _MIB, "reward.json": _MIB, "trajectory.json": 64 * _MIB}
+"""Files that Harbor parses as a whole, in its loop. A trajectory takes some 25 times its size."""
 _OWN_LIMIT = "_agent_timeout_sec"
 
 _left: set[asyncio.Task[Any]] = set()
@@ -182,28 +183,28 @@ class Stops:
         return [each.trial for each in self._stops if each.is_running or each.may_run]
 
 
-def with_small_rewards(environment: Any) -> None:
-    """Have an environment that copies folders out leave no reward behind that fills the memory."""
+def without_large_files(environment: Any) -> None:
+    """Have an environment that copies folders out leave nothing behind that fills the memory."""
     download = environment.download_dir
 
     @functools.wraps(download)
     async def guarded(source_dir: Any, target_dir: Any, *args: Any, **kwargs: Any) -> Any:
         result = await download(source_dir, target_dir, *args, **kwargs)
-        await asyncio.to_thread(drop_large_rewards, Path(target_dir), logger)
+        await asyncio.to_thread(drop_large_files, Path(target_dir), logger)
         return result
 
     environment.download_dir = guarded
 
 
-def drop_large_rewards(folder: Path, log: logging.Logger) -> None:
-    """Remove the files of rewards that Harbor had better not parse, as it does whole. Blocking.
+def drop_large_files(folder: Path, log: logging.Logger) -> None:
+    """Remove files that Harbor had better not parse: rewards and trajectories. Blocking.
 
     Args:
         folder: What was copied out of a sandbox, where anybody may have written them.
         log: Told of it.
     """
-    for name in _REWARDS:
+    for name, most in _MOST_BYTES.items():
         path = folder / name
-        if not path.is_symlink() and path.is_file() and path.stat().st_size > _MOST_REWARD_BYTES:
+        if not path.is_symlink() and path.is_file() and path.stat().st_size > most:
             path.unlink()
-            log.warning("%s is larger than %d bytes, and is left out", name, _MOST_REWARD_BYTES)
+            log.warning("%s is larger than %d bytes, and is left out", name, most)

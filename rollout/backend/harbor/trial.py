@@ -18,7 +18,7 @@ from attrs import define, field
 from rollout.backend.harbor.bounds import (
     AgentTime,
     StopWatch,
-    with_small_rewards,
+    without_large_files,
     without_own_limit,
 )
 from rollout.backend.harbor.facts import TrialProgress
@@ -85,7 +85,7 @@ class TrialRun:
             self.agent_time = AgentTime(asyncio.get_running_loop().time() + agent_sec)
         trial = await Trial.create(config)
         tell_statuses(trial.agent_environment)
-        with_small_rewards(trial.agent_environment)
+        without_large_files(trial.agent_environment)
         if self.stop is not None:
             self.stop.watch(trial.agent_environment)
         without_own_limit(trial.agent)

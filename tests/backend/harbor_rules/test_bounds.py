@@ -11,8 +11,8 @@ from rollout.backend.harbor.bounds import (
     AgentTime,
     Stops,
     StopWatch,
-    drop_large_rewards,
-    with_small_rewards,
+    drop_large_files,
+    without_large_files,
 )
 
 
@@ -163,15 +163,17 @@ def test_environments_that_did_not_stop_have_their_trials_names():
     assert stops.names() == [f"n-{number}" for number in range(10, 30)]
 
 
-def test_rewards_that_would_fill_the_memory_are_left_out(tmp_path, caplog):
-    with (tmp_path / "reward.json").open("wb") as file:
-        file.truncate(1 << 40)
+def test_files_that_would_fill_the_memory_are_left_out(tmp_path, caplog):
+    for name, size in (("reward.json", 1 << 40), ("trajectory.json", (64 << 20) + 1)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
     (tmp_path / "reward.txt").write_text("1")
     (tmp_path / "other.json").write_bytes(b"x" * (2 << 20))
-    drop_large_rewards(tmp_path, logging.getLogger("tests"))
+    drop_large_files(tmp_path, logging.getLogger("tests"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "reward.txt"]
     assert "reward.json is larger than 1048576 bytes" in caplog.text
-    drop_large_rewards(tmp_path / "nowhere", logging.getLogger("tests"))
+    assert "trajectory.json is larger than 67108864 bytes" in caplog.text
+    drop_large_files(tmp_path / "nowhere", logging.getLogger("tests"))
 
 
 def test_that_holds_for_any_environment_that_copies_folders_out(tmp_path):
@@ -181,6 +183,6 @@ def test_that_holds_for_any_environment_that_copies_folders_out(tmp_path):
             (target_dir / "from").write_text(source_dir)
 
     environment = Remote()
-    with_small_rewards(environment)
+    without_large_files(environment)
     asyncio.run(environment.download_dir(source_dir="/logs/verifier", target_dir=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
