@@ -136,6 +136,19 @@ class TestLooks:
         page.keyboard.press("Escape")
         wait_closed(page)
 
+    def test_bars_are_there_where_the_system_decides_on_colours(
+        self, opened: Open, large: Path
+    ) -> None:
+        page = opened(large, forced_colors="active")
+        page.locator(".chip").first.click()
+        for bar in (".stack > *", ".mini-bar", ".rank-bar"):
+            colour = page.locator(bar).first.evaluate(
+                "node => getComputedStyle(node).backgroundColor"
+            )
+            assert colour not in {"rgb(255, 255, 255)", "rgba(0, 0, 0, 0)"}, bar
+        pressed = page.locator("[aria-pressed=true]").first
+        assert pressed.evaluate("node => getComputedStyle(node).outlineStyle") == "solid"
+
     def test_everything_has_a_name(self, opened: Open, large: Path) -> None:
         page = opened(large, "#attempt=12-3")
         wait_open(page, "12-3")
