@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 
 import pytest
@@ -188,9 +188,9 @@ async def test_a_stream_that_never_pauses_ends_with_its_rollout(monkeypatch):
 
     def read():
         create = sync_rollout_client().chat.completions.create
-        with create(model="policy", messages=[QUESTION], stream=True) as stream:
-            for _ in stream:
-                pass
+        # Nobody closes this stream but the cancellation itself.
+        for _ in create(model="policy", messages=[QUESTION], stream=True):
+            pass
 
     with RolloutContext(chat_completions_url="http://h/v1") as rollout:
         async with trio.open_nursery() as nursery:
@@ -306,6 +306,44 @@ def test_a_call_that_is_under_way_when_the_trio_run_ends():
         pending = []
         trio.run(main)
         assert isinstance(pending[0].exception(timeout=20), trio.Cancelled)
+
+
+async def test_a_call_that_comes_too_late_is_told_so(monkeypatch):
+    """Between the end of the main task and that of the run, no task can be started any more."""
+
+    def spawn(*args, **options):
+        raise RuntimeError("Nursery is closed to new arrivals")
+
+    monkeypatch.setattr(trio.lowlevel, "spawn_system_task", spawn)
+    with pytest.raises(trio.RunFinishedError):
+        await in_thread(lambda: TrioSide().run(trio.sleep, 0))
+
+
+async def test_context_variables_of_the_thread_are_there():
+    variable = ContextVar("variable")
+
+    async def read():
+        await trio.lowlevel.checkpoint()
+        return variable.get()
+
+    def work():
+        variable.set("of the thread")
+        return TrioSide().run(read)
+
+    assert await in_thread(work) == "of the thread"
+
+
+async def test_a_body_that_the_thread_makes_as_it_goes():
+    async with scripted_endpoint(say("13")) as endpoint:
+
+        def work():
+            http = sync_rollout_client()._client
+            body = iter([b'{"messages": ', b"[]}"])
+            return http.post(f"{endpoint.url}/chat/completions", content=body).status_code
+
+        with RolloutContext(chat_completions_url=endpoint.url):
+            assert await in_thread(work) == 200
+    assert endpoint.requests[0].body == {"messages": []}
 
 
 async def test_an_answer_that_comes_in_spite_of_a_cancellation_is_handed_over():
