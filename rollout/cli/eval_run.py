@@ -70,8 +70,8 @@ def run(
     line. Ctrl-C cancels what is in flight on the server, keeps what has ended and says how to
     go on; a second one ends at once.
 
-    Exits with 0 once every attempt has ended, whatever the rewards and failures, and with 1
-    if the run was stopped or attempts were cancelled.
+    Exits with 0 once every attempt has ended, whatever the rewards and failures, with 1 if the
+    run was stopped or attempts were cancelled, and with 2 if it could not begin.
     """
     try:
         loaded = load_config(config, overrides_of(values))
@@ -143,14 +143,10 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                 if run is None:
                     raise
                 return _Ended(run, error)
-            except (DatasetError, EvaluationDamagedError):
-                raise  # nothing goes on with these
             except EvaluationError as error:
                 if run is None:
                     raise
-                raise CommandError(
-                    f"{error}; {_kept(run)}; when that is mended, go on with: {plan.resume(run)}"
-                ) from error
+                raise CommandError(_broken_off(error, run, plan), exit_code=EXIT_FAILED) from error
             return _Ended(run, None)
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     note = "no attempt had started" if run is None else _kept(run)
@@ -174,6 +170,12 @@ async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
     with trio.open_signal_receiver(number) as received:
         async with beside(partial(signals.watch, received)):
             yield
+
+
+def _broken_off(error: EvaluationError, run: EvaluationRun, plan: _Plan) -> str:
+    if isinstance(error, (DatasetError, EvaluationDamagedError)):
+        return f"{error}; {_kept(run)}"  # nothing goes on with these
+    return f"{error}; {_kept(run)}; when that is mended, go on with: {plan.resume(run)}"
 
 
 def _kept(run: EvaluationRun) -> str:

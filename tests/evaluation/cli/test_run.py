@@ -441,7 +441,7 @@ def test_a_run_that_cannot_keep_what_it_does_says_how_to_go_on(cli, files, monke
     monkeypatch.setattr("rollout.evaluation.attempts.write_atomic", full)
     config = str(files.config(files.rows({}, {}, {}, {}), max_in_flight=1))
     done = cli("eval", "run", config, "--fresh")
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     note, command = line.split("; when that is mended, go on with: ")
     assert "No space left on device; the run stops" in note
@@ -462,7 +462,7 @@ def test_a_dataset_that_changes_meanwhile_is_not_gone_on_with(cli, files, on_cal
 
     on_call(EvaluationView, "show", change)
     done = cli("eval", "run", config)
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert "changed" in line
     assert "go on with" not in line
