@@ -361,6 +361,16 @@ async def test_a_reply_that_a_framework_has_dropped_is_added(sides):
             await side.post()
 
 
+async def test_half_a_reply_is_not_added(sides):
+    async with sides(say("one two", cut_after=1)) as side:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await side.post({**BODY, "stream": True})
+        (recorded,) = side.source.calls
+        assert recorded.choices
+        side.source.take_history([QUESTION], [QUESTION], from_chat=list)
+        assert (await side.source.get_sample()).messages == [QUESTION]
+
+
 async def test_a_run_that_a_tool_has_ended_keeps_all_calls_of_its_last_reply(sides):
     calls = [("add", {"left": 6}), ("fail", {})]
     async with sides(Step(calls=calls)) as side:
