@@ -56,10 +56,13 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return *text* without the secrets."""
+        # First with all that escapes have added, of which the plain form may be a part.
+        if self._pattern is not None:
+            text = self._pattern.sub(_REDACTED, text)
         for form in self._forms:
             if form in text:
                 text = text.replace(form, _REDACTED)
-        return text if self._pattern is None else self._pattern.sub(_REDACTED, text)
+        return text
 
     def value(self, value: Any) -> Any:
         """Return a JSON value with each string, keys too, as UTF-8 can say it and redacted."""
@@ -107,7 +110,6 @@ def _escaped(char: str) -> str:
     data = char.encode()
     pairs = char.encode("utf-16-be").hex()
     escapes = [
-        rf"\\{{0,8}}{re.escape(char)}",
         "".join(f"%{byte:02x}" for byte in data),
         "".join(rf"\\{{1,8}}x{byte:02x}" for byte in data),
         "".join(rf"\\{{1,8}}u{pairs[at : at + 4]}" for at in range(0, len(pairs), 4)),
@@ -116,6 +118,8 @@ def _escaped(char: str) -> str:
     ]
     if char == " ":
         escapes.append(re.escape("+"))
+    # Last, since the character itself may begin the others.
+    escapes.append(rf"\\{{0,8}}{re.escape(char)}")
     return f"(?i:{'|'.join(escapes)})"
 
 
