@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -48,11 +49,16 @@ def factory():
 """
 
 
+# Up to click 8.1 the two outputs are mixed unless one asks; later ones cannot be asked.
+MIXES = "mix_stderr" in inspect.signature(CliRunner).parameters
+RUNNER = CliRunner(mix_stderr=False) if MIXES else CliRunner()
+
+
 class Cli:
     """Calls commands in this process, without a terminal."""
 
     def __call__(self, *args: str, stdin: str | bytes | None = None, **env: str) -> Result:
-        result = CliRunner().invoke(main, args, input=stdin, env=env, prog_name="rollout")
+        result = RUNNER.invoke(main, args, input=stdin, env=env, prog_name="rollout")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
