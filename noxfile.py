@@ -10,11 +10,12 @@ from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2024.10.9"
+nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["tests", "lint", "types"]
 nox.options.default_venv_backend = "venv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = nox.project.python_versions(PYPROJECT)
 OFFICIAL = "osmosis-ai[server]==0.3.8"
 HARBOR_VERSIONS = ["0.26.0", "0.24.0", "0.23.0", "0.20.0"]
 FRAMEWORKS = {
@@ -37,10 +38,13 @@ def _install(session: nox.Session, *groups: str) -> None:
     session.install(".", *wanted)
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Run the test suite; arguments go to pytest."""
+def _run_tests(session: nox.Session) -> None:
+    """Run the test suite on this Python."""
     _install(session, "test")
+    _pytest(session)
+
+
+def _pytest(session: nox.Session) -> None:
     session.run(
         "pytest",
         "--ignore=tests/interop",
@@ -49,6 +53,26 @@ def tests(session: nox.Session) -> None:
         "--ignore=tests/evaluation/report/browser",
         *session.posargs,
     )
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the test suite; arguments go to pytest."""
+    _run_tests(session)
+
+
+for _version in PYTHONS:
+    # Names of their own: `nox -s tests` is the Python that nox runs on, and nothing else.
+    nox.session(python=_version, name=f"tests-{_version}", default=False)(_run_tests)
+
+
+@nox.session(python=PYTHONS[0], name="tests-lowest", default=False)
+def tests_lowest(session: nox.Session) -> None:
+    """Run the test suite on the oldest Python, with the oldest of each dependency."""
+    own = PYPROJECT["project"]["dependencies"]
+    wanted = [*own, *nox.project.dependency_groups(PYPROJECT, "test")]
+    session.install(".", *(each.replace(">=", "==") for each in wanted))
+    _pytest(session)
 
 
 @nox.session
