@@ -22,15 +22,17 @@ import trio
 
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Executions, Phase
-from rollout.backend.harbor._namespace.leftovers import sweep_sandboxes
+from rollout.backend.harbor._namespace.sandbox import PREFIX as SANDBOX_PREFIX
 from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.bounds import Stops
+from rollout.backend.harbor.claims import sweep_claimed
 from rollout.backend.harbor.configuration import require_harbor
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
 from rollout.backend.harbor.execution import TrialExecution
 from rollout.backend.harbor.logs import harbor_logs
 from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
 from rollout.backend.harbor.tasks import TaskSource
+from rollout.backend.harbor.workflow_agent import PREFIX as AGENT_PREFIX
 from rollout.backend.harbor.workspaces import prune_kept, sweep_workspaces
 from rollout.backend.references import class_with, config_of
 from rollout.backend.slotted import SlottedBackend
@@ -222,7 +224,9 @@ class HarborBackend(SlottedBackend):
         """Remove what a server that was killed has left, and what is kept of old trials."""
         sweep_workspaces(self.trials_dir)
         if self.environment.name == NAMESPACE:
-            sweep_sandboxes(self.environment.kwargs.get("folder"))
+            folder = self.environment.kwargs.get("folder") or tempfile.gettempdir()
+            sweep_claimed(Path(folder), SANDBOX_PREFIX)
+        sweep_claimed(Path(tempfile.gettempdir()), AGENT_PREFIX)
         prune_kept(self.trials_dir, self.max_kept_trials)
 
     async def prewarm(self, mode: PrewarmMode = "auto") -> PrewarmReport:

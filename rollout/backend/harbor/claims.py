@@ -6,6 +6,8 @@ however it ends. A mark without a lock means that nobody will tidy up any more. 
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ try:
 except ImportError:  # a platform without locks: nothing is ever taken for abandoned there
     fcntl = None
 
-__all__ = ["MARK", "Claim", "abandoned", "is_claimed", "make_claimed"]
+__all__ = ["MARK", "Claim", "abandoned", "is_claimed", "make_claimed", "sweep_claimed"]
+
+logger = logging.getLogger(__name__)
 
 MARK = ".running"
 """The file that claims the folder that it is in."""
@@ -88,6 +92,36 @@ def abandoned(folder: Path) -> Iterator[bool]:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def sweep_claimed(parent: Path, prefix: str) -> list[Path]:
+    """Remove the folders of this user that nobody holds any more.
+
+    Args:
+        parent: Where they were made.
+        prefix: What their names begin with.
+
+    Returns:
+        The removed ones.
+    """
+    removed = []
+    for folder in sorted(parent.glob(f"{glob.escape(prefix)}*")):
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        with abandoned(folder) as is_abandoned:
+            problems = remove_tree(folder) if is_abandoned else []
+        if problems:
+            logger.warning("%s cannot be removed completely: %s", folder, problems[0])
+        elif is_abandoned:
+            removed.append(folder)
+    if removed:
+        logger.warning(
+            "removed %d folders %s* in %s, of a process that was killed",
+            len(removed),
+            prefix,
+            parent,
+        )
+    return removed
 
 
 def _is_own(descriptor: int) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rollout.backend.harbor.agents import AgentSpec, timeout_fields
 from rollout.backend.harbor.bundle import Bundle, make_bundle
+from rollout.backend.harbor.claims import Claim
 from rollout.backend.harbor.handback import read_handback
 from rollout.backend.harbor.payload import dump_config, load_config, make_payload
 from rollout.backend.harbor.plan import TrialPlan
@@ -22,7 +23,10 @@ from rollout.backend.references import class_with, config_of
 from rollout.errors import BackendConfigurationError
 from rollout.types import AgentWorkflowConfig, RolloutSample
 
-__all__ = ["WorkflowAgent"]
+__all__ = ["PREFIX", "WorkflowAgent"]
+
+PREFIX = "rollout-agent-"
+"""What the names of folders with packaged workflows begin with."""
 
 _AGENT = "rollout.backend.harbor.sandbox_agent:SandboxAgent"
 _BOOTSTRAP = "sandbox_bootstrap.py"
@@ -133,10 +137,12 @@ class WorkflowAgent(AgentSpec):
             raise BackendConfigurationError(f"Harbor cannot be imported: {error}") from error
         bundle = make_bundle(self._modules, main=self._main, requirements=self._requirements)
         # Not closed by a with block: it stays until this object goes.
-        folder = tempfile.TemporaryDirectory(prefix="rollout-agent-")
-        weakref.finalize(self, folder.cleanup)
-        self._stage(Path(folder.name), bundle)
-        self._staging = Path(folder.name)
+        folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+        weakref.finalize(self, _clean_up, folder, Claim(Path(folder.name)))
+        staging = Path(folder.name) / "in"
+        staging.mkdir()
+        self._stage(staging, bundle)
+        self._staging = staging
 
     def _stage(self, folder: Path, bundle: Bundle) -> None:
         wheels = folder / "wheels"
@@ -195,6 +201,11 @@ class WorkflowAgent(AgentSpec):
     def read_only_paths(self) -> list[str]:
         """Return `python_paths`, for a workflow that needs what is installed here."""
         return python_paths()
+
+
+def _clean_up(folder: tempfile.TemporaryDirectory[str], claim: Claim) -> None:
+    folder.cleanup()
+    claim.release()
 
 
 def _folder(plan: TrialPlan) -> Path:

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from rollout.backend.harbor import claims
-from rollout.backend.harbor._namespace.leftovers import sweep_sandboxes
-from rollout.backend.harbor.claims import MARK, Claim, abandoned, make_claimed
+from rollout.backend.harbor.claims import MARK, Claim, abandoned, make_claimed, sweep_claimed
 from rollout.backend.harbor.workspaces import (
     make_workspace,
     prune_kept,
@@ -167,13 +166,13 @@ def test_a_folder_that_cannot_be_claimed_is_not_made(root, monkeypatch):
     assert names(root) == []
 
 
-def test_the_folders_of_killed_sandboxes_go(tmp_path):
+def test_the_folders_of_killed_processes_go(tmp_path):
     dead, alive, kept_one = (tmp_path / f"rollout-sandbox-{each}" for each in ("a", "b", "c"))
     for folder in (dead, alive, kept_one):
         (folder / "root").mkdir(parents=True)
     Claim(dead).release()
     claim = Claim(alive)
     (tmp_path / "rollout-sandbox-link").symlink_to(dead)
-    assert sweep_sandboxes(tmp_path) == [dead]
+    assert sweep_claimed(tmp_path, "rollout-sandbox-") == [dead]
     assert sorted(path.name[-1] for path in tmp_path.iterdir() if path.is_dir()) == ["b", "c"]
     claim.release()

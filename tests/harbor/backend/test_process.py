@@ -12,6 +12,7 @@ import trio
 from server_process import server_process
 from trial_support import KEY, TESTS, files_with, mounts
 
+from rollout.backend.harbor.claims import Claim
 from rollout.types import RolloutStatus
 
 SERVER = """\
@@ -149,6 +150,9 @@ async def test_sigkill_takes_the_sandboxes_along(server_file, pipe, gate, tmp_pa
     assert files_with(tmp_path, KEY) == []
     left = [tmp_path / name for name in ("tmp", "trials")]
     assert [len(list(folder.iterdir())) for folder in left] == [3, 3]
+    packaged = left[0] / "rollout-agent-left"
+    packaged.mkdir()
+    Claim(packaged).release()
     # Nobody was there to remove them; the next server does, before it serves.
     async with server_process(file, tmp_path) as (server, _):
         assert [list(folder.iterdir()) for folder in left] == [[], []]

@@ -31,7 +31,6 @@ from rollout.backend.harbor._namespace.errors import (
 )
 from rollout.backend.harbor._namespace.holder import END_SEC, PATH, Holder, find_tools
 from rollout.backend.harbor._namespace.layout import Bind, prepare_root
-from rollout.backend.harbor._namespace.leftovers import PREFIX
 from rollout.backend.harbor._namespace.limits import Limits
 from rollout.backend.harbor._namespace.output import Output
 from rollout.backend.harbor._namespace.processes import MARK, find_marked, signal_if_inside
@@ -39,7 +38,10 @@ from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait
 from rollout.backend.harbor.claims import MARK as CLAIMED
 from rollout.backend.harbor.claims import Claim
 
-__all__ = ["CommandResult", "Sandbox", "User"]
+__all__ = ["PREFIX", "CommandResult", "Sandbox", "User"]
+
+PREFIX = "rollout-sandbox-"
+"""What the names of sandboxes' folders begin with."""
 
 CAPABILITIES = (
     "chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
