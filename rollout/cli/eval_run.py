@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -157,8 +157,16 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
 async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
     """Take the end of the terminal as one more signal, unless ``nohup`` has it ignored.
 
-    What runs on a server would go on there until its leases end, and cost tokens.
+    What runs on a server would go on there until its leases end, and cost tokens. The kernel
+    and the shell may each send it, so that a second one is no impatience.
     """
+
+    async def watch(received: AsyncIterator[int]) -> None:
+        async for number in received:
+            if signals.number is None:
+                signals.number = number
+                signals.work.cancel()
+
     number = getattr(signal, "SIGHUP", None)
     if (
         number is None
@@ -168,7 +176,7 @@ async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
         yield
         return
     with trio.open_signal_receiver(number) as received:
-        async with beside(partial(signals.watch, received)):
+        async with beside(partial(watch, received)):
             yield
 
 

@@ -321,6 +321,17 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(cli, files, server, o
 
 
 @pytest.mark.usefixtures("hang_up")
+def test_a_second_hang_up_is_no_impatience(cli, files, server, on_call):
+    config = str(files.config(files.rows({}, {"sleep": 600})))
+    on_call(EvaluationView, "show", lambda record: signal.raise_signal(signal.SIGHUP))
+    on_call(EvaluationView, "stopping", lambda: signal.raise_signal(signal.SIGHUP))
+    done = cli("eval", "run", config)
+    assert done.exit_code == 128 + signal.SIGHUP
+    assert "interrupted by SIGHUP; 1 of 2 attempts have ended and are kept" in done.stderr
+    assert cli("wait-idle", server, "--poll-interval-sec", "0.01").exit_code == 0
+
+
+@pytest.mark.usefixtures("hang_up")
 def test_a_run_that_is_to_outlive_its_terminal_does(cli, files, on_call):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     config = str(files.config(files.rows({}, {})))
