@@ -221,6 +221,21 @@ async def test_fresh(tmp_path, server):
     assert (await run_all(config))[1] == []
 
 
+async def test_archiving_that_was_cut_short_is_finished_by_any_call(tmp_path, server):
+    """No run goes on with half of another."""
+    config = config_of(tmp_path, server="http://fake", rows=scripted(3))
+    first, _ = await run_all(config)
+    kept = contents(first.folder)
+    archived = first.folder / "archive" / "then"
+    archived.mkdir(parents=True)
+    (archived / ".unfinished").touch()
+    (first.folder / "events.jsonl").rename(archived / "events.jsonl")
+    second, records = await run_all(config)
+    assert second.manifest["run_id"] != first.manifest["run_id"]
+    assert len(records) == 3
+    assert contents(archived) == {name: text for name, text in kept.items() if name != ".lock"}
+
+
 async def test_fresh_after_damage(tmp_path, server):
     config = config_of(tmp_path, server="http://fake", rows=scripted(3))
     first, _ = await run_all(config)
