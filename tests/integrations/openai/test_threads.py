@@ -187,9 +187,11 @@ async def test_a_stream_that_never_pauses_ends_with_its_rollout(monkeypatch):
     monkeypatch.setattr("rollout.integrations.openai.RecordingTransport.send", send)
 
     def read():
-        create = sync_rollout_client().chat.completions.create
+        http = sync_rollout_client()._client
+        body = {"messages": [QUESTION], "stream": True}
+        request = http.build_request("POST", "http://h/v1/chat/completions", json=body)
         # Nobody closes this stream but the cancellation itself.
-        for _ in create(model="policy", messages=[QUESTION], stream=True):
+        for _ in http.send(request, stream=True).iter_raw():
             pass
 
     with RolloutContext(chat_completions_url="http://h/v1") as rollout:
