@@ -127,13 +127,10 @@ class Execution:
         return acquired
 
     async def run(self, call: UserCall, body: Callable[[], Awaitable[Any]]) -> Outcome:
-        """Run a call of user code so that `cancel` interrupts it.
-
-        In a task that user code may leave in any state, see `rollout.backend.usercode.in_own_task`.
-        """
+        """Run a call of user code so that `cancel` interrupts it."""
         self.enter(call)
         try:
-            return await call.run(body)
+            return await call.run_in_task(body)
         finally:
             self.leave()
 

@@ -1,10 +1,10 @@
 """Run workflow and grader in the server's own process.
 
 Theory of operation: an `Execution` stands for a rollout from its admission to its end. It
-waits for a concurrency slot, then runs the workflow and, if asked to, the grader, in a task of
-their own, each as a `rollout.backend.usercode.UserCall` with the deadline of its phase. A cancel
-request interrupts whatever call is under way and lets `execute` come to its end by itself, so
-that the slot is given back by the same code on every path.
+waits for a concurrency slot, then runs the workflow and, if asked to, the grader, each as a
+`rollout.backend.usercode.UserCall` with the deadline of its phase. A cancel request
+interrupts whatever call is under way and lets `execute` come to its end by itself, so that
+the slot is given back by the same code on every path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollout.backend.failures import (
 from rollout.backend.references import class_with, config_of
 from rollout.backend.saving import FinishedRollout
 from rollout.backend.slotted import SlottedBackend
-from rollout.backend.usercode import Outcome, UserCall, in_own_task
+from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import (
     AgentWorkflowContext,
     GraderContext,
@@ -188,45 +188,22 @@ class LocalBackend(SlottedBackend):
         execution.status = RolloutStatus.RUNNING
         execution.agent_at.since = trio.current_time()
         context.mark_agent_started()
-        results: list[ExecutionResult] = []
-
-        async def phases() -> None:
-            results.append(await self._run_workflow(request, execution, context, phase))
-            execution.agent_at.until = trio.current_time()
-            if request.grade and results[0].status is RolloutStatus.SUCCESS:
-                sample = results[0].sample
-                results.append(await self._grade(request, execution, context, sample))
-
-        error = await in_own_task(f"rollout {execution.rollout_id}", phases)
-        if error is not None and all(each.status is RolloutStatus.SUCCESS for each in results):
-            # Something was left open, and trio has noticed no earlier.
-            graded = execution.status is RolloutStatus.GRADING
-            name = "grader" if graded else "workflow"
-            failed = _user_failure(error, name, execution, context)
-            if graded:
-                failed.sample = results[0].sample
-            results[graded:] = [failed]
-        return ExecutionOutcome(workflow=results[0], grader=results[1] if results[1:] else None)
-
-    async def _grade(
-        self,
-        request: ExecutionRequest,
-        execution: Execution,
-        context: RolloutContext,
-        sample: RolloutSample | None,
-    ) -> ExecutionResult:
+        workflow = await self._run_workflow(request, execution, context, phase)
+        execution.agent_at.until = trio.current_time()
+        if not request.grade or workflow.status is not RolloutStatus.SUCCESS:
+            return ExecutionOutcome(workflow=workflow)
         execution.status = RolloutStatus.GRADING
         context.report_status(RolloutStatus.GRADING)
         acquired = await execution.acquire(self._grader_slots, math.inf)
         try:
             execution.grader_at.since = trio.current_time()
             phase = Phase("grader", request.grader_timeout_sec, execution.grader_at.since)
-            result = await self._run_grader(request, execution, context, phase, sample)
+            grader = await self._run_grader(request, execution, context, phase, workflow.sample)
             execution.grader_at.until = trio.current_time()
         finally:
             if acquired:
                 self._grader_slots.release_on_behalf_of(execution)
-        return result
+        return ExecutionOutcome(workflow=workflow, grader=grader)
 
     def _grading_problem(self, request: ExecutionRequest) -> str | None:
         if not request.grade:
@@ -276,7 +253,7 @@ class LocalBackend(SlottedBackend):
         outcome = await execution.run(call, body)
         return (
             phase.interruption(execution, outcome.ended)
-            or _failure_of(outcome, phase, execution, context)
+            or _user_failure(outcome, phase, execution, context)
             or ExecutionResult(status=RolloutStatus.SUCCESS, sample=outcome.value)
         )
 
@@ -302,7 +279,7 @@ class LocalBackend(SlottedBackend):
             _check_graded(_sample(inner.sample), returned)
 
         outcome = await execution.run(call, body)
-        ended = phase.interruption(execution, outcome.ended) or _failure_of(
+        ended = phase.interruption(execution, outcome.ended) or _user_failure(
             outcome, phase, execution, context
         )
         if ended is not None:
@@ -334,27 +311,21 @@ async def _unfinished_sample(
     return got.value if isinstance(got.value, RolloutSample) else None
 
 
-def _failure_of(
+def _user_failure(
     outcome: Outcome, phase: Phase, execution: Execution, context: RolloutContext
 ) -> ExecutionResult | None:
+    """Turn what user code raised into a failure, and log it without the rollout's key."""
     if outcome.error is None:
         return None
-    return _user_failure(outcome.error, phase.name, execution, context)
-
-
-def _user_failure(
-    error: BaseException, name: str, execution: Execution, context: RolloutContext
-) -> ExecutionResult:
-    """Turn what user code raised into a failure, and log it without the rollout's key."""
     secrets = [context.api_key]
     if logger.isEnabledFor(logging.ERROR):  # a traceback takes longer than a small rollout
         logger.error(
             "rollout %s: the %s failed\n%s",
             execution.rollout_id,
-            name,
-            format_exception(error, secrets),
+            phase.name,
+            format_exception(outcome.error, secrets),
         )
-    return failure(describe_exception(error, secrets), categorize_exception(error))
+    return failure(describe_exception(outcome.error, secrets), categorize_exception(outcome.error))
 
 
 def _sample(value: Any) -> RolloutSample | None:

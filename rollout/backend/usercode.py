@@ -19,7 +19,7 @@ from attrs import define, field
 
 from rollout._groups import sole_error
 
-__all__ = ["Outcome", "UserCall", "in_own_task"]
+__all__ = ["Outcome", "UserCall"]
 
 # Slots bound how much runs at a time, so the threads need no bound of their own.
 _unbounded = trio.CapacityLimiter(math.inf)
@@ -85,16 +85,25 @@ class UserCall:
         return outcome
 
     async def run_in_task(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
-        """Do as `run` does, in a task of its own; see `in_own_task`."""
+        """Do as `run` does, in a task of its own.
+
+        Code that leaves a nursery or a cancel scope open makes trio end its task with an
+        error. That must not be the task of the rollout, which other rollouts depend on.
+        """
         outcome = Outcome()
 
         async def task() -> None:
             nonlocal outcome
             outcome = await self.run(body)
 
-        error = await in_own_task(f"{self.phase} of rollout {self.rollout_id}", task)
-        if error is not None:
-            outcome = Outcome(error=error, ended=trio.current_time())
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(task, name=f"{self.phase} of rollout {self.rollout_id}")
+        except BaseExceptionGroup as group:
+            rest = _without_cancelled(group)
+            if rest is None:
+                raise
+            outcome = Outcome(error=sole_error(rest), ended=trio.current_time())
         return outcome
 
     async def invoke(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -172,30 +181,6 @@ class _ThreadCall:
     def _drop(self) -> None:
         if inspect.iscoroutine(self.value):
             self.value.close()  # it has not begun, so this runs nothing; it prevents a warning
-
-
-async def in_own_task(name: str, body: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """Await *body*, which runs `UserCall`s one after the other, in a task of its own.
-
-    Code that leaves a nursery or a cancel scope open makes trio end its task with an error.
-    That must not be the task of the rollout, which other rollouts depend on.
-
-    Args:
-        name: The task's name.
-        body: What it does.
-
-    Returns:
-        What the task ended with, if not by itself. Cancellation from outside passes through.
-    """
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(body, name=name)
-    except BaseExceptionGroup as group:
-        rest = _without_cancelled(group)
-        if rest is None:
-            raise
-        return sole_error(rest)
-    return None
 
 
 def _without_cancelled(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

@@ -146,23 +146,6 @@ async def test_a_nursery_whose_scope_alone_was_left_fails_the_rollout_too(grade)
     assert_nothing_is_left(local)
 
 
-async def test_workflow_and_grader_share_a_task_that_is_not_the_servers():
-    tasks = []
-
-    async def note(ctx):
-        tasks.append(trio.lowlevel.current_task())
-        return []
-
-    async def grade(ctx):
-        await note(ctx)
-        ctx.set_reward(1.0)
-
-    await execute(backend(note, grade), "r-7", grade=True, label="x")
-    workflow, grader = tasks
-    assert workflow is grader is not trio.lowlevel.current_task()
-    assert workflow.name == "rollout r-7"
-
-
 @ways
 async def test_a_server_lives_on_and_so_do_the_other_rollouts(autojump_clock, how):
     left = LeftOpen()
