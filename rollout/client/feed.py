@@ -41,6 +41,10 @@ RENEW_PATH = "/rollouts/renew"
 _HELLO_SEC = 10.0
 """A feed says hello at once; a gateway that holds answers back does not let it through."""
 
+_SHORT_LIFE_SEC = 1.0
+_MOST_SHORT_LIVES = 5
+"""So many feeds in a row may end as soon as they are open: a gateway may cut all of them off."""
+
 _IDLE_SEC = 30.0
 _SHORTEST_RENEWAL_SEC = 0.01
 _LONGEST_LINE = 256 * 1024 * 1024
@@ -70,6 +74,8 @@ class ResultFeed:
     _opened: trio.Event = field(factory=trio.Event, init=False)
     _stream_scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _has_worked: bool = field(default=False, init=False)
+    _opened_at: float | None = field(default=None, init=False)
+    _short_lives: int = field(default=0, init=False)
     _left_behind: bool = field(default=False, init=False)
     _joined: int = field(default=0, init=False)
     _renewal_sec: float = field(default=math.inf, init=False)
@@ -206,6 +212,10 @@ class ResultFeed:
                 continue
             except RETRYABLE as error:
                 failure = error
+                if self._ends_at_once():
+                    logger.info("each result feed ends as soon as it is open; polling instead")
+                    self.usable = False
+                    return
             except RolloutProtocolError as error:  # of a gateway
                 failure, kind = error, FailureKind.GATEWAY
             except httpx.TransportError as error:
@@ -224,6 +234,14 @@ class ResultFeed:
                 self.usable = False
                 return
             await self._back_off(kind, failure)
+
+    def _ends_at_once(self) -> bool:
+        """Whether feed after feed has opened, and ended without any news."""
+        if self._opened_at is not None:
+            self._short_lives += 1
+            if trio.current_time() - self._opened_at >= _SHORT_LIFE_SEC:
+                self._short_lives = 0
+        return self._short_lives > _MOST_SHORT_LIVES
 
     async def _back_off(self, kind: FailureKind, failure: Exception) -> None:
         """Wait as the rules have it; give up on those that they allow no further attempt."""
@@ -255,6 +273,7 @@ class ResultFeed:
         sent_at = trio.current_time()
         request_sec = max(followed.request_sec for followed in claimed)
         self._left_behind = False
+        self._opened_at = None
         self._stream_scope = trio.CancelScope(deadline=sent_at + self._patience_sec(claimed))
         try:
             with self._stream_scope:
@@ -307,6 +326,7 @@ class ResultFeed:
             raise _FeedUnusableError("its first line is none of a feed")
         unknown = {rollout_id for rollout_id in refused if isinstance(rollout_id, str)}
         self.token, self._has_worked = token, True
+        self._opened_at = trio.current_time()
         self._stream_scope.deadline = math.inf
         self._opened.set()
         for followed in claimed:
@@ -339,6 +359,7 @@ class ResultFeed:
             result = structure(value, RolloutResultResponse)
         except InvalidBodyError:
             raise _FeedUnusableError("a line is no result") from None
+        self._short_lives, self._opened_at = 0, None
         for expectation in self._expected.get(result.rollout_id, ()):
             expectation.hear(result, self.token)
         followed = self._followed.get(result.rollout_id)

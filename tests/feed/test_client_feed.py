@@ -119,6 +119,38 @@ async def test_a_broken_feed_is_resumed_and_says_what_was_seen(autojump_clock):
     assert not server.polled
 
 
+@pytest.mark.parametrize("end", [(), (broken(),), (b"\n", broken())], ids=["end", "break", "beat"])
+async def test_a_feed_that_ends_as_soon_as_it_is_open_is_given_up(end, autojump_clock):
+    polls = [DONE, json_answer(200, line("success", "s"))]
+    server = ScriptedServer(feeds=[stream(hello(), *end)], polls=polls)
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+        assert trio.current_time() == pytest.approx(0.5)
+        assert (await run(client, "s")).status is RolloutStatus.SUCCESS
+    assert len(server.times(FEED)) == 6
+    assert server.polled == ["r", "s"]
+
+
+@pytest.mark.parametrize("life", [[line("running")], [2]], ids=["news", "two seconds"])
+async def test_a_feed_that_brings_news_or_lives_for_a_while_may_end_often(life, autojump_clock):
+    feeds = [stream(hello(), *life, broken()) for _ in range(20)]
+    server = ScriptedServer(feeds=[*feeds, stream(hello(), line("success"), ...)])
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+    assert len(server.times(FEED)) == 21
+    assert server.polled == []
+
+
+async def test_feeds_that_end_at_once_do_not_add_up(autojump_clock):
+    short = [stream(hello(), broken()) for _ in range(5)]
+    feeds = [*short, stream(hello(), line("running"), broken()), *short]
+    server = ScriptedServer(feeds=[*feeds, stream(hello(), line("success"), ...)])
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+    assert len(server.times(FEED)) == 12
+    assert server.polled == []
+
+
 async def test_retries_run_out_and_each_gets_an_error_of_its_own(autojump_clock):
     server = ScriptedServer(feeds=[broken()])
     errors = []
