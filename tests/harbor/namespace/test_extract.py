@@ -201,6 +201,17 @@ def test_holes_that_cannot_be_are_left_out(tmp_path, holes):
     assert tree(tmp_path) == []
 
 
+def test_a_header_that_is_one_hole_does_not_fill_the_memory(tmp_path):
+    file = (tmp_path / "archive").open("w+b")
+    info = tarfile.TarInfo("header")
+    info.type, info.size = tarfile.XHDTYPE, 1 << 40
+    file.write(info.tobuf(tarfile.GNU_FORMAT))
+    file.truncate(1 << 40)
+    file.seek(0)
+    with file, pytest.raises(TransferError, match="a header is too large"):
+        extracted(file, tmp_path / "target")
+
+
 def test_more_files_than_a_disk_has_room_for_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout.backend.harbor._namespace.extract.MAX_MEMBERS", 3)
     skipped = unpack(tmp_path, *((FILE, f"f{number}", b"") for number in range(9)))

@@ -292,3 +292,34 @@ def test_a_transfer_cancelled_at_any_step_leaves_no_part(sandbox, run, tmp_path,
     run(main)
     if target.exists():
         assert {path.name for path in target.iterdir()} <= {"0", "1", "2"}
+
+
+# Looks for a command that moves files, and says what it can do with the file of the host.
+SPY = r"""
+import os, pathlib
+while True:
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if pathlib.Path(f"/proc/{pid}/comm").read_text() != "tar\n":
+                continue
+            open(f"/proc/{pid}/fd/1", "r+b")
+        except PermissionError:
+            print("refused")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        else:
+            print("got it")
+        raise SystemExit
+"""
+
+
+def test_nobody_inside_gets_at_the_files_of_the_host(sandbox, run, tmp_path):
+    async def main():
+        async with sandbox() as box:
+            await says(box, "cd /app && touch $(seq 3000)")
+            spy = asyncio.ensure_future(box.run(["python3", "-c", SPY]))
+            while not spy.done():
+                await transfer.download_dir(box, "/app", tmp_path / "out", LOGGER)
+            assert spy.result().stdout == "refused\n"
+
+    run(main)

@@ -63,7 +63,8 @@ def extract(
     written = 0
     root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with tarfile.open(fileobj=archive, mode="r:") as tar:
+        reader: Any = _InPieces(archive)  # as much of a file as an archive is read with
+        with tarfile.open(fileobj=reader, mode="r:") as tar:
             forget: Any = getattr(tar, "members", []).clear  # it would remember them all
             for number, member in enumerate(tar):
                 forget()
@@ -98,6 +99,19 @@ def extract(
     finally:
         os.close(root)
     return skipped.lines()
+
+
+class _InPieces:
+    """An archive that nobody reads much of at once: a header may say that it is of any length."""
+
+    def __init__(self, archive: IO[bytes]) -> None:
+        self._archive = archive
+        self.seek, self.tell, self.seekable = archive.seek, archive.tell, archive.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= CHUNK:
+            raise TransferError("the archive out of the sandbox is broken: a header is too large")
+        return self._archive.read(size)
 
 
 class _Skipped:

@@ -50,6 +50,10 @@ CAPABILITIES = (
 """What root can do inside: as in a Docker container, without raw sockets, devices and chroot, which
 would let it leave the root that keeps it from making user namespaces."""
 
+GUARD = "lease"
+"""One capability more, of no use to anybody: whoever has fewer than a process can neither trace it
+nor get at its open files, though it is the same user."""
+
 LOADER = ("LD_", "GLIBC_", "GCONV_PATH", "LOCPATH", "NLSPATH", "MALLOC_")
 """Variables that act on programs as they load. They must not act on those that run outside."""
 
@@ -251,8 +255,23 @@ class Sandbox:
         user: User | None = None,
         timeout_sec: float | None = None,
         max_file_bytes: int | None = None,
+        guarded: bool = False,
     ) -> int:
-        """Run a program inside on open files of the host, see `run`."""
+        """Run a program inside on open files of the host, see `run`.
+
+        Args:
+            argv: The program.
+            stdin: What it reads.
+            stdout: Where it writes.
+            stderr: Where it writes what goes wrong.
+            cwd: Where it runs.
+            env: More environment variables.
+            user: Whom it runs as.
+            timeout_sec: For how long.
+            max_file_bytes: The largest size of a file that it writes.
+            guarded: Whether what else runs inside is kept from these files, as long as they have
+                no name inside.
+        """
         variables = _check_env(env or {})
         command_id = uuid.uuid4().hex
         who = user or User()
@@ -263,7 +282,7 @@ class Sandbox:
             chain = [
                 *limits.prefix(self._tools, privileged=self.is_privileged),
                 *holder.enter(self._tools["nsenter"]),
-                *self._become(who),
+                *self._become(who, guarded=guarded),
             ]
             inside = [f"{k}={v}" for k, v in variables.items() if k.startswith(LOADER)]
             outside = {k: v for k, v in variables.items() if not k.startswith(LOADER)}
@@ -322,8 +341,9 @@ class Sandbox:
             raise NamespaceError("the sandbox has ended: its first process was killed")
         return self._holder
 
-    def _become(self, user: User) -> list[str]:
-        bounds = ",".join(["-all", *(f"+{name}" for name in CAPABILITIES)])
+    def _become(self, user: User, *, guarded: bool) -> list[str]:
+        names = (*CAPABILITIES, GUARD) if guarded else CAPABILITIES
+        bounds = ",".join(["-all", *(f"+{name}" for name in names)])
         argv = [self._tools["setpriv"], f"--bounding-set={bounds}", "--inh-caps=-all"]
         if self.is_privileged:
             argv += [f"--reuid={user.uid}", f"--regid={user.gid}"]

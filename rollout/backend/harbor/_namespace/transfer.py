@@ -239,6 +239,7 @@ async def _run_inside(
             stdout=stdout or nothing,
             stderr=said,
             max_file_bytes=MAX_BYTES if stdout is not None else None,
+            guarded=True,
         )
         said.seek(0)
         text = said.read(4000).decode(errors="replace").strip()
