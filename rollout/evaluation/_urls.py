@@ -12,6 +12,9 @@ __all__ = ["public_url", "url_secrets"]
 
 _SENSITIVE = re.compile(r"key|token|secret|pass|credential|auth|sig", re.IGNORECASE)
 
+_SHORTEST = 8
+"""Characters of a secret that is looked for alone."""
+
 
 def public_url(url: str) -> str:
     """Return a URL without what may be secret in it: user, password, query and fragment.
@@ -30,22 +33,22 @@ def public_url(url: str) -> str:
 def url_secrets(url: str) -> list[str]:
     """List what must not be left of a URL where somebody repeats it, as HTTP errors do.
 
-    A user's name beside a password, and values of a query whose names sound harmless, are
-    words that may stand anywhere, so they are listed within their surroundings alone.
+    Short ones, a user's name beside a password, and values of a query whose names sound
+    harmless may be words of any text, so they are listed within their surroundings alone.
     """
     return list(dict.fromkeys(_secrets(url)))
 
 
 def _secrets(url: str) -> Iterator[str]:
     parts = urlsplit(url)
+    alone: list[str] = []
     login = parts.netloc.rpartition("@")[0]
     if login:
-        user, colon, password = login.partition(":")
         yield f"{login}@"
+        user, colon, password = login.partition(":")
         secret = password if colon else user
-        yield from (secret, unquote(secret))
-    for text in (parts.query, parts.fragment):
+        alone += [secret, unquote(secret)]
+    for text in filter(None, (parts.query, parts.fragment)):
         yield text
-        for name, value in parse_qsl(text):
-            if _SENSITIVE.search(name):
-                yield value
+        alone += [value for name, value in parse_qsl(text) if _SENSITIVE.search(name)]
+    yield from (secret for secret in alone if len(secret) >= _SHORTEST)
