@@ -65,7 +65,12 @@ class Endpoint:
         return cls(str(base).rstrip("/"), dict(parsed.params), api_key)
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self.base_url}>"
+        return f"<Endpoint {self.shown}>"
+
+    @property
+    def shown(self) -> str:
+        """The base without a password that it may hold."""
+        return str(httpx.URL(self.base_url).copy_with(userinfo=b""))
 
     def has(self, url: httpx.URL) -> bool:
         """Whether a URL is at the same host, so that the key may go there."""
@@ -111,7 +116,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         self._hide = hide
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} to {self._endpoint.base_url}>"
+        return f"<{type(self).__name__} to {self._endpoint.shown}>"
 
     @abstractmethod
     async def send(self, request: httpx.Request) -> httpx.Response:

@@ -347,3 +347,11 @@ def test_items_of_all_kinds():
         items[-1],
     ]
     assert input_as_messages({"input": 3}) == []
+
+
+def test_what_is_shown_of_an_endpoint_has_no_password():
+    endpoint = Endpoint.of("http://name:word@h:9/v1/chat/completions?a=1", "key")
+    transport = RecordingTransport(endpoint, None, conversation="main")
+    assert repr(endpoint) == "<Endpoint http://h:9/v1>"
+    assert repr(transport) == "<RecordingTransport to http://h:9/v1>"
+    assert endpoint.has(httpx.URL("http://name:word@h:9/v1/models"))
