@@ -304,7 +304,7 @@ def test_a_link_in_the_place_of_the_trials_folder(plan, store, tmp_path):
 
 
 def test_a_workspace_that_cannot_be_removed_is_named(plan, store, monkeypatch):
-    monkeypatch.setattr("rollout.backend.harbor.archive.remove_tree", lambda _: ["x: busy"])
+    monkeypatch.setattr("rollout.backend.harbor.workspaces.remove_tree", lambda _: ["x: busy"])
     notes = settled(plan, store).diagnostics["harbor"]
     assert notes["not_removed"] == str(plan.workspace)
 

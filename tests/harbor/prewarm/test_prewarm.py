@@ -97,10 +97,23 @@ async def test_one_without_an_instruction_is_named(tasks, backend):
     assert list(report.failed) == ["empty"]
 
 
-async def test_an_environment_that_cannot_be_had_refuses_to_start(tasks, backend):
+NO_ENVIRONMENT = """
+from rollout.backend.harbor.namespace import NamespaceEnvironment
+
+class Environment(NamespaceEnvironment):
+    def __init__(self, **_):
+        raise LookupError("there is no such provider")
+"""
+
+
+async def test_an_environment_that_cannot_be_had_refuses_to_start(
+    tasks, backend, tmp_path, monkeypatch
+):
     tasks("a")
     tasks("b")
-    made = backend(environment={"import_path": "no.such.module:Environment"})
+    (tmp_path / "no_environment.py").write_text(NO_ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = backend(environment={"import_path": "no_environment:Environment"})
     async with made.running():
         with pytest.raises(BackendConfigurationError, match="no environment can be started"):
             await made.prewarm()
