@@ -84,6 +84,20 @@ def test_root_inside_cannot(sandbox, run, attempt):
     run(main)
 
 
+def test_no_program_of_the_host_gets_the_memory_of_a_process_that_crashes(sandbox, run):
+    """As `core_pattern` may say; a size of one byte is what keeps the kernel from it."""
+
+    async def main():
+        async with sandbox() as box:
+            script = "import resource; print(resource.getrlimit(resource.RLIMIT_CORE))"
+            assert await says(box, f"python3 -c '{script}'") == "(1, 1)\n"
+            crash = "import os; os.kill(os.getpid(), 11)"
+            assert (await bash(box, f"cd /app; python3 -c '{crash}'")).return_code == 139
+            assert await says(box, "ls -A /app") == ""
+
+    run(main)
+
+
 def test_devices_terminals_and_shared_memory_work(sandbox, run):
     async def main():
         async with sandbox() as box:

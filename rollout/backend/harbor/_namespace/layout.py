@@ -57,13 +57,13 @@ OWN = frozenset({"/home", "/logs", "/root", "/run", "/tmp", "/var"})  # noqa: S1
 """Folders in which something may be shown, but which are not replaced as a whole."""
 
 ETC_FILES = (
-    "bash.bashrc", "ca-certificates.conf", "debian_version", "environment", "ethertypes",
+    "bash.bashrc", "ca-certificates.conf", "debian_version", "ethertypes",
     "gai.conf", "group", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "locale.alias",
     "locale.conf", "localtime", "login.defs", "magic", "magic.mime", "manpath.config",
     "mime.types", "networks", "nsswitch.conf", "os-release", "passwd", "profile", "protocols",
     "resolv.conf", "rpc", "services", "shells", "timezone", "vimrc",
 )  # fmt: skip
-"""Copied where they exist; none of them holds a secret."""
+"""Copied where they exist; none of them holds a secret, as `environment` does with its proxies."""
 
 ETC_FOLDERS = (
     "alternatives", "ca-certificates", "crypto-policies", "fonts", "groff", "ld.so.conf.d", "perl",

@@ -16,6 +16,11 @@ _KILLED_FIRST = 500
 as if it had half of the memory more."""
 
 
+_NO_CORE = "--core=1:1"
+"""The size of a core file for which the kernel neither writes one nor starts the host's program for
+them, which zero would not keep it from: the memory of a process inside may hold a key."""
+
+
 @frozen(kw_only=True)
 class Limits:
     """What each process inside may have.
@@ -45,10 +50,12 @@ class Limits:
             tools: See `find_tools`.
             privileged: Whether this process is root, whose processes the kernel does not count.
         """
-        limits = [] if self.file_bytes is None else [f"--fsize={self.file_bytes}"]
+        limits = [_NO_CORE]
+        if self.file_bytes is not None:
+            limits.append(f"--fsize={self.file_bytes}")
         if not privileged:
             limits.append(f"--nproc={self.processes}")
-        command = [tools["prlimit"], *limits, "--"] if limits else []
+        command = [tools["prlimit"], *limits, "--"]
         if "choom" in tools:
             command += [tools["choom"], f"--adjust={max(_KILLED_FIRST, _own_score())}", "--"]
         return command
