@@ -22,7 +22,7 @@ from client.fakes import (
 )
 
 from rollout.client import RolloutHandle, RolloutHandleCancelled, RolloutProtocolError
-from rollout.types import RolloutStatus
+from rollout.types import RolloutResultResponse, RolloutStatus
 
 PHASES = [
     after(10, result("running")),
@@ -347,3 +347,13 @@ async def test_nothing_is_left_behind_by_handles_that_nobody_awaits(autojump_clo
     gc.collect()
     assert client._handles == set()
     assert client._failed == []
+
+
+async def test_news_after_a_cancel_changes_nothing(autojump_clock):
+    async with client_of(FakeServer(polls=[result("running"), silence])) as client:
+        handle = await start(client)
+        await handle.wait_for_running()
+        known = handle.latest_result
+        handle.cancel()
+        handle._observe(RolloutResultResponse(rollout_id="r", status=RolloutStatus.SUCCESS))
+        assert (handle.status, handle.latest_result) == (RolloutStatus.RUNNING, known)

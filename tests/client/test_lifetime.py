@@ -152,6 +152,18 @@ async def test_a_cancellation_from_outside_is_plain(autojump_clock):
     assert passed == ["plain"]
 
 
+async def test_an_exception_of_the_block_is_not_lost_to_a_cancellation_from_outside(
+    autojump_clock,
+):
+    with pytest.raises(ValueError, match="from the block") as caught:
+        with trio.CancelScope() as scope:
+            async with client_of_plain(both(silence)) as client:
+                await start(client, "a")
+                scope.cancel()
+                raise ValueError("from the block")
+    assert not hasattr(caught.value, "__notes__")
+
+
 async def test_failures_that_nobody_awaited_are_raised_at_the_end_grouped(autojump_clock):
     with pytest.raises(ExceptionGroup, match=r"2 rollout\(s\) that nobody awaited") as caught:
         async with RolloutClient(
@@ -344,6 +356,23 @@ async def test_an_http_client_that_was_closed_too_early_is_named(autojump_clock)
             await handle
         with pytest.raises(RolloutClientClosedError, match="HTTP client"):
             await client.wait_idle()
+
+
+async def test_an_http_client_that_is_closed_during_a_request_is_named(autojump_clock):
+    http = httpx.AsyncClient()
+
+    async def closed(_):
+        await http.aclose()
+        raise httpx.ReadError("closed")
+
+    http = httpx.AsyncClient(transport=both(closed))
+    async with RolloutClient(url=URL, http_client=http) as client:
+        handle = await start(client, "a")
+        with pytest.raises(
+            RolloutClientClosedError, match="while a request was under way"
+        ) as caught:
+            await handle
+    assert isinstance(caught.value.__cause__, httpx.ReadError)
 
 
 async def test_an_admission_that_outlives_the_block_gives_no_handle(autojump_clock):

@@ -12,6 +12,14 @@ from rollout.client import RolloutClient
 from rollout.types import RolloutStatus
 
 
+class Stream(httpx.AsyncByteStream):
+    """A body that nobody has read yet."""
+
+    async def __aiter__(self):
+        await trio.lowlevel.checkpoint()
+        yield b"done"
+
+
 class Held(httpx.AsyncBaseTransport):
     """Answers when told to."""
 
@@ -23,6 +31,8 @@ class Held(httpx.AsyncBaseTransport):
         await self.go.wait()
         if request.url.path == "/broken":
             raise httpx.ReadError("no", request=request)
+        if request.url.path == "/stream":
+            return httpx.Response(200, stream=Stream(), request=request)
         return httpx.Response(200, content=b"done", request=request)
 
     async def aclose(self):
@@ -67,6 +77,22 @@ async def test_failures_and_cancellations_leak_no_place(autojump_clock, path):
         else:
             await client.get(f"http://host{path}")
         assert transport.in_flight == [0]
+
+
+async def test_a_response_that_is_closed_twice_gives_back_one_place(autojump_clock):
+    pool = Held()
+    pool.go.set()
+    transport = SpreadTransport(lambda: pool)
+    first, second = [
+        await transport.handle_async_request(httpx.Request("GET", "http://host/stream"))
+        for _ in range(2)
+    ]
+    assert transport.in_flight == [2]
+    for _ in range(2):
+        await first.stream.aclose()
+    assert transport.in_flight == [1]
+    await second.stream.aclose()
+    assert transport.in_flight == [0]
 
 
 async def test_cancelled_polls_leave_the_client_usable():

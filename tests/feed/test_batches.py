@@ -8,6 +8,7 @@ import trio
 import trio.testing
 from feed.scripted import (
     BATCH,
+    FEED,
     SINGLE,
     ScriptedServer,
     broken,
@@ -309,3 +310,41 @@ async def test_a_server_that_offers_one_of_the_two(extension, autojump_clock):
         assert used == {SINGLE, "POST /rollouts/feed"}
     else:
         assert used == {SINGLE, BATCH, "GET /rollout/a/result", "GET /rollout/b/result"}
+
+
+async def test_a_batch_that_may_have_arrived_is_not_renewed_with_the_rest(autojump_clock):
+    server = ScriptedServer(batches=[broken()], feeds=[stream(hello(), ...)])
+    async with client_of(server) as client:
+        first = await start(client, "first")
+        await trio.sleep(1)  # the feed is open
+        with pytest.raises(httpx.RemoteProtocolError):
+            await start(client, "b")
+        await trio.sleep(100)
+        first.cancel()
+    # The server may have attached it to the feed, so the next renewal is a feed without it.
+    assert server.times(FEED) == [0, 30]
+    assert [[lease["rollout_id"] for lease in body["leases"]] for body in server.bodies(FEED)] == [
+        ["first"],
+        ["first"],
+    ]
+
+
+async def test_one_that_is_cancelled_as_its_answer_comes_is_not_renewed_with_the_rest(
+    autojump_clock,
+):
+    scope = trio.CancelScope()
+
+    async def cancel_and_admit(body):
+        scope.cancel()
+        return httpx.Response(200, json=server.outcomes(body))
+
+    server = ScriptedServer(batches=[cancel_and_admit], feeds=[stream(hello(), ...)])
+    async with client_of(server) as client:
+        first = await start(client, "first")
+        await trio.sleep(1)
+        with scope:
+            await start(client, "b")
+        assert scope.cancelled_caught
+        await trio.sleep(100)
+        first.cancel()
+    assert server.times(FEED) == [0, 30]

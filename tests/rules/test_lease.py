@@ -90,3 +90,19 @@ def test_adding_and_subtracting_a_stall_may_lose_a_hair():
     for number in range(1000):
         serving = deadline + number / 7
         assert clock.time(clock.at(serving)) >= serving
+
+
+def test_a_tick_is_never_due_before_now():
+    clock = ServingClock(5.0)
+    assert clock.tick(10.0, at_most=3.0) == 10.0
+    assert clock.time(10.0) == 10.0  # so that the time until then is no stall
+    assert clock.tick(10.0, at_most=12.0) == 12.0
+    assert clock.tick(12.0, at_most=100.0) == 17.0
+
+
+def test_a_stall_counts_although_the_clock_is_stopped_at_its_end():
+    clock = ServingClock(1.0)
+    clock.tick(0.0, at_most=100.0)
+    clock.stop(5.0)
+    assert clock.stalled_sec == 4.0
+    assert (clock.time(5.0), clock.time(50.0)) == (1.0, 46.0)

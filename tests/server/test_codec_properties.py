@@ -181,6 +181,28 @@ def test_the_depth_is_counted_exactly_and_not_within_strings():
     text = '\\"[{' * 1000
     assert parse_json(json.dumps({text: text}).encode()) == {text: text}
     assert parse_json(b"[" + b",".join([b"[]"] * 1000) + b"]") == [[]] * 1000
+    wide = b"[" * (MAX_JSON_DEPTH - 1) + b"[],[]" + b"]" * (MAX_JSON_DEPTH - 1)
+    assert parse_json(wide)
+    with pytest.raises(InvalidBodyError, match="deeper"):
+        parse_json(wide.replace(b"[],[]", b"[],[[]]"))
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-02t03:04:05z", "2026-01-02 03:04:05Z", "2026-01-02T04:04:05+01:00"]
+)
+def test_times_are_read_in_every_form_of_rfc_3339(text: str):
+    body = {"rollout_id": "r", "status": "running", "agent_started_at": text}
+    moment = structure(body, RolloutResultResponse).agent_started_at
+    assert moment == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_a_trajectory_never_travels():
+    said = [{"role": "user", "content": "hi"}]
+    for sample in ({"messages": said}, {"messages": said, "trajectory_messages": said}):
+        body = {"rollout_id": "r", "status": "success", "sample": sample}
+        got = structure(body, RolloutResultResponse).sample
+        assert got is not None
+        assert (got.messages, got.trajectory_messages) == (said, None)
 
 
 @pytest.mark.parametrize("end", [b"", b"\\", b'"'])
