@@ -323,3 +323,39 @@ def test_nobody_inside_gets_at_the_files_of_the_host(sandbox, run, tmp_path):
             assert spy.result().stdout == "refused\n"
 
     run(main)
+
+
+# Puts a pipe in the place of a file, and the file back, all the time.
+FLIP = """
+import os
+os.mkfifo("/app/pipe")
+open("/app/file", "w").write("x")
+while True:
+    for name in ("file", "pipe"):
+        os.symlink(name, "/app/next")
+        os.replace("/app/next", "/app/result")
+        if name == "file" and not os.path.exists("/app/ready"):
+            open("/app/ready", "w")
+"""
+
+
+def test_a_pipe_that_comes_in_between_holds_nothing_up(sandbox, run, tmp_path):
+    async def main():
+        async with sandbox() as box:
+            flip = asyncio.ensure_future(box.run(["python3", "-c", FLIP]))
+            await says(box, "until [ -f /app/ready ]; do sleep 0.01; done")
+            said = set()
+            for _ in range(40):
+                (tmp_path / "out").unlink(missing_ok=True)
+                try:
+                    await transfer.download_file(box, "/app/result", tmp_path / "out")
+                except TransferError:
+                    said.add("refused")
+                else:
+                    said.add((tmp_path / "out").read_text())
+            flip.cancel()
+            await asyncio.wait([flip])
+        assert said <= {"refused", "x", ""}
+        assert "refused" in said
+
+    run(main)

@@ -78,7 +78,8 @@ if [ "$(stat --dereference --format=%s -- "$1")" -gt "$2" ]; then
   echo "larger than $2 bytes: $1" >&2; exit 1
 fi
 stat --dereference --format=%a -- "$1" >&2
-exec cat -- "$1"
+# A pipe that has come in its place meanwhile does not hold this up.
+exec dd if="$1" iflag=nonblock bs=1M status=none
 """
 _GET_DIR = """
 set -eu
