@@ -330,3 +330,43 @@ async def test_a_failing_hook_is_logged_and_harms_nobody(bridge, caplog, error):
     [record] = caplog.records
     assert "hook" in record.message
     assert record.exc_info[1] is error
+
+
+async def test_a_function_that_returns_in_spite_of_its_cancellation(bridge):
+    """Its caller is cancelled all the same, and hears of it."""
+    started = trio.Event()
+    heard = []
+
+    async def stubborn():
+        started.set()
+        with suppress(trio.Cancelled):
+            await trio.sleep_forever()
+        return "value"
+
+    async def tool():
+        try:
+            heard.append(await run_in_trio(stubborn))
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            raise
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bridge.run, tool)
+        await started.wait()
+        nursery.cancel_scope.cancel()
+    assert heard == ["cancelled"]
+
+
+async def test_nothing_is_kept_of_a_function_that_has_ended(bridge):
+    async def fail():
+        await trio.lowlevel.checkpoint()
+        raise ValueError
+
+    async def tool():
+        for _ in range(3):
+            await run_in_trio(double, 1)
+            with suppress(ValueError):
+                await run_in_trio(fail)
+
+    await bridge.run(tool)
+    assert bridge._running_callbacks == set()

@@ -152,6 +152,32 @@ async def test_a_swallowed_cancellation_still_ends_the_scope_as_cancelled(bridge
     assert scope.cancelled_caught
 
 
+async def test_a_cancellation_that_comes_after_the_end_takes_nothing_away(bridge):
+    """The task has returned; trio, which cancels it, has not heard of that yet."""
+    held, let_go = trio.Event(), threading.Event()
+    results = []
+
+    async def hold_up_the_loop():
+        bridge.call_trio_soon(held.set)
+        let_go.wait()
+        return "done"
+
+    async def caller():
+        results.append(await bridge.run(hold_up_the_loop))
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(caller)
+            await held.wait()
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                try:
+                    await trio.testing.wait_all_tasks_blocked()  # the cancellation is on its way
+                finally:
+                    let_go.set()
+    assert results == ["done"]
+
+
 def raiser(error):
     def fail():
         raise error

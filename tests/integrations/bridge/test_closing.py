@@ -405,6 +405,45 @@ async def test_a_blocked_loop_is_left_behind_with_its_stack(mock_clock, caplog):
     assert bridge_threads("blocked") == []
 
 
+async def test_functions_on_the_trio_side_end_with_a_loop_that_is_left_behind(mock_clock, caplog):
+    """Their callers cannot cancel them any more, and the block must not wait for them for ever."""
+    let_go = threading.Event()
+    running, held = trio.Event(), trio.Event()
+    ended = []
+
+    async def function():
+        running.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    async def hold_up_the_loop(bridge):
+        bridge.call_trio_soon(held.set)
+        let_go.wait()
+
+    async def caller(bridge, fn, *args):
+        with pytest.raises(BridgeError, match="was running"):
+            await bridge.run(fn, *args)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            async with open_asyncio_bridge(
+                name="left", grace_sec=10, close_timeout_sec=30
+            ) as bridge:
+                nursery.start_soon(caller, bridge, run_in_trio, function)
+                await running.wait()
+                nursery.start_soon(caller, bridge, hold_up_the_loop, bridge)
+                await held.wait()
+                nursery.start_soon(jump_when_blocked, mock_clock, 10, 4)
+        assert ended == [True]
+        assert "left behind" in caplog.text
+    finally:
+        let_go.set()
+    for thread in bridge_threads("left"):
+        await trio.to_thread.run_sync(thread.join)
+
+
 async def test_a_stopped_loop_ends_the_bridge_and_wakes_everybody(caplog):
     cleaned_up = []
 

@@ -259,3 +259,13 @@ async def test_a_stream_ends_with_its_bridge():
             await started.wait()
     assert ended == [True]
     assert source.closed
+
+
+async def test_a_cancellation_of_its_own_that_nobody_has_seen_comes_out_at_the_end(bridge):
+    async def cancels_itself():
+        raise asyncio.CancelledError
+        yield
+
+    with pytest.raises(BridgeCancelledError):
+        async with bridge.iterate(cancels_itself) as stream:
+            await stream._call.finished.wait()
