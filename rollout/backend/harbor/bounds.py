@@ -102,10 +102,13 @@ class StopWatch:
     is_running: bool = field(default=False, init=False)
     problem: str | None = field(default=None, init=False)
     may_run: bool = field(default=False, init=False)
+    _is_mounted: bool = field(default=False, init=False)
 
     def watch(self, environment: Any) -> None:
         """Bound the stop of an environment."""
         stop = environment.stop
+        capabilities = getattr(environment, "capabilities", None)
+        self._is_mounted = bool(getattr(capabilities, "mounted", False))
 
         @functools.wraps(stop)
         async def bounded(*args: Any, **kwargs: Any) -> None:
@@ -116,6 +119,11 @@ class StopWatch:
                 self.is_running = False
 
         environment.stop = bounded
+
+    @property
+    def may_write(self) -> bool:
+        """Whether the environment may still change the trial's folder, which is mounted in it."""
+        return self._is_mounted and (self.is_running or self.may_run)
 
     @property
     def note(self) -> str | None:

@@ -102,7 +102,9 @@ def settle(
     sample = _handed_back(plan, agent, notes)
     clean = False
     if there:
-        report = _scrubbed(plan, removed)
+        # Nobody else may be at work on what is searched.
+        busy = stop is not None and stop.may_write and facts.agent is not None
+        report = _scrubbed(plan, removed, busy=busy)
         notes["scrubbed"] = report.to_dict()
         clean = report.verified
     adoption: Adoption | None = None
@@ -188,7 +190,9 @@ def _tamed(folder: Path) -> list[str] | None:
     return removed if tame else None
 
 
-def _scrubbed(plan: TrialPlan, removed: list[str] | None) -> ScrubReport:
+def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> ScrubReport:
+    if busy:
+        return ScrubReport(verified=False, reason="its environment may still write there")
     if removed is None:
         return ScrubReport(verified=False, reason="something in it cannot be read or removed")
     report = scrub_folder(plan.trial_dir, plan.secrets)

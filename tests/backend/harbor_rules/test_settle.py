@@ -4,12 +4,14 @@ import json
 import logging
 import os
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import attrs
 import pytest
 
 from rollout.artifacts import ArtifactStore
 from rollout.backend.harbor.agents import AgentSpec, NativeAgent
+from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.facts import TrialError, TrialFacts
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
@@ -418,3 +420,38 @@ async def test_a_document_that_cannot_be_saved_is_no_failure(store, caplog):
     assert "its trajectory is not saved (TypeError)" in caplog.text
     assert not (store.root / "r" / "trajectory.json").exists()
     assert (store.root / "r" / "diagnostics.json").exists()
+
+
+def stop_of(*, mounted, may_run):
+    """The stop of an environment."""
+
+    class Environment:
+        capabilities = SimpleNamespace(mounted=mounted)
+
+        async def stop(self, delete):
+            raise NotImplementedError
+
+    stop = StopWatch("r-1", 1.0)
+    stop.watch(Environment())
+    stop.may_run = may_run
+    return stop
+
+
+def test_nothing_is_kept_of_a_folder_that_a_container_may_still_write_to(plan, store):
+    result = settled(plan, store, stop=stop_of(mounted=True, may_run=True))
+    note = result.diagnostics["harbor"]
+    assert note["scrubbed"]["reason"] == "its environment may still write there"
+    assert "archive" not in note
+    assert not plan.workspace.exists()
+    assert result.sample is not None
+
+
+@pytest.mark.parametrize(
+    ("mounted", "may_run", "facts"),
+    [(False, True, FACTS), (True, False, FACTS), (True, True, FAILED)],
+)
+def test_of_any_other_folder_it_is(plan, store, mounted, may_run, facts):
+    """Where the agent never ran, nobody is there who would write."""
+    result = settled(plan, store, facts, stop=stop_of(mounted=mounted, may_run=may_run))
+    assert result.diagnostics["harbor"]["scrubbed"]["verified"]
+    assert result.diagnostics["harbor"]["archive"]["folders"] == ["artifacts", "harbor"]
