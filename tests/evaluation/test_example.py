@@ -26,11 +26,13 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """The commands of the block that begins with the chat endpoint."""
+    """The command that serves the model, and those of the block that runs the example."""
+    serve = re.findall(r"`(rollout demo --serve-chat)`, in another terminal", text)
     (block,) = re.findall(
-        r"^```console\n(\$ rollout demo --serve-chat &\n.*?)^```$", text, re.MULTILINE | re.DOTALL
+        r"^```console\n(\$ rollout eval run examples/.*?)^```$", text, re.MULTILINE | re.DOTALL
     )
-    return [shlex.split(line.removeprefix("$ ").rstrip("& ")) for line in block.splitlines()]
+    lines = [line.removeprefix("$ ") for line in block.splitlines()]
+    return [shlex.split(line) for line in (*serve, *lines)]
 
 
 SERVE, RUN, SHOW = commands_of(README)

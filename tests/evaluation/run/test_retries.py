@@ -145,6 +145,17 @@ async def test_retry_failed(tmp_path, server):
     assert (await run_all(config, retry_failed=True))[1] == []
 
 
+async def test_a_failure_that_was_replaced_counts_no_longer(tmp_path, server):
+    server.end = ending(failure(), success())
+    config = config_of(tmp_path, server="http://fake", rows=scripted(2))
+    await run_all(config)
+    await run_all(config, retry_failed=True)
+    run, records = await run_all(config)
+    assert records == []
+    assert run.progress.outcomes[AttemptOutcome.FAILURE] == 0
+    assert run.progress.settled == run.progress.outcomes[AttemptOutcome.SUCCESS] == 2
+
+
 async def test_retry_failed_that_was_left_keeps_the_failure(tmp_path, server):
     server.end = ending(failure())
     config = config_of(tmp_path, server="http://fake", rows=scripted(3))
