@@ -5,8 +5,8 @@ does, nearly all of it for waking somebody up. So a thread that is awake takes o
 other without the loop's help, and what has ended by the time the loop looks is delivered in one
 go. A thread goes home when the queue is empty.
 
-More threads are called for only while the jobs wait for something that is slow: what is quick
-is done soonest by few, as Python code runs in one thread at a time anyway.
+More threads are called when many jobs wait, or one for long: what is quick is done soonest by
+few, as Python code runs in one thread at a time anyway.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ class Job:
         self.dropped = False
         self._delivered = trio.Event()
         self._outbox: _Outbox | None = None
+
+    @property
+    def of_this_run(self) -> bool:
+        """Whether it was asked for under the clock that runs now."""
+        token = trio.lowlevel.current_trio_token()
+        return self._outbox is not None and self._outbox.token is token
 
     async def wait(self) -> None:
         """Return once it has ended."""
@@ -94,6 +100,7 @@ class Crew(Generic[J]):
         token = trio.lowlevel.current_trio_token()
         if self._outbox is None or self._outbox.token is not token:
             self._outbox = _Outbox(token, self._progress)
+            self.progress_at = -math.inf  # each run has a clock of its own
         job._outbox = self._outbox  # noqa: SLF001 - one thing with the job
         with self._lock:
             self.submitted += 1
@@ -104,13 +111,29 @@ class Crew(Generic[J]):
                 return
             self._threads += 1
         try:
+            self._start()
+        except RuntimeError:
+            with self._lock:
+                if self._threads:
+                    return  # those that there are will come to it
+                self._queue.remove(job)
+            raise
+
+    def reinforce(self) -> None:
+        """Call one more thread, if there can be one: those at work may be stuck."""
+        with self._lock:
+            if not self._queue or self._threads >= self._most:
+                return
+            self._threads += 1
+        with suppress(RuntimeError):  # then there is none
+            self._start()
+
+    def _start(self) -> None:
+        try:
             trio.lowlevel.start_thread_soon(self._run, _ignore, "rollout files")
         except RuntimeError:
             with self._lock:
                 self._threads -= 1
-                if self._threads:
-                    return  # those that there are will come to it
-                self._queue.remove(job)
             raise
 
     def _progress(self) -> None:

@@ -46,6 +46,9 @@ LONGEST_WAIT_SEC = 8.0
 A rollout waits longer while others' files are written one after the other, since storage that
 has much to do is no storage that hangs."""
 
+_PATIENCE_SEC = 0.25
+"""How long a call waits before another thread is called, since one may be stuck."""
+
 _MOST_THREADS = 8
 _PRIVATE = 0o700
 
@@ -171,18 +174,24 @@ class ArtifactStore:
 
     async def _wait(self, call: _Call[Any], *, shield: bool) -> None:
         """Wait for the end of a call, for as long as the storage answers others meanwhile."""
+        since = trio.current_time()
+        patience = min(_PATIENCE_SEC, LONGEST_WAIT_SEC)
+        with trio.CancelScope(deadline=since + patience, shield=shield):
+            await call.wait()
+            return
+        self._crew.reinforce()
         while True:
-            since = trio.current_time()
             with trio.CancelScope(deadline=since + LONGEST_WAIT_SEC, shield=shield):
                 await call.wait()
                 return
             cancelled = trio.current_effective_deadline() == -math.inf
             if cancelled or self._crew.progress_at < since:
                 return
+            since = trio.current_time()
 
     def _hangs(self) -> bool:
         """Whether a thread is at it for too long, and no other one gets anywhere either."""
-        self._abandoned = [call for call in self._abandoned if not call.ended]
+        self._abandoned = [call for call in self._abandoned if not call.ended and call.of_this_run]
         if not self._abandoned:
             return False
         last = max(self._crew.progress_at, min(call.started for call in self._abandoned))

@@ -384,6 +384,51 @@ async def test_who_is_cancelled_waits_for_a_bounded_time_whatever_gets_on(
     await until_there(tmp_path / "r2" / "a")
 
 
+async def test_one_that_is_stuck_does_not_hold_up_the_others(
+    tmp_path, doors, mock_clock, monkeypatch, warnings
+):
+    monkeypatch.setattr(artifacts, "_MOST_THREADS", 2)
+    store = ArtifactStore(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, "r1", lambda: {"a": b"1"})
+        await trio.to_thread.run_sync(doors.entered.acquire)
+        for rollout_id in ("r2", "r3"):
+            nursery.start_soon(store.artifacts_dir, rollout_id)
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(tmp_path.iterdir()) == []
+        mock_clock.jump(artifacts._PATIENCE_SEC)
+        for rollout_id in ("r2", "r3"):
+            await until_there(tmp_path / rollout_id / "artifacts")
+        assert not (tmp_path / "r1").exists()
+        doors.open.release()
+    assert (tmp_path / "r1" / "a").exists()
+    assert warnings() == []
+
+
+def test_each_run_has_a_time_of_its_own(tmp_path, doors, warnings):
+    store = ArtifactStore(tmp_path)
+    clocks = [trio.testing.MockClock(), trio.testing.MockClock()]
+    clocks[0].jump(1_000_000)
+
+    async def save_and_leave():
+        doors.open.release()
+        await store.save("r1", lambda: {"a": b"1"})  # gets on, at a time that is far ahead
+        assert await store.artifacts_dir("r2") is not None
+
+    async def hang():
+        doors.entered.acquire()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.save, "r3", lambda: {"a": b"3"})
+            await trio.to_thread.run_sync(doors.entered.acquire)
+            clocks[1].jump(artifacts.LONGEST_WAIT_SEC)
+        assert await store.artifacts_dir("r4") is None
+
+    trio.run(save_and_leave, clock=clocks[0])
+    trio.run(hang, clock=clocks[1])
+    assert len(warnings()) == 1
+    assert "did not answer" in warnings()[0]
+
+
 async def test_what_nobody_waits_for_is_not_begun(tmp_path, doors):
     store = ArtifactStore(tmp_path)
     async with trio.open_nursery() as nursery:
