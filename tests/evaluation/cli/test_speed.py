@@ -55,6 +55,14 @@ def test_a_slow_run_has_a_rate_however_slow_it_is():
     assert len(speed._steps) < 50
 
 
+def test_a_slow_run_is_not_judged_by_its_last_attempt():
+    speed, now = Speed(0, 0), 0
+    for settled in range(1, 100):
+        now += (3000, 700, 700)[(settled - 1) % 3]
+        speed.move(now, settled)
+    assert speed.rate(now) == pytest.approx(3 / 4400, rel=0.05)
+
+
 def test_many_at_once_cost_no_memory():
     speed = Speed(0, 0)
     for settled in range(1, 100_001):

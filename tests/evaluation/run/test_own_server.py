@@ -50,6 +50,13 @@ APP = """
 
     broken = make_app(lifespan=no_weights)
 
+    @asynccontextmanager
+    async def stays(_):
+        yield
+        time.sleep(600)
+
+    stubborn = make_app(local_backend(Workflow), lifespan=stays, watchdog_sec=None)
+
     def chatty():
         @asynccontextmanager
         async def lifespan(_):
@@ -197,6 +204,18 @@ async def test_it_is_gone_when_the_block_is_left(tmp_path, app):
             scope.cancel()
             await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
+    assert gone(int((tmp_path / "pid.done").read_text()))
+
+
+async def test_one_that_does_not_end_is_killed(tmp_path, app, monkeypatch):
+    monkeypatch.setattr("rollout.evaluation.serverprocess._STOP_SEC", 0.2)
+    pid_file = tmp_path / "pid"
+    config = config_of(
+        tmp_path, server={"app": f"{app}:stubborn"}, rows=scripted(1, pid=str(pid_file))
+    )
+    with trio.fail_after(60):
+        run, _ = await run_all(config)
+    assert run.complete
     assert gone(int((tmp_path / "pid.done").read_text()))
 
 
