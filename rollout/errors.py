@@ -30,6 +30,7 @@ __all__ = [
     "InvalidFieldError",
     "InvalidLeaseError",
     "InvalidTransitionError",
+    "NotOnTrioError",
     "RolloutAdmissionTimeoutError",
     "RolloutCancelTimeoutError",
     "RolloutCapacityError",
@@ -159,6 +160,10 @@ class RolloutHandleCancelled(RolloutError):  # noqa: N818 - the name mirrors tri
 
     The rollout itself was not touched: it runs on until it ends or its lease expires.
     """
+
+
+class NotOnTrioError(RolloutError, RuntimeError):
+    """What runs on trio was called from somewhere else, such as a program on asyncio."""
 
 
 class RolloutClientNotEnteredError(RolloutError, RuntimeError):

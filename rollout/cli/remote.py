@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from rollout.cli.failures import CommandError
 from rollout.client import RolloutClient
-
-# The first that is set counts.
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 __all__ = ["open_client", "quiet_http"]
 
@@ -29,18 +24,10 @@ async def open_client(
     """Own a client for the length of the block.
 
     Raises:
-        InvalidFieldError: The URL or the timeout cannot be used.
-        CommandError: The certificates that the environment names cannot be read.
+        InvalidFieldError: The URL, the timeout, or the certificates that the environment names
+            cannot be used.
     """
     quiet_http()
-    try:
-        client = RolloutClient(
-            url=url, api_key=api_key, admission_timeout_sec=admission_timeout_sec
-        )
-    except OSError as error:
-        named = next((name for name in _CERTIFICATES if os.environ.get(name)), "the system")
-        raise CommandError(
-            f"the certificates that {named} names cannot be read: {error}"
-        ) from error
+    client = RolloutClient(url=url, api_key=api_key, admission_timeout_sec=admission_timeout_sec)
     async with client:
         yield client

@@ -4,6 +4,7 @@ from rollout.client.bulk import FinishedRollout
 from rollout.client.client import RolloutClient
 from rollout.client.handle import RolloutHandle, StatusStream
 from rollout.errors import (
+    NotOnTrioError,
     RolloutAdmissionTimeoutError,
     RolloutCancelTimeoutError,
     RolloutClientClosedError,
@@ -17,6 +18,7 @@ from rollout.errors import (
 
 __all__ = [
     "FinishedRollout",
+    "NotOnTrioError",
     "RolloutAdmissionTimeoutError",
     "RolloutCancelTimeoutError",
     "RolloutClient",

@@ -134,7 +134,7 @@ class _Bulk:
                     return
                 key = self.key(request)
                 await self.places.take(key)
-                nursery.start_soon(self._run, request, key, self.send.clone())
+                nursery.start_soon(self._run, request, key, self.send.clone(), nursery)
         finally:
             await puller.close()
 
@@ -143,6 +143,7 @@ class _Bulk:
         request: RolloutInitRequest,
         key: Hashable,
         send: trio.MemorySendChannel[FinishedRollout],
+        nursery: trio.Nursery,
     ) -> None:
         with send:
             self.in_flight[request.rollout_id] = None
@@ -155,6 +156,9 @@ class _Bulk:
                     outcome = error
                 self.in_flight.pop(request.rollout_id, None)
                 await send.send(FinishedRollout(request, outcome))
+            except trio.BrokenResourceError:
+                # The block has closed the channel: it wants no more of them.
+                nursery.cancel_scope.cancel()
             finally:
                 self.places.give_back(key)
 
@@ -202,8 +206,9 @@ async def run_many(
     bulk = _Bulk(client, places, key or _same, send, in_flight)
     try:
         # The block's own exception comes out as it is, and so does one of the requests'.
-        async with beside(partial(bulk.feed, requests)):
-            with receive:
+        # The receiver is closed last, so that no request finds nobody to send its outcome to.
+        with receive:
+            async with beside(partial(bulk.feed, requests)):
                 yield receive
     finally:
         send.close()

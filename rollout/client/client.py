@@ -20,6 +20,7 @@ from rollout.client.polling import Admission, Poller, SingleAdmitter, admit
 from rollout.client.wire import Wire, check_url, own_http_client
 from rollout.errors import (
     InvalidFieldError,
+    NotOnTrioError,
     RolloutCancelTimeoutError,
     RolloutClientClosedError,
     RolloutClientEnteredError,
@@ -122,7 +123,7 @@ class RolloutClient:
     # --- lifetime -----------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._check_open()
+        self._check_usable()
         if self._nursery is not None:
             raise RolloutClientEnteredError("this client was entered already")
         self._nursery_manager = trio.open_nursery()
@@ -193,7 +194,12 @@ class RolloutClient:
             with trio.move_on_after(_CLOSE_TIMEOUT_SEC, shield=True):
                 await self._wire.http.aclose()
 
-    def _check_open(self) -> None:
+    def _check_usable(self) -> None:
+        if not trio.lowlevel.in_trio_task():
+            raise NotOnTrioError(
+                "RolloutClient runs on trio: start the program with trio.run(main), "
+                "not with asyncio.run(main())"
+            )
         if self._closed:
             raise RolloutClientClosedError("this client was closed")
 
@@ -271,7 +277,7 @@ class RolloutClient:
 
         Cancelling this may leave an admitted rollout behind, which ends with its lease.
         """
-        self._check_open()
+        self._check_usable()
         if self._nursery is None:
             raise RolloutClientNotEnteredError(
                 "run_rollout_async polls in the background, so it needs the client's nursery: "
@@ -292,7 +298,7 @@ class RolloutClient:
                 extra_fields=extra_fields,
             )
         )
-        self._check_open()
+        self._check_usable()
         if self._nursery is None:
             raise RolloutClientClosedError("this client was left during the admission")
         handle = RolloutHandle(rollout_id)
@@ -304,7 +310,7 @@ class RolloutClient:
         return handle
 
     async def _admit(self, request: RolloutInitRequest) -> Admission:
-        self._check_open()
+        self._check_usable()
         admitter = SingleAdmitter(self._wire) if self._link is None else self._link
         return await admit(admitter, request, timeout_sec=self.admission_timeout_sec)
 
@@ -359,7 +365,7 @@ class RolloutClient:
         Leaving the block, in whatever way, cancels what is left, on the server too: one cancel
         request, shielded and bounded.
         """
-        self._check_open()
+        self._check_usable()
         async with run_many(
             self,
             requests,
@@ -389,7 +395,7 @@ class RolloutClient:
         Raises:
             ValueError: A number is no whole number from 1 up.
         """
-        self._check_open()
+        self._check_usable()
         options = {} if max_in_flight is None else {"max_in_flight": max_in_flight}
         return await first_successes(self, requests, k, **options)
 
@@ -417,7 +423,7 @@ class RolloutClient:
 
         Otherwise as `cancel_rollout`.
         """
-        self._check_open()
+        self._check_usable()
         if not isinstance(prefix, str | None):
             raise InvalidFieldError("prefix", "must be a string", kind="type_error")
         request = CancelRolloutsRequest(ids=_strings(ids), prefix=prefix, all=bool(all))
@@ -439,7 +445,7 @@ class RolloutClient:
             RolloutProtocolError: The server answered outside of the protocol.
             httpx.TransportError: The request failed.
         """
-        self._check_open()
+        self._check_usable()
         return await self._wire.health()
 
     async def wait_idle(
@@ -466,7 +472,7 @@ class RolloutClient:
                 lifecycle, or refused the request.
             ValueError: A time is not positive and finite.
         """
-        self._check_open()
+        self._check_usable()
         return await wait_until_idle(
             self._wire,
             timeout_sec=timeout_sec,

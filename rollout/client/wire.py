@@ -7,6 +7,8 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 from __future__ import annotations
 
 import base64
+import os
+import ssl
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar, cast
@@ -49,6 +51,8 @@ _LONGEST_DETAIL = 500
 _LONGEST_TYPE = 100
 _LONGEST_PATH = 200
 _CLOSE_SEC = 2.0
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Variables that name trusted certificates; the first that is set counts."""
 
 _MIB = 1024 * 1024
 _LARGEST_ANSWER = 16 * _MIB
@@ -91,12 +95,15 @@ def own_http_client(url: str) -> httpx.AsyncClient:
     As many connections as there are polls, since a capped pool starves the rollouts beyond
     the cap; no waiting for the pool; idle connections are dropped before a server drops them;
     and no proxy from the environment stands between this process and its own machine.
+
+    Raises:
+        InvalidFieldError: The certificates that the environment names cannot be read.
     """
     limits = limits_of_pools()
     transport: httpx.AsyncBaseTransport | None = None
     if proxy_for(url) is None:
         # With a transport of its own httpx asks the environment for certificates only.
-        context = httpx.create_ssl_context()
+        context = _trusted()
         transport = SpreadTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
     return httpx.AsyncClient(
         transport=transport,
@@ -104,6 +111,16 @@ def own_http_client(url: str) -> httpx.AsyncClient:
         timeout=httpx.Timeout(_REQUEST_TIMEOUT_SEC, connect=_CONNECT_TIMEOUT_SEC, pool=None),
         follow_redirects=False,
     )
+
+
+def _trusted() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        named = next((name for name in _CERTIFICATES if os.environ.get(name)), "the system")
+        raise InvalidFieldError(
+            named, f"names certificates that cannot be read: {error}"
+        ) from error
 
 
 class _Bearer(httpx.Auth):

@@ -149,7 +149,9 @@ def finite_number(field: str, value: Any) -> float | None:
         return None
     number = plain_number(value)
     if number is None:
+        is_float = isinstance(value, float)  # NaN or an infinity, then
+        found = f"{float(value)}" if is_float else type(value).__name__
         raise InvalidFieldError(
-            field, f"must be a finite number, not {type(value).__name__}", kind="finite_number"
+            field, f"must be a finite number, not {found}", kind="finite_number"
         )
     return number

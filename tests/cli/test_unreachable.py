@@ -106,7 +106,7 @@ def test_certificates_that_cannot_be_read(cli, tmp_path, kind):
     if kind != "missing":
         file.write_text("nothing of the kind")
     line = cli.fails(2, "health", "https://localhost:9", SSL_CERT_FILE=str(file))
-    assert "the certificates that SSL_CERT_FILE names cannot be read" in line
+    assert "SSL_CERT_FILE names certificates that cannot be read: " in line
 
 
 @pytest.mark.parametrize(

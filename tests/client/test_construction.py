@@ -8,6 +8,7 @@ from client.fakes import FakeServer, run
 
 from rollout._proxies import is_loopback
 from rollout.client import RolloutClient
+from rollout.errors import InvalidFieldError
 
 
 @pytest.mark.parametrize(
@@ -146,3 +147,10 @@ def test_credentials_in_the_url_and_an_api_key_cannot_both_be_sent():
 )
 def test_loopback_addresses(url, loopback):
     assert is_loopback(url) is loopback
+
+
+def test_certificates_that_cannot_be_read_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    says = "^SSL_CERT_FILE names certificates that cannot be read"
+    with pytest.raises(InvalidFieldError, match=says):
+        RolloutClient(url="https://127.0.0.1:9")

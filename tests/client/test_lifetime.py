@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 
@@ -24,6 +25,7 @@ from client.fakes import (
 )
 
 from rollout.client import (
+    NotOnTrioError,
     RolloutClient,
     RolloutClientClosedError,
     RolloutClientEnteredError,
@@ -336,6 +338,19 @@ async def test_the_own_http_client_is_closed_however_the_block_ends(autojump_clo
         except KeyError:
             assert ending == "exception"
     assert client.http_client.is_closed
+
+
+def test_a_program_on_asyncio_is_told_what_to_change():
+    async def entered():
+        async with RolloutClient(url="http://127.0.0.1:9"):
+            raise AssertionError("it cannot be entered")
+
+    async def alone():
+        await RolloutClient(url="http://127.0.0.1:9").health()
+
+    for program in (entered, alone):
+        with pytest.raises(NotOnTrioError, match=r"start the program with trio\.run"):
+            asyncio.run(program())
 
 
 async def test_entering_twice_is_refused(autojump_clock):

@@ -77,6 +77,23 @@ async def test_leaving_cancels_what_is_left_on_the_server_too(autojump_clock):
         assert health["lifecycle"]["active_rollouts"] == 0
 
 
+@pytest.mark.parametrize("close", [False, True], ids=["left", "closed"])
+async def test_leaving_while_outcomes_wait_to_be_taken_is_no_error(autojump_clock, close):
+    app = unbounded()
+    requests = [request(f"r{n}", sleep=1) for n in range(100)]
+    async with in_process(app) as client:
+        async with client.run_rollouts(requests, max_in_flight=2) as finished:
+            async for _ in finished:
+                await trio.sleep(100)
+                break
+            if close:
+                finished.close()
+                await trio.sleep(100)
+                assert app.registry.lifecycle.active_rollouts == 0
+        health = await client.wait_idle(timeout_sec=5, poll_interval_sec=0.1)
+        assert health["lifecycle"]["active_rollouts"] == 0
+
+
 async def test_an_exception_in_the_block_comes_out_plain_and_cancels(autojump_clock):
     app = unbounded()
     async with in_process(app) as client:

@@ -108,7 +108,7 @@ async def test_a_grader_sees_its_rollout_and_leaves_marks(plan, grader):
         (lambda ctx: 1.0, "validation_error",
          f"{UNSET} (a value that grade() returns is ignored)"),
         (lambda ctx: ctx.set_reward(float("inf")), "validation_error",
-         "reward must be a finite number, not float"),
+         "reward must be a finite number, not inf"),
         (lambda ctx: setattr(ctx, "sample", 7), "validation_error",
          "the sample must be a RolloutSample, not int"),
         (lambda ctx: setattr(ctx, "sample", None), "validation_error",
