@@ -73,7 +73,7 @@ class Entry:
         changed: Set, and replaced, whenever a poll may have something to report.
         body: The encoded terminal result.
         disposition: What the first effective cancel request was answered with.
-        retained_until: When the terminal result may be forgotten (trio time).
+        retained_until: When the terminal result may be forgotten (serving time).
         hooks: The registry's hooks.
         feed: The open feed that reports it, if there is one.
     """

@@ -274,9 +274,10 @@ class RolloutRegistry:
             entry.record.status = result.status
             entry.body = encode(result)
         result.sample = None  # the bytes are all that is needed of it from here on
-        entry.retained_until = trio.current_time() + self.result_retention_sec
-        heappush(self._retained, (entry.retained_until, next(self._sequence), entry))
-        self._wake.set()
+        until = self._clock.time(trio.current_time()) + self.result_retention_sec
+        entry.retained_until = until
+        heappush(self._retained, (until, next(self._sequence), entry))
+        self._due_at(until)
         entry.tell("finished")
         entry.notify()
         logger.debug("rollout %s: %s", entry.rollout_id, result.status)
@@ -435,6 +436,10 @@ class RolloutRegistry:
     def _push_lease(self, entry: Entry) -> None:
         deadline = entry.record.lease.deadline
         heappush(self._leases, (deadline, next(self._sequence), entry))
+        self._due_at(deadline)
+
+    def _due_at(self, deadline: float) -> None:
+        """Have the watch look at a serving time at which something ends."""
         if self._clock.due is None:
             # At once: what blocks the loop before the watch gets to run must not count.
             self._clock.tick(trio.current_time(), at_most=deadline)
@@ -446,18 +451,17 @@ class RolloutRegistry:
         while True:
             self._wake = trio.Event()
             now = trio.current_time()
-            next_lease = self._expire_leases(now)
-            if next_lease is None:
+            next_end = min(self._expire_leases(now), self._forget_results(now))
+            if next_end == math.inf:
                 self._clock.stop(now)
                 wake_at = math.inf
             else:
-                wake_at = self._clock.tick(now, at_most=next_lease)
-            wake_at = min(wake_at, self._forget_results(now))
+                wake_at = self._clock.tick(now, at_most=next_end)
             with trio.move_on_at(wake_at):
                 await self._wake.wait()
 
-    def _expire_leases(self, now: float) -> float | None:
-        """Expire what is due; return the next lease deadline in serving time, if any."""
+    def _expire_leases(self, now: float) -> float:
+        """Expire what is due; return the next lease deadline (serving time)."""
         serving = self._clock.time(now)
         while self._leases:
             deadline, _, entry = self._leases[0]
@@ -471,17 +475,18 @@ class RolloutRegistry:
                 self._expire(entry, now)
             else:
                 return deadline
-        return None
+        return math.inf
 
     def _forget_results(self, now: float) -> float:
-        """Forget results whose retention is over; return when the next one's is (trio time)."""
-        while self._retained and self._retained[0][0] <= now:
+        """Forget results whose retention is over; return when the next one's is (serving time)."""
+        serving = self._clock.time(now)
+        while self._retained and self._retained[0][0] <= serving:
             _, _, entry = heappop(self._retained)
             self._forget_if_over(entry)
         return self._retained[0][0] if self._retained else math.inf
 
     def _forget_if_over(self, entry: Entry) -> None:
-        over = entry.retained_until <= trio.current_time()
+        over = entry.retained_until <= self._clock.time(trio.current_time())
         if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
             del self._entries[entry.rollout_id]
             entry.tell("forgotten")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from server.faults import (
     admission,
     admit,
@@ -257,6 +258,18 @@ async def test_a_rollout_that_blocks_the_loop_costs_no_other_its_lease(autojump_
             blocking = await admit(http, initial_messages=prompt(block=1000))
             assert (await finished(http, *blocking))["status"] == "success"
             assert (await poll(http, *patient))["status"] == "running"
+
+
+async def test_a_process_that_was_stopped_forgets_no_result_that_nobody_could_fetch(autojump_clock):
+    async with in_process_http(make_app(local_backend())) as http:
+        rollout = await admit(http)
+        await finished(http, *rollout)
+        await trio.sleep(100)
+        autojump_clock.jump(5000)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await status_of(http, *rollout) == 200
+        await trio.sleep(1000)
+        assert await status_of(http, *rollout) == 404
 
 
 def test_the_serving_clock_takes_out_what_a_tick_is_late():

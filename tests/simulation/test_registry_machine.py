@@ -322,7 +322,7 @@ def expires_without_a_stop(self, entry, now):
 
 
 def expires_only_when_polled(self, now):
-    return None
+    return math.inf
 
 
 def wakes_no_poll(self, *_):
