@@ -128,6 +128,15 @@ def is_whole_from_one(value: object) -> bool:
 def plain_number(value: Any) -> float | None:
     """Turn a foreign number scalar into a plain finite float; ``None`` when it is none.
 
+    See `as_float` for what is taken.
+    """
+    number = as_float(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def as_float(value: Any) -> float | None:
+    """Turn a foreign number scalar into a float, NaN and infinities too; ``None`` for others.
+
     Takes what `numbers.Real` covers (NumPy registers its scalars there), decimals, and
     zero-dimensional arrays or tensors that unwrap with ``item()``. A foreign class may raise
     anything at all while it is asked; then it is no number.
@@ -137,10 +146,9 @@ def plain_number(value: Any) -> float | None:
             value = value.item()
             if not isinstance(value, (numbers.Real, Decimal)):
                 return None
-        number = float(value)
+        return float(value)
     except Exception:  # noqa: BLE001 - see above
         return None
-    return number if math.isfinite(number) else None
 
 
 def finite_number(field: str, value: Any) -> float | None:

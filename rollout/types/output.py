@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from attrs import define, field
 
 from rollout.errors import InvalidFieldError
-from rollout.types._fields import instance_of, messages, optional, plain_number
+from rollout.types._fields import as_float, instance_of, messages, optional
 
 __all__ = ["AgentWorkflowOutput", "MessageDict", "Messages", "coerce_output"]
 
@@ -22,9 +22,9 @@ def _metrics(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, dict):
         raise InvalidFieldError(attribute.name, "must be an object of numbers", kind="type_error")
     for name, number in value.items():
-        if not isinstance(name, str) or plain_number(number) is None:
+        if not isinstance(name, str) or as_float(number) is None:
             raise InvalidFieldError(
-                f"{attribute.name}.{name}", "must be a finite number under a string key"
+                f"{attribute.name}.{name}", "must be a number under a string key"
             )
 
 
@@ -34,11 +34,12 @@ class AgentWorkflowOutput:
 
     Attributes:
         messages: The history, or ``None`` when the workflow made none.
-        metrics: Finite numbers by name; they travel in `RolloutSample.metrics`.
+        metrics: Numbers by name; they travel in `RolloutSample.metrics`. NaN and infinities have
+            no JSON form and are left out there, with a warning.
         info: The workflow's own notes. Backends keep them out of the sample.
 
     Raises:
-        InvalidFieldError: A field has another type, or a metric is NaN or infinite.
+        InvalidFieldError: A field has another type.
     """
 
     messages: Messages | None = field(default=None, validator=optional(messages))

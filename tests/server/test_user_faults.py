@@ -395,6 +395,26 @@ async def test_measurements_without_a_json_form_cost_one_warning_and_no_reward(l
         assert what in warning
 
 
+class Measures(Script):
+    """Hands back a metric that came out of a division by nothing."""
+
+    async def run(self, ctx: Any) -> AgentWorkflowOutput:
+        await trio.lowlevel.checkpoint()
+        answer = {"role": "assistant", "content": "42"}
+        metrics = {"turns": 3, "loss": float("nan"), "worst": float("-inf")}
+        return AgentWorkflowOutput(messages=[*ctx.prompt, answer], metrics=metrics)
+
+
+async def test_a_measurement_of_a_workflow_that_is_no_number_costs_no_reward(log_lines):
+    async with in_process_http(make_app(local_backend(Measures, grader=Compare))) as http:
+        result = await run(http, label="42")
+    assert (result["status"], result["sample"]["reward"]) == ("success", 1.0)
+    assert result["sample"]["metrics"] == {"turns": 3}
+    (warning,) = [line for line in log_lines if "left out" in line]
+    assert "metrics.loss" in warning
+    assert "metrics.worst" in warning
+
+
 async def test_a_sample_full_of_nonsense_ends_its_own_rollout():
     async with in_process_http(make_app(local_backend(grader=Sets))) as http:
         result = await run(http, metadata={"how": "slots"})
