@@ -150,6 +150,10 @@ def parse_json(data: bytes) -> Any:
         raise refuse("the body holds a number with too many digits") from None
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+"""Made once: `json.dumps` makes one for each call."""
+
+
 def dump_json(value: Any) -> bytes:
     """Write compact JSON in ASCII.
 
@@ -158,7 +162,7 @@ def dump_json(value: Any) -> bytes:
         ValueError: A float is not finite, or the value contains itself.
         RecursionError: It nests too deeply.
     """
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 # --- the converter ----------------------------------------------------------------------------
