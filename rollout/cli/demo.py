@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from rollout.cli.bars import LiveBar
 from rollout.cli.demo_chat import DEFAULT_BIND, serve_chat
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
@@ -245,35 +244,19 @@ async def _run(plan: DemoPlan, report: DemoReport, progress: _LiveProgress) -> N
     )
 
 
-class _LiveProgress:
+class _LiveProgress(LiveBar):
     """A bar on stderr while the rollouts run, if that is a terminal; gone afterwards."""
 
     def __init__(self, rollouts: int, *, silent: bool) -> None:
-        console = Console(stderr=True, highlight=False)
-        self._bar = Progress(
+        super().__init__(
             SpinnerColumn(),
             BarColumn(bar_width=_BAR_WIDTH),  # narrow, so that an echoed ^C starts no new line
             MofNCompleteColumn(),
             TextColumn("[dim]{task.fields[phases]}"),
             TextColumn("reward {task.fields[reward]}"),
-            console=console,
-            transient=True,
-            disable=silent or not console.is_terminal,
+            silent=silent,
         )
         self._task = self._bar.add_task("", total=rollouts, phases="", reward="-")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-        sys.stderr.flush()
 
     def changed(self, report: DemoReport, in_flight: Counter[RolloutStatus]) -> None:
         """Show the results so far."""

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from rollout.cli.bars import can_draw
 from rollout.cli.eval_speed import Speed, duration_text, rate_text
 from rollout.cli.text import one_line
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
@@ -49,7 +50,7 @@ class EvaluationView:
     def __init__(self, *, silent: bool) -> None:
         self._console = Console(stderr=True, highlight=False, markup=False)
         # Rich takes a log for a terminal where FORCE_COLOR is set, as in many a CI.
-        self._live = self._console.is_interactive and self._console.file.isatty()
+        self._live = can_draw(self._console)
         self._lines = not self._live and not silent
         self._total = 0
         self._settled = 0

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import define, field
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from rollout.cli.bars import LiveBar
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted
 from rollout.cli.options import json_option
 from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seeds
@@ -315,38 +315,22 @@ def _signals(tally: _Tally) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _LiveProgress:
+class _LiveProgress(LiveBar):
     """A bar on stderr while seeds run, if that is a terminal; gone afterwards."""
 
     def __init__(self, tally: _Tally, *, silent: bool) -> None:
-        console = Console(stderr=True, highlight=False)
         self._tally = tally
-        self._bar = Progress(
+        super().__init__(
             SpinnerColumn(),
             TextColumn("seeds"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("[dim]{task.fields[speed]}"),
             TextColumn("{task.fields[faults]}"),
-            console=console,
-            transient=True,
             expand=True,
-            disable=silent or not console.is_terminal,
+            silent=silent,
         )
         self._task = self._bar.add_task("", total=len(tally.seeds), speed="", faults="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-        sys.stderr.flush()
 
     def changed(self) -> None:
         """Show what came of the seeds so far."""

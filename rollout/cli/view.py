@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from rollout.cli.bars import can_draw
 from rollout.cli.text import one_line, print_fields, printable
 from rollout.codec import format_timestamp
 from rollout.types import RolloutResultResponse, RolloutSample, RolloutStatus
@@ -37,7 +38,7 @@ class PhaseView:
 
     def __enter__(self) -> Self:
         self._started = trio.current_time()
-        if self._console.is_terminal and not self._console.quiet:
+        if can_draw(self._console) and not self._console.quiet:
             self._spinner = self._console.status("waiting for admission")
             self._spinner.start()
         return self

@@ -152,6 +152,11 @@ def test_report_of_nothing():
 # --- the whole ------------------------------------------------------------------------------
 
 
+def test_a_log_that_colours_are_forced_upon_gets_no_bar(cli):
+    done = cli("demo", "--rollouts", "12", *FAST, FORCE_COLOR="1")
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
 def test_json(cli):
     done = cli("demo", "--rollouts", "12", "--seed", "5", "--error-rate", "0.5", *FAST, "--json")
     assert (done.exit_code, done.stderr) == (0, "")

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
-from click.testing import CliRunner
+from cli.harness import RUNNER
 from documentation.blocks import README, ROOT, defined_by, find
 from support import CHAT_URL, Script, in_process, local_backend, make_app, prompt, served
 from trio.testing import MockClock
@@ -218,7 +218,7 @@ def under_asyncio() -> list[str]:
 
 
 def on_the_command_line() -> list[str]:
-    done = CliRunner().invoke(cli, ["serve", "no_such_module:app"], prog_name="rollout")
+    done = RUNNER.invoke(cli, ["serve", "no_such_module:app"], prog_name="rollout")
     return [done.stderr.strip().removeprefix("rollout: ")]
 
 

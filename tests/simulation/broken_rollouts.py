@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import trio
@@ -169,7 +170,7 @@ def a_poll_revives_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutant("lease-safety")
 def nobody_watches_the_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lease ever ends by itself."""
-    wrap(monkeypatch, RolloutRegistry, "_expire_leases", lambda *_: None)
+    wrap(monkeypatch, RolloutRegistry, "_expire_leases", lambda *_: math.inf)
 
 
 @mutant("lease-safety")
