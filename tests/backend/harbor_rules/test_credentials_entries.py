@@ -10,23 +10,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from backend.harbor_rules.scrubbed import KEY, contents
 
 from rollout.backend.harbor.credentials import scrub_folder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs descriptors of folders")
-
-KEY = "sk-Proj_7f3aQ9zLw2"
-
-
-def contents(folder: Path) -> bytes:
-    """Everything that is left, names included, as one string of bytes."""
-    found = []
-    for way, folders, files in os.walk(folder):
-        found += [os.fsencode(name) for name in (*folders, *files)]
-        for name in files:
-            path = Path(way, name)
-            found.append(os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes())
-    return b"\n".join(found)
 
 
 def test_names(tmp_path):

@@ -6,10 +6,12 @@ import importlib.util
 import sys
 import tempfile
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import trio
 
 if sys.platform != "linux" or importlib.util.find_spec("harbor.trial") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -24,6 +26,7 @@ if str(HERE / "modules") not in sys.path:
     sys.path.insert(0, str(HERE / "modules"))
 
 from trial_support import (  # noqa: E402 - beside this file
+    KEY,
     NAMESPACE,
     TESTS,
     Rollouts,
@@ -31,6 +34,7 @@ from trial_support import (  # noqa: E402 - beside this file
     assert_kept_only,
     bridges,
     children,
+    files_with,
     mounts,
 )
 
@@ -133,3 +137,25 @@ def nothing_is_left(tmp_path, monkeypatch):
     assert bridges() <= before[1]
     assert [path for path in folder.iterdir() if path.name.startswith("rollout-sandbox")] == []
     assert_kept_only(tmp_path / "trials")
+
+
+@pytest.fixture
+def no_key_is_left(tmp_path):
+    yield
+    assert files_with(tmp_path, KEY) == []
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """An event that an environment of the test sets where it goes wrong."""
+    import trial_variants
+
+    event = trio.Event()
+
+    def arrange(backend):
+        monkeypatch.setattr(
+            trial_variants, "reached", partial(backend.bridge.call_trio_soon, event.set)
+        )
+        return event
+
+    return arrange

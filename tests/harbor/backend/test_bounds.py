@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
-import trial_variants
 import trio
-from trial_support import KEY, files_with
 
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
 VARIANTS = "trial_variants:"
 
-
-@pytest.fixture(autouse=True)
-def no_key_is_left(tmp_path):
-    yield
-    assert files_with(tmp_path, KEY) == []
-
-
-@pytest.fixture
-def reached(monkeypatch):
-    """An event that an environment of the test sets where it goes wrong."""
-    event = trio.Event()
-
-    def arrange(backend):
-        monkeypatch.setattr(
-            trial_variants, "reached", partial(backend.bridge.call_trio_soon, event.set)
-        )
-        return event
-
-    return arrange
+pytestmark = pytest.mark.usefixtures("no_key_is_left")
 
 
 def harbor_note(tmp_path, rollout_id="r"):

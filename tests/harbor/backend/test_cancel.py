@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
-import trial_variants
 import trio
-from trial_support import KEY, TESTS, files_with
+from trial_support import KEY, TESTS
 
 from rollout import ExecutionRequest, RolloutContext
 from rollout.types import RolloutStatus
 
 VARIANTS = "trial_variants:"
 
-
-@pytest.fixture(autouse=True)
-def no_key_is_left(tmp_path):
-    yield
-    assert files_with(tmp_path, KEY) == []
-
-
-@pytest.fixture
-def reached(monkeypatch):
-    """An event that an environment of the test sets where it goes wrong."""
-    event = trio.Event()
-
-    def arrange(backend):
-        monkeypatch.setattr(
-            trial_variants, "reached", partial(backend.bridge.call_trio_soon, event.set)
-        )
-        return event
-
-    return arrange
+pytestmark = pytest.mark.usefixtures("no_key_is_left")
 
 
 async def cancelled(rollouts, handle, disposition):

@@ -19,11 +19,7 @@ TIMEOUT = RolloutErrorCategory.TIMEOUT
 AGENT_ERROR = RolloutErrorCategory.AGENT_ERROR
 VALIDATION_ERROR = RolloutErrorCategory.VALIDATION_ERROR
 
-
-@pytest.fixture(autouse=True)
-def no_key_is_left(tmp_path):
-    yield
-    assert files_with(tmp_path, KEY) == []
+pytestmark = pytest.mark.usefixtures("no_key_is_left")
 
 
 def failed(result, category):

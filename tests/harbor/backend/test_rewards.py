@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 
 import pytest
-from trial_support import KEY, TESTS, Chat, files_with, terminus
+from trial_support import KEY, TESTS, Chat, terminus
 
 from rollout import Grader, RolloutSample
 from rollout.types import RolloutErrorCategory, RolloutStatus
@@ -17,11 +17,7 @@ WRITE = (
     terminus(complete=True),
 )
 
-
-@pytest.fixture(autouse=True)
-def no_key_is_left(tmp_path):
-    yield
-    assert files_with(tmp_path, KEY) == []
+pytestmark = pytest.mark.usefixtures("no_key_is_left")
 
 
 def kept(tmp_path, name, rollout_id="r"):
