@@ -17,6 +17,7 @@ import signal
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -184,6 +185,8 @@ def _died(worker: _Worker) -> CommandError:
 def _start_workers(count: int, recipe: Recipe) -> list[_Worker]:
     context = multiprocessing.get_context("spawn")
     crew = []
+    # Its start lets go of all signals that were held back, on some releases of Python.
+    resource_tracker.ensure_running()
     with _signals_held_back():
         for _ in range(count):
             ours, theirs = context.Pipe()

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import rollout.cli.simulate
 import rollout.simulation.run
+from rollout.cli import bars
 from rollout.cli.failures import CommandError
 from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seed, run_seeds
 from rollout.cli.simulate import _LiveProgress, _Tally
@@ -408,6 +409,24 @@ def test_a_signal_ends_it_and_all_of_its_processes(broken, bell, number, code):
     assert summary["rollouts"] == 2 * summary["seeds"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_what_a_terminal_sends_to_all_reaches_no_worker_even_while_it_starts():
+    program = """
+from pathlib import Path
+from rollout.cli.seeds import Recipe, _start_workers
+
+if __name__ == "__main__":
+    for worker in _start_workers(2, Recipe("none", 1)):
+        status = Path(f"/proc/{worker.process.pid}/status").read_text()
+        print(int(status.partition("SigBlk:")[2].split()[0], 16) >> 1 & 1)
+        worker.process.kill()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "1"]
+
+
 def test_workers_end_with_a_process_that_is_killed(broken, bell):
     path, rung = bell
     body = f"if seed == 3: open({str(path)!r}, 'w').write('x')"
@@ -430,7 +449,8 @@ def test_closing_early_ends_the_workers(monkeypatch):
 
 def test_a_terminal_shows_how_far_it_is(monkeypatch):
     console = Console(force_terminal=True, width=100, stderr=True)
-    monkeypatch.setattr(rollout.cli.simulate, "Console", lambda **_: console)
+    monkeypatch.setattr(bars, "Console", lambda **_: console)
+    monkeypatch.setattr(bars, "can_draw", lambda console: console.is_terminal)
     tally = _Tally(Recipe("mild", 20), range(4), workers=1)
     with console.capture() as shown, _LiveProgress(tally, silent=False) as progress:
         tally.add(SeedOutcome(seed=0, stats=SimulationStats(runs=1, rollouts=20)))
