@@ -69,12 +69,12 @@ max_in_flight = {max_in_flight}
 # --- the processes ----------------------------------------------------------------------------
 
 
-async def serve_chat(seed: int) -> None:
+async def serve_chat(seed: int, think_sec: float) -> None:
     """Serve the chat endpoint until the process ends; print where."""
     config = Config()
     config.bind = ["127.0.0.1:0"]
     config.accesslog = config.errorlog = None
-    app = create_chat_app(ScriptedModel(seed=seed, think_sec=0.005), CHAT_KEY)
+    app = create_chat_app(ScriptedModel(seed=seed, think_sec=think_sec), CHAT_KEY)
     async with trio.open_nursery() as nursery:
         urls = await nursery.start(partial(hypercorn.trio.serve, app, config))
         print(f"listening on {urls[0]}", flush=True)
@@ -193,9 +193,10 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     total = args.rows * args.n
     drawn = random.Random(args.seed).sample(range(total), args.kills)
     me = str(Path(__file__).resolve())
+    chat_command = (me, "--chat", str(args.seed), "--think-sec", str(args.think_sec))
     serve = ("-m", "rollout.cli", "serve", "server.py:app", "--bind", "127.0.0.1:0")
     with (
-        process(me, "--chat", str(args.seed), cwd=work) as chat,
+        process(*chat_command, cwd=work) as chat,
         process(*serve, "--drain-sec", "0", "--delivery-sec", "0", cwd=work) as server,
     ):
         for name in ("calm", "killed"):
@@ -234,13 +235,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-in-flight", type=int, default=48)
+    parser.add_argument(
+        "--think-sec", type=float, default=0.005, help="how long the model takes for an answer"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--keep", type=Path, help="work in this folder, which is new, and keep it")
     parser.add_argument("--chat", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--evaluate", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.chat is not None:
-        trio.run(serve_chat, args.chat)
+        trio.run(serve_chat, args.chat, args.think_sec)
         return 0
     if args.evaluate is not None:
         trio.run(run_evaluation, args.evaluate)

@@ -25,7 +25,14 @@ def benchmark(name: str, *options: str) -> dict:
 
 def test_a_run_that_is_killed_ends_with_the_figures_of_one_that_is_not(tmp_path):
     report = benchmark(
-        "evaluation_killed.py", "--rows=20", "--n=2", "--kills=2", f"--keep={tmp_path}"
+        "evaluation_killed.py",
+        "--rows=20",
+        "--n=2",
+        "--kills=2",
+        f"--keep={tmp_path}",
+        # Slowly, so that it is not through before it can be killed.
+        "--max-in-flight=2",
+        "--think-sec=0.05",
     )
     assert report["findings"] == []
     assert len(report["killed_at"]) == 2
