@@ -170,14 +170,17 @@ class _Bar(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Draw the two lines."""
-        yield self.make_tasks_table(self.tasks)
+        # On a narrow terminal a line that wraps would make the two lines jump.
+        table = self.make_tasks_table(self.tasks)
+        for column in table.columns:
+            column.no_wrap, column.overflow = True, "ellipsis"
+        yield table
         if self.stopping:
             line = Text("  stopping; once more ends it at once", style="yellow")
         elif self._followed is None:
             line = Text("  getting ready", style="dim")
         else:
             line = _counts(self._followed)
-        # On a narrow terminal a line that wraps would make the two lines jump.
         line.no_wrap, line.overflow = True, "ellipsis"
         yield line
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from contextlib import closing
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -69,10 +72,12 @@ def test_ends_even_while_the_event_loop_is_blocked(apps):
             "chat_completions_url": "http://chat/v1",
             "label": "42",
         }
-        assert httpx.post(f"{url}/rollout", json=body, timeout=30).status_code == 202
-        assert server.stdout.readline() == "blocking\n"
-        server.stdin.close()
-        assert server.wait(timeout=60) == 3
+        # The workflow may block the loop before the admission is answered.
+        with closing(HTTPConnection(httpx.URL(url).netloc.decode())) as caller:
+            caller.request("POST", "/rollout", json.dumps(body))
+            assert server.stdout.readline() == "blocking\n"
+            server.stdin.close()
+            assert server.wait(timeout=60) == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")

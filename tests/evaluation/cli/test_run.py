@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import re
@@ -18,16 +19,18 @@ import httpx
 import pytest
 from cli.harness import command_line, environment
 from evaluation.run.fake import FakeRollouts, failure
+from rich.console import Console, Group
 
 import rollout.evaluation.attempts
 from rollout.cli.eval_options import _OVERRIDES
-from rollout.cli.eval_progress import EvaluationView
+from rollout.cli.eval_progress import EvaluationView, _Bar
 from rollout.cli.eval_run import _Remembering
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, ChatConfig, RunConfig, ServerConfig
 from rollout.evaluation.folder import locked
 from rollout.evaluation.journal import read_records
+from rollout.evaluation.progress import EvaluationProgress
 
 
 def rows_of(stdout: str) -> dict[str, str]:
@@ -100,6 +103,15 @@ def test_a_bar_on_a_terminal(cli, files, terminal):
     assert "3/3" in shown
     assert "2 success  1 failure  reward 1  0 in flight" in shown
     assert "[1/3]" not in done.stdout
+
+
+@pytest.mark.parametrize("width", [8, 20, 30, 40, 80])
+def test_the_bar_has_two_lines_whatever_is_in_them(monkeypatch, width):
+    console = Console(width=width, force_terminal=True, file=io.StringIO())
+    bar = _Bar(console)
+    bar.follow(EvaluationProgress(total=123_456_789))
+    monkeypatch.setattr(bar, "pace", lambda: (98_765.4, 1e7))
+    assert len(console.render_lines(Group(*bar.get_renderables()))) == 2
 
 
 def test_the_bar_has_two_lines_on_a_narrow_terminal_too(cli, files, terminal):
