@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rollout.cli.eval_progress import reward_text
 from rollout.cli.eval_show import folder_argument, metrics_of
-from rollout.cli.eval_summary import incomplete_note, is_complete
+from rollout.cli.eval_summary import counted, incomplete_note, is_complete
 from rollout.cli.options import json_option
 from rollout.cli.text import one_line, print_json
 from rollout.evaluation import Comparison, compare_runs, read_manifest
@@ -58,8 +58,7 @@ def _named(a: Path, b: Path) -> tuple[tuple[str, Path], tuple[str, Path]]:
 
 
 def _print(comparison: Comparison) -> None:
-    paired = comparison.pass_rate.rows
-    title = f"{paired} paired row{'s' * (paired != 1)}"
+    title = counted(comparison.pass_rate.rows, "paired row")
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in ("A", "B", "B - A", "interval"):

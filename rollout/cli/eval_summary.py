@@ -19,7 +19,7 @@ from rollout.evaluation.folder import REPORT
 from rollout.evaluation.intervals import Estimate
 from rollout.evaluation.metrics import Durations, TokenCount
 
-__all__ = ["incomplete_note", "is_complete", "print_summary", "summary_document"]
+__all__ = ["counted", "incomplete_note", "is_complete", "print_summary", "summary_document"]
 
 _Cells = Iterator[tuple[str, str | Text]]
 
@@ -136,7 +136,7 @@ def _sample_metrics(metrics: EvaluationMetrics) -> _Cells:
         shown = one_line(name)
         if len(shown) > _LONGEST_NAME:
             shown = f"{shown[: _LONGEST_NAME - 1]}…"
-        yield shown, f"{metric.mean:.4g}  ({_counted(metric.count, 'attempt')})"
+        yield shown, f"{metric.mean:.4g}  ({counted(metric.count, 'attempt')})"
 
 
 def _without_report(folder: Path) -> str:
@@ -148,18 +148,19 @@ def _title(manifest: dict[str, Any], metrics: EvaluationMetrics) -> Text:
     if manifest["chat"].get("model"):
         parts.append(str(manifest["chat"]["model"]))
     results = metrics.results
-    parts.append(f"{_counted(results.rows, 'row')}, n = {results.n}")
+    parts.append(f"{counted(results.rows, 'row')}, n = {results.n}")
     return Text(one_line(", ".join(parts)))
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Write a number of things."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _estimate(estimate: Estimate) -> str:
     if estimate.value is None:
         return "-"
-    notes = [_counted(estimate.attempts, "attempt")]
+    notes = [counted(estimate.attempts, "attempt")]
     if estimate.low is not None and estimate.high is not None:
         low, high = reward_text(estimate.low), reward_text(estimate.high)
         notes.insert(0, f"{estimate.level:.0%} interval {low} to {high}")
