@@ -73,18 +73,46 @@ _OBJECTS = frozenset({"function_call", "audio"})
 
 def _merge(into: dict[str, Any], name: str, value: Any) -> None:
     before: Any = into.get(name)
+    if name == "content" and isinstance(value, dict):
+        value = [value]
     if name in _WHOLE:
         into[name] = value or before
     elif isinstance(before, str) and isinstance(value, str):
         into[name] = before + value
-    elif isinstance(before, list) and isinstance(value, list):
-        before += value
+    elif isinstance(before, (str, list)) and isinstance(value, (str, list)):
+        into[name] = _joined(_parts(before), _parts(value))
     elif name in _OBJECTS and isinstance(before, dict) and isinstance(value, dict):
         for key, part in value.items():
             if part is not None:
                 _merge(before, key, part)
     else:
         into[name] = value
+
+
+def _parts(value: str | list[Any]) -> list[Any]:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}] if value else []
+    return value
+
+
+def _joined(before: list[Any], new: list[Any]) -> list[Any]:
+    """Append parts; a part that is nothing but text goes on with one before it."""
+    for part in new:
+        last = before[-1] if before else None
+        if _is_text(last) and _is_text(part):
+            before[-1] = {**last, "text": last["text"] + part["text"]}
+        else:
+            before.append(part)
+    return before
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.keys() == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )
 
 
 @define
@@ -128,15 +156,15 @@ class _Growing:
 
     def _open_call(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Return the call that a delta goes on with, or one that it begins."""
-        index, call_id = delta.get("index"), delta.get("id")
-        if type(index) is int:
-            known = [call for place, call in self.calls if place == index]
-        elif call_id:
+        index, call_id, name = delta.get("index"), delta.get("id"), _name(delta)
+        known = [call for place, call in self.calls if type(index) is int and place == index]
+        if not known and call_id and not (name and type(index) is int):
             known = [call for _, call in self.calls if call.get("id") == call_id]
-        else:
-            known = [] if _name(delta) else [call for _, call in self.calls]
+        elif not known and not name:
+            # Some endpoints count pieces instead of calls.
+            known = [call for _, call in self.calls]
         # Some endpoints give all the calls of a reply the same index.
-        if known and not (call_id and _is_another(known[-1], delta)):
+        if known and not _begins_another(known[-1], delta):
             return known[-1]
         begun: dict[str, Any] = {}
         self.calls.append((index if type(index) is int else len(self.calls), begun))
@@ -160,21 +188,35 @@ class _Growing:
         )
 
 
+def _function(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, dict) else {}
+
+
 def _name(call: dict[str, Any]) -> Any:
-    function = call.get("function")
-    return function.get("name") if isinstance(function, dict) else None
+    return _function(call).get("name")
 
 
-def _is_another(call: dict[str, Any], delta: dict[str, Any]) -> bool:
-    """Whether a delta begins a call after one whose arguments are all there."""
-    function = call.get("function")
-    given = function.get("arguments") if isinstance(function, dict) else None
-    return (
-        call.get("id") not in (None, delta["id"])
-        and bool(_name(delta))
-        and isinstance(given, str)
-        and isinstance(parse(given), dict)
-    )
+def _begins_another(call: dict[str, Any], delta: dict[str, Any]) -> bool:
+    """Whether a delta at the place of a call begins another one.
+
+    Endpoints repeat the name with each piece, or make up an id for each, so neither is enough.
+    """
+    name, mine, theirs = _name(delta), call.get("id"), delta.get("id")
+    if not name or (mine and mine == theirs):
+        return False
+    if _name(call) not in (None, "", name):
+        return True
+    before, given = (_function(each).get("arguments") or "" for each in (call, delta))
+    starts = not isinstance(given, str) or given.lstrip().startswith("{")
+    if not mine or not theirs:
+        return _is_whole(before) and starts
+    goes_on = given and not _is_whole(given) and not (starts and before)
+    return _is_whole(before) or not goes_on
+
+
+def _is_whole(arguments: Any) -> bool:
+    return isinstance(parse(arguments) if isinstance(arguments, str) else arguments, dict)
 
 
 _PARTS = {
@@ -235,7 +277,8 @@ class _GrowingItems:
         self, item: dict[str, Any], where: tuple[str, str, str, str], event: dict[str, Any]
     ) -> None:
         name, index_name, kind, field_name = where
-        parts = item[name] = dicts(item.get(name))
+        said = item.get(name)
+        parts = item[name] = [{"type": kind, field_name: said}] if text(said) else dicts(said)
         index = event.get(index_name)
         if type(index) is not int or not 0 <= index < len(parts):
             parts.append({"type": kind})

@@ -106,6 +106,107 @@ def test_a_call_that_gets_another_id_with_each_piece_is_one_call():
     assert calls(reply) == [("d", "f", '{"x": 1}')]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        pytest.param(
+            [piece("a", "f", "", index=0), piece("b", "g", '{"p":2}', index=0)],
+            [("a", "f", ""), ("b", "g", '{"p":2}')],
+            id="the first without arguments",
+        ),
+        pytest.param(
+            [piece("a", "f", "", index=0), piece("b", "f", '{"p":2}', index=0)],
+            [("a", "f", ""), ("b", "f", '{"p":2}')],
+            id="the first of the same name without arguments",
+        ),
+        pytest.param(
+            [
+                piece("a", "f", '{"p":1}', index=0),
+                piece("b", "f", "", index=0),
+                piece(arguments='{"p"', index=1),
+                piece(arguments=":2}", index=1),
+            ],
+            [("a", "f", '{"p":1}'), ("b", "f", '{"p":2}')],
+            id="arguments at another index than their call",
+        ),
+        pytest.param(
+            [
+                piece("a", "f", "", index=0),
+                piece(arguments='{"p"', index=1),
+                piece(arguments=":1}", index=2),
+            ],
+            [("a", "f", '{"p":1}')],
+            id="an index for each piece",
+        ),
+        pytest.param(
+            [
+                piece("a", "f", "", index=0),
+                piece("a", arguments='{"p"', index=1),
+                piece("a", arguments=":1}", index=2),
+                piece("b", "f", "{}", index=3),
+            ],
+            [("a", "f", '{"p":1}'), ("b", "f", "{}")],
+            id="an index for each piece, with ids",
+        ),
+        pytest.param(
+            [
+                piece(None, "f", '{"p":1}', index=0),
+                piece(None, "f", '{"p":2}', index=0),
+                piece(None, "g", "", index=0),
+            ],
+            [(None, "f", '{"p":1}'), (None, "f", '{"p":2}'), (None, "g", "")],
+            id="without ids",
+        ),
+        pytest.param(
+            [
+                piece(None, "f", "", index=0),
+                piece(None, "f", '{"p"', index=0),
+                piece(None, "f", ":1}", index=0),
+            ],
+            [(None, "f", '{"p":1}')],
+            id="without ids, the name with each piece",
+        ),
+        pytest.param(
+            [
+                piece("a", "f", '{"p"', index=0),
+                piece("b", "f", "", index=0),
+                piece(arguments='{"p":', index=0),
+                piece(arguments="2}", index=0),
+                piece("c", "f", '{"p":', index=0),
+            ],
+            [("a", "f", '{"p"'), ("b", "f", '{"p":2}'), ("c", "f", '{"p":')],
+            id="cut off",
+        ),
+        pytest.param(
+            [piece("a", "f", {"p": 1}, index=0), piece("b", "f", {"p": 2}, index=0)],
+            [("a", "f", {"p": 1}), ("b", "f", {"p": 2})],
+            id="arguments that are no text",
+        ),
+    ],
+)
+def test_which_calls_there_are(pieces, expected):
+    assert calls(message(*pieces)) == expected
+
+
+TEXT = {"type": "text", "text": "b"}
+THOUGHT = {"type": "thinking", "thinking": "Hm."}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "content"),
+    [
+        (["a", [TEXT], "c"], [{"type": "text", "text": "abc"}]),
+        ([[THOUGHT], "a", "c"], [THOUGHT, {"type": "text", "text": "ac"}]),
+        (["a", TEXT, [THOUGHT]], [{"type": "text", "text": "ab"}, THOUGHT]),
+        ([TEXT, "", "c"], [{"type": "text", "text": "bc"}]),
+        (["", [THOUGHT]], [THOUGHT]),
+    ],
+)
+def test_content_that_changes_its_form_keeps_all_its_text(pieces, content):
+    reply = message(*({"content": each} for each in pieces), reason="stop")
+    assert reply["content"] == content
+
+
 @pytest.mark.parametrize("first_id", ["a", None])
 def test_a_whole_call_that_goes_on_after_all(first_id):
     """Its arguments were an object, but so is what they are with the next piece."""
@@ -211,6 +312,15 @@ def test_an_item_that_is_done_takes_the_place_of_its_pieces():
             api="responses",
         ).answer()
         assert answer.choices[0].messages == [{"role": "assistant", "content": "It is 13. Sure."}]
+
+
+def test_an_item_that_begins_with_text_goes_on_with_pieces():
+    answer = streamed(
+        item("message", id="m", role="assistant", content="It "),
+        part("output_text", "is 13.", content_index=0),
+        api="responses",
+    ).answer()
+    assert answer.choices[0].messages[0]["content"] == "It is 13."
 
 
 def test_items_come_in_the_order_of_their_index():
