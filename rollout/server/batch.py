@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
+
 from rollout.codec import structure, unstructure
 from rollout.errors import (
     AdmissionsClosedError,
@@ -55,12 +57,13 @@ def admit_batch(
         One object for each rollout, in order: ``status_code`` as the single route would have
         it, with ``admission`` (202) or ``detail`` and maybe ``retry_after_sec``.
     """
-    return [_admit(registry, item, feed) for item in rollouts]
+    now = trio.current_time()
+    return [_admit(registry, item, feed, now) for item in rollouts]
 
 
-def _admit(registry: RolloutRegistry, item: Any, feed: Feed | None) -> dict[str, Any]:
+def _admit(registry: RolloutRegistry, item: Any, feed: Feed | None, now: float) -> dict[str, Any]:
     try:
-        entry, token = registry.admit(structure(item, RolloutInitRequest))
+        entry, token = registry.admit(structure(item, RolloutInitRequest), now=now)
     except InvalidBodyError as error:
         return {"status_code": 422, "detail": field_problems("body", error.problems)}
     except DuplicateRolloutError as error:

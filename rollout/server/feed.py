@@ -194,6 +194,7 @@ class FeedHub:
         feed = Feed(self._registry.answered)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         refused: list[str] = []
+        now = trio.current_time()
         for claim in claims:
             # A token of ours is ASCII; of other text there may be no digest.
             proven = claim.token.isascii()
@@ -201,7 +202,7 @@ class FeedHub:
             if entry is None:
                 refused.append(claim.rollout_id)
                 continue
-            self._registry.renew(entry)
+            self._registry.renew(entry, now)
             feed.attach(entry, claim.seen)
         self._feeds[token_digest(token)] = feed
         return feed, token, refused
@@ -213,7 +214,8 @@ class FeedHub:
 
     def renew(self, feed: Feed) -> int:
         """Renew every lease that is attached to a feed; return how many hold."""
-        return sum(self._registry.renew(entry) for entry in list(feed.entries.values()))
+        now = trio.current_time()
+        return sum(self._registry.renew(entry, now) for entry in list(feed.entries.values()))
 
     def forget(self, feed: Feed, token: str) -> None:
         """Close a feed whose stream is over; a shutdown waits for its reader no longer."""

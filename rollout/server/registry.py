@@ -179,8 +179,13 @@ class RolloutRegistry:
 
     # --- admission ----------------------------------------------------------------------------
 
-    def admit(self, request: RolloutInitRequest) -> tuple[Entry, str]:
+    def admit(self, request: RolloutInitRequest, *, now: float | None = None) -> tuple[Entry, str]:
         """Admit a rollout and start its execution, all in one step.
+
+        Args:
+            request: The rollout.
+            now: When its lease starts (trio time), if not at this moment. Rollouts that are
+                admitted together share one, so that their leases end together.
 
         Returns:
             The entry, and the polling lease token, which is not kept.
@@ -198,7 +203,7 @@ class RolloutRegistry:
         if not self._reserve(request):
             raise RolloutCapacityError("the rollout queue is full; retry later")
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        now = trio.current_time()
+        now = trio.current_time() if now is None else now
         lease = PollingLease.starting(self._clock.time(now), self.polling_lease_timeout_sec)
         entry = Entry(
             request=request,
@@ -321,7 +326,7 @@ class RolloutRegistry:
         if not hmac.compare_digest(entry.token_digest, token_digest(token)):
             raise InvalidLeaseError("invalid polling lease")
         record = entry.record
-        self.renew(entry)
+        self.renew(entry, trio.current_time())
         baseline = seen or record.reported
         with trio.move_on_after(self.result_wait_timeout_sec):
             await trio.lowlevel.checkpoint()
@@ -349,12 +354,13 @@ class RolloutRegistry:
             return None
         return entry
 
-    def renew(self, entry: Entry) -> bool:
-        """Take a sign of life of who holds the lease; ``False`` if it came too late.
+    def renew(self, entry: Entry, now: float) -> bool:
+        """Renew the lease of a rollout from *now* (trio time); ``False`` if it has ended.
 
-        Too late, the rollout ends as `lease_expired`, if it had not been noticed before.
+        Then the rollout ends as `lease_expired`, if it had not been noticed before. Leases that
+        one request renews share one *now*, so that they end together: else the first to end
+        would free their slots for those that are about to.
         """
-        now = trio.current_time()
         entry.polled_at = now
         if entry.record.renew(self._clock.time(now)):
             entry.tell("lease-renewed")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 import trio
 import trio.testing
 from feed.streaming import URL, admit_many, claim, open_feed, transport_of
@@ -91,6 +93,33 @@ async def test_a_renewal_renews_all_that_is_attached_and_nothing_else(autojump_c
             ends.append((await feed.result())["status"])
         assert set(ends) <= {"grading", "success"}
         assert trio.current_time() == 90
+
+
+@pytest.mark.parametrize("last", ["batch", "feed", "renewal"])
+async def test_leases_of_one_request_end_together(autojump_clock, last):
+    app = make_app(local_backend(max_concurrent=2), **TIMES)
+    began: set[str] = set()
+
+    def observe(what, entry):
+        if what in {"admitted", "lease-renewed"}:
+            autojump_clock.jump(0.001)  # a request takes time
+        elif what == "agent-started":
+            began.add(entry.rollout_id)
+
+    app.registry.hooks.observer = observe
+    bodies = [admission(initial_messages=prompt(sleep=1000)) for _ in range(6)]
+    async with http_of(app, math.inf) as http, open_feed(http) as feed:
+        outcomes = (await admit_many(http, bodies, feed.token))["outcomes"]
+        held = [outcome["admission"] for outcome in outcomes]
+        claims = [claim(one["rollout_id"], one["polling_lease_token"]) for one in held]
+        await trio.sleep(5)
+        if last == "renewal":
+            await renew(http, feed)
+        if last == "feed":
+            async with open_feed(http, *claims):
+                pass
+        await trio.sleep(100)
+    assert len(began) == 2
 
 
 async def test_a_reader_that_does_not_read_costs_no_memory_and_gets_what_counts(autojump_clock):

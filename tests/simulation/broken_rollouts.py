@@ -27,10 +27,10 @@ from rollout.types import RolloutErrorCategory, RolloutStatus
 def admits_a_known_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """An id that is active or retained is admitted again."""
 
-    def admit(honest, registry, request):
+    def admit(honest, registry, request, **more):
         if registry._entries.pop(request.rollout_id, None) is not None:
             registry.backend.release(request.rollout_id)
-        return honest(registry, request)
+        return honest(registry, request, **more)
 
     wrap(monkeypatch, RolloutRegistry, "admit", admit)
 

@@ -159,11 +159,11 @@ def nothing_is_ever_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def an_id_is_free_once_its_result_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A retained id is admitted again."""
 
-    def admit(honest, registry, request):
+    def admit(honest, registry, request, **more):
         entry = registry._entries.get(request.rollout_id)
         if entry is not None and entry.record.result is not None:
             del registry._entries[request.rollout_id]
-        return honest(registry, request)
+        return honest(registry, request, **more)
 
     wrap(monkeypatch, RolloutRegistry, "admit", admit)
 
@@ -235,11 +235,11 @@ def an_execution_outlives_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
         def start_soon(self, function, *args):
             trio.lowlevel.spawn_system_task(function, *args)
 
-    def admit(honest, registry, request):
+    def admit(honest, registry, request, **more):
         owner = registry._nursery
         registry._nursery = Nobody() if owner is not None else None
         try:
-            return honest(registry, request)
+            return honest(registry, request, **more)
         finally:
             registry._nursery = owner
 

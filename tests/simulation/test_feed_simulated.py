@@ -164,7 +164,7 @@ def opening_renews_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def open_feed(honest, hub, claims):
         with pytest.MonkeyPatch.context() as within:
-            within.setattr(hub._registry, "renew", lambda entry: True)
+            within.setattr(hub._registry, "renew", lambda *_: True)
             return honest(hub, claims)
 
     wrap(monkeypatch, FeedHub, "open", open_feed)
