@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,6 +79,7 @@ class Execution:
     artifacts_dir: Path | None = None
     agent_at: Span = field(factory=Span)
     grader_at: Span = field(factory=Span)
+    _last_call: UserCall | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -130,9 +132,18 @@ class Execution:
         """Run a call of user code so that `cancel` interrupts it."""
         self.enter(call)
         try:
-            return await call.run_in_task(body)
+            outcome = await call.run_in_task(body)
         finally:
             self.leave()
+        self._last_call = call
+        return outcome
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call *callback* when no thread of its user code runs any more; now, if none does."""
+        if self._last_call is None:
+            callback()
+        else:
+            self._last_call.when_ended(callback)
 
     def interrupted(self) -> ExecutionResult:
         """Return the result of an execution that is ended from outside, here and now."""
@@ -230,8 +241,10 @@ class Executions:
         return True
 
     def release(self, rollout_id: str) -> None:
-        """Forget a rollout; see `ExecutionBackend.release`."""
-        self.by_id.pop(rollout_id, None)
+        """Forget a rollout once its threads have ended; see `ExecutionBackend.release`."""
+        execution = self.by_id.get(rollout_id)
+        if execution is not None:
+            execution.when_ended(partial(self.by_id.pop, rollout_id, None))
 
     def begin(self, rollout_id: str) -> tuple[Execution, bool]:
         """Start the execution of a rollout.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import trio
@@ -79,7 +80,8 @@ class LocalBackend(SlottedBackend):
         BackendConfigurationError: One of these is not what it should be.
 
     A workflow that outlives its deadline, swallows its cancellation or blocks past it is
-    reported as a timeout even if it returned something, and it keeps its slot until it ends.
+    reported as a timeout even if it returned something, and it keeps its slot until it ends. A
+    plain function is reported at its deadline, while its thread goes on.
     """
 
     reports_agent_start: ClassVar[bool] = True
@@ -176,7 +178,9 @@ class LocalBackend(SlottedBackend):
             return await self._run_phases(request, execution, context, phase)
         finally:
             if acquired:
-                self._executions.slots.release_on_behalf_of(execution)
+                execution.when_ended(
+                    partial(self._executions.slots.release_on_behalf_of, execution)
+                )
 
     async def _run_phases(
         self,
@@ -202,7 +206,7 @@ class LocalBackend(SlottedBackend):
             execution.grader_at.until = trio.current_time()
         finally:
             if acquired:
-                self._grader_slots.release_on_behalf_of(execution)
+                execution.when_ended(partial(self._grader_slots.release_on_behalf_of, execution))
         return ExecutionOutcome(workflow=workflow, grader=grader)
 
     def _grading_problem(self, request: ExecutionRequest) -> str | None:

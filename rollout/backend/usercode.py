@@ -9,6 +9,7 @@ and none of this may reach the nursery that all rollouts share.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -20,6 +21,8 @@ from attrs import define, field
 from rollout._groups import sole_error
 
 __all__ = ["Outcome", "UserCall"]
+
+logger = logging.getLogger(__name__)
 
 # Slots bound how much runs at a time, so the threads need no bound of their own.
 _unbounded = trio.CapacityLimiter(math.inf)
@@ -56,17 +59,18 @@ class UserCall:
     phase: str
     deadline: float = math.inf
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
-    _thread_ends: list[trio.Event] = field(factory=list)
+    _left: _ThreadCall | None = None
 
     def cancel(self) -> None:
         """Interrupt the call, now or as soon as it starts."""
         self._scope.cancel()
 
     async def run(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
-        """Await *body* and wait until its code has really ended.
+        """Await *body*, and the thread of a plain function until the deadline at the latest.
 
-        A plain function that is interrupted runs on in its thread, which cannot be stopped;
-        this returns only after it. Cancellation from outside abandons the thread instead.
+        A plain function that is interrupted runs on in its thread, which cannot be stopped. One
+        that a cancel request interrupts is awaited; at the deadline this returns in any case,
+        and `when_ended` says when the thread has ended. Cancellation from outside abandons it.
         """
         outcome = Outcome()
         self._scope.deadline = self.deadline
@@ -79,10 +83,25 @@ class UserCall:
             # open, and trio has closed it.
             outcome = Outcome(error=error)
         outcome.interrupted = self._scope.cancelled_caught
-        for event in self._thread_ends:
-            await event.wait()
+        if self._left is not None:
+            with trio.CancelScope(deadline=self.deadline) as waiting:
+                await self._left.ended.wait()
+            if waiting.cancelled_caught:
+                logger.warning(
+                    "rollout %s: its %s, a plain function, goes on past its deadline and keeps its "
+                    "slot until it returns",
+                    self.rollout_id,
+                    self.phase,
+                )
         outcome.ended = trio.current_time()
         return outcome
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call *callback* when the thread that `run` left behind ends; now, if it left none."""
+        if self._left is None or self._left.ended.is_set():
+            callback()
+        else:
+            self._left.on_end.append(callback)
 
     async def run_in_task(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
         """Do as `run` does, in a task of its own.
@@ -90,7 +109,7 @@ class UserCall:
         Code that leaves a nursery or a cancel scope open makes trio end its task with an
         error. That must not be the task of the rollout, which other rollouts depend on.
         """
-        outcome = Outcome()
+        outcome: Outcome | None = None
 
         async def task() -> None:
             nonlocal outcome
@@ -104,6 +123,9 @@ class UserCall:
             if rest is None:
                 raise
             outcome = Outcome(error=sole_error(rest), ended=trio.current_time())
+        if outcome is None:
+            error = RuntimeError("the code cancelled a scope that is not its own")
+            outcome = Outcome(error=error, ended=trio.current_time())
         return outcome
 
     async def invoke(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -137,7 +159,7 @@ class UserCall:
             await trio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=_unbounded)
         except trio.Cancelled:
             call.abandon()
-            self._thread_ends.append(call.ended)
+            self._left = call
             raise
         return call.value
 
@@ -148,11 +170,13 @@ class _ThreadCall:
     Attributes:
         value: What it returned. Trio would take a bare coroutine for a mistake.
         ended: Set once it has returned or raised.
+        on_end: Called then, on the loop.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.value: Any = None
         self.ended = trio.Event()
+        self.on_end: list[Callable[[], object]] = []
         self._function = function
         self._abandoned = False
         self._token = trio.lowlevel.current_trio_token()
@@ -177,6 +201,8 @@ class _ThreadCall:
         self.ended.set()
         if self._abandoned:
             self._drop()
+        for callback in self.on_end:
+            callback()
 
     def _drop(self) -> None:
         if inspect.iscoroutine(self.value):

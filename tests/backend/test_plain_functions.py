@@ -233,35 +233,52 @@ async def test_check_cancelled_raises_after_a_cancel_request():
     assert_nothing_is_left(local)
 
 
-@pytest.mark.parametrize("returns_late", [True, False])
-async def test_blocking_past_the_deadline_is_a_timeout(mock_clock, returns_late):
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("phase", ["workflow", "grader"])
+async def test_a_thread_past_its_deadline_keeps_its_slot_and_nothing_else(
+    mock_clock, phase, cancelled
+):
     blocker, outcomes = Blocker(), []
-    local = backend(blocker)
+    local = backend(blocker) if phase == "workflow" else backend(grade=blocker, grader_slots=1)
+    times = {"agent_timeout_sec" if phase == "workflow" else "grader_timeout_sec": 5}
+    graded = {"grade": phase == "grader", "label": "x"}
     async with trio.open_nursery() as nursery:
-        await start(nursery, local, outcomes, agent_timeout_sec=5)
+        await start(nursery, local, outcomes, **graded, **times)
         await blocker.wait_started()
+        if cancelled:
+            local.cancel_rollouts(ids=["r"])
+        await trio.testing.wait_all_tasks_blocked()
+        assert outcomes == []
         mock_clock.jump(5)
-        if returns_late:
-            await trio.testing.wait_all_tasks_blocked()
-            assert outcomes == []
-            assert local.rollout_status("r") == {"status": "running"}
-            mock_clock.jump(100)
+        await trio.testing.wait_all_tasks_blocked()
+        result = outcomes[0].result
+        if cancelled:
+            assert result.status is RolloutStatus.CANCELLED
+        else:
+            assert result.err_category is RolloutErrorCategory.TIMEOUT
+            assert f"{phase} exceeded its deadline of 5 s" in result.err_message
+        assert counts(local) == (0, 1)
+        assert not local.reserve("r")
         blocker.go_on.set()
-    assert outcomes[0].result.err_category is RolloutErrorCategory.TIMEOUT
-    assert "deadline of 5 s" in outcomes[0].result.err_message
+        await blocker.wait_ended()
+    while counts(local) != (0, 0):
+        await trio.lowlevel.checkpoint()
     assert_nothing_is_left(local)
 
 
-async def test_a_blocked_grader_past_its_deadline_is_a_timeout(mock_clock):
+async def test_others_get_through_while_a_thread_does_not_return(mock_clock):
     blocker, outcomes = Blocker(), []
-    local = backend(grade=blocker)
+    local = backend(grade=lambda ctx: blocker(ctx) if ctx.label == "x" else ctx.set_reward(1))
     async with trio.open_nursery() as nursery:
-        await start(nursery, local, outcomes, grade=True, label="x", grader_timeout_sec=5)
+        await start(nursery, local, outcomes, grade=True, label="x", grader_timeout_sec=2)
         await blocker.wait_started()
-        mock_clock.jump(6)
-        blocker.go_on.set()
-    assert outcomes[0].result.err_category is RolloutErrorCategory.TIMEOUT
-    assert "grader exceeded its deadline of 5 s" in outcomes[0].result.err_message
+        mock_clock.jump(2)
+    for number in range(4):
+        outcome = await execute(local, str(number), grade=True, label="y", grader_timeout_sec=2)
+        assert outcome.result.sample.reward == 1
+    assert counts(local) == (0, 1)
+    blocker.go_on.set()
+    await blocker.wait_ended()
 
 
 async def test_a_deadline_in_the_queue_starts_no_thread(autojump_clock):

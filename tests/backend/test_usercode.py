@@ -126,6 +126,16 @@ async def test_cancellation_from_outside_passes_through_a_group():
     assert scope.cancelled_caught
 
 
+async def test_code_that_cancels_the_scope_around_its_task_has_failed():
+    async def body():
+        trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()
+        await trio.sleep_forever()
+
+    outcome = await call().run_in_task(body)
+    assert not outcome.interrupted
+    assert "cancelled a scope that is not its own" in str(outcome.error)
+
+
 async def cancelled_exception():
     """A `trio.Cancelled` that belongs to a scope that has ended."""
     kept = []
