@@ -1,16 +1,17 @@
 """Run many rollouts with a bound on how many are in flight.
 
 Theory of operation: a feeder pulls the next request only when a place is free, and starts a
-task for it; each task runs one rollout to its end and puts what came of it into a channel, in
-order of completion. The channel holds as many outcomes as there are places, so a consumer
-that stops reading stops the feeder, not the rollouts that run.
+task for it, or sets it aside if its group has no place; each task runs one rollout to its end,
+puts what came of it into a channel, in order of completion, and hands its place on. The channel
+holds as many outcomes as there are places, so a consumer that stops reading stops the feeder,
+not the rollouts that run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sized
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ import trio
 from attrs import define, field
 
 from rollout._beside import beside
+from rollout.client.polling import Progress
 from rollout.errors import InvalidFieldError, RolloutError
 from rollout.types import RolloutInitRequest, RolloutResultResponse, RolloutStatus
 from rollout.types._fields import is_whole_from_one
@@ -33,6 +35,8 @@ __all__ = ["FinishedRollout", "first_successes", "run_many"]
 logger = logging.getLogger(__name__)
 
 CANCEL_BUDGET_SEC = 10.0
+_MOST_SET_ASIDE = 10_000
+"""How many requests of full groups are kept while others are looked for; a list is there anyway."""
 
 
 class FinishedRollout(NamedTuple):
@@ -77,33 +81,56 @@ def check_limit(name: str, value: int | None) -> None:
 
 @define(eq=False)
 class _Places:
-    """The places for rollouts in flight, in all and for each key."""
+    """The places for rollouts in flight, in all and for each key, and who waits for one.
+
+    Attributes:
+        limit: How many there are in all.
+        per_key: How many there are for each key.
+        set_aside_limit: How many requests may wait for a place of their key.
+    """
 
     limit: int
     per_key: int | None
+    set_aside_limit: int
     taken: int = 0
     by_key: Counter[Hashable] = field(factory=Counter)
-    freed: trio.Event = field(factory=trio.Event)
+    waiting: dict[Hashable, deque[RolloutInitRequest]] = field(factory=dict)
+    set_aside: int = 0
+    changed: trio.Event = field(factory=trio.Event)
 
-    async def take(self, key: Hashable) -> None:
-        while self.taken >= self.limit or (
-            self.per_key is not None and self.by_key[key] >= self.per_key
-        ):
-            await self.freed.wait()
-        self.taken += 1
-        self.by_key[key] += 1
+    async def wait_for_room(self) -> None:
+        """Wait until a further request may be pulled."""
+        while self.taken >= self.limit or self.set_aside >= self.set_aside_limit:
+            await self.changed.wait()
 
-    async def wait_free(self) -> None:
-        while self.taken >= self.limit:
-            await self.freed.wait()
+    def add(self, key: Hashable, request: RolloutInitRequest) -> None:
+        self.waiting.setdefault(key, deque()).append(request)
+        self.set_aside += 1
+
+    def take(self) -> tuple[Hashable, RolloutInitRequest] | None:
+        """Take a place for a request that waits, if there is one that may have one."""
+        if self.taken >= self.limit:
+            return None
+        for key, requests in self.waiting.items():
+            if self.per_key is None or self.by_key[key] < self.per_key:
+                request = requests.popleft()
+                if not requests:
+                    del self.waiting[key]
+                self.set_aside -= 1
+                self.taken += 1
+                self.by_key[key] += 1
+                return key, request
+        return None
 
     def give_back(self, key: Hashable) -> None:
         self.taken -= 1
         self.by_key[key] -= 1
         if not self.by_key[key]:
             del self.by_key[key]
-        self.freed.set()
-        self.freed = trio.Event()
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
 
 @define(eq=False)
@@ -114,53 +141,56 @@ class _Bulk:
     places: _Places
     key: Callable[[RolloutInitRequest], Hashable]
     send: trio.MemorySendChannel[FinishedRollout]
-    in_flight: dict[str, None]
+    running: dict[Progress, str] = field(factory=dict)
 
     async def feed(self, requests: Requests) -> None:
         """Start requests as places become free; returns when the last of them has ended."""
         async with trio.open_nursery() as nursery:
             await self._start_all(requests, nursery)
-            # Each request that still runs has a clone of it. After an error it stays open, so
-            # that the block hears of the error rather than of the end of the channel.
-            self.send.close()
+        # After an error it stays open, so that the block hears of the error rather than of the
+        # end of the channel.
+        self.send.close()
 
     async def _start_all(self, requests: Requests, nursery: trio.Nursery) -> None:
         puller = _Puller(requests)
         try:
             while True:
-                await self.places.wait_free()
+                await self.places.wait_for_room()
                 request = await puller.pull()
                 if request is None:
                     return
-                key = self.key(request)
-                await self.places.take(key)
-                nursery.start_soon(self._run, request, key, self.send.clone(), nursery)
+                self.places.add(self.key(request), request)
+                self._start(nursery)
         finally:
             await puller.close()
 
-    async def _run(
-        self,
-        request: RolloutInitRequest,
-        key: Hashable,
-        send: trio.MemorySendChannel[FinishedRollout],
-        nursery: trio.Nursery,
-    ) -> None:
-        with send:
-            self.in_flight[request.rollout_id] = None
-            try:
-                outcome: RolloutResultResponse | Exception
-                try:
-                    attrs.validate(request)  # it may have been changed in place since it was made
-                    outcome = await self.client._run(request)  # noqa: SLF001 - the same as run_rollout
-                except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
-                    outcome = error
-                self.in_flight.pop(request.rollout_id, None)
-                await send.send(FinishedRollout(request, outcome))
-            except trio.BrokenResourceError:
-                # The block has closed the channel: it wants no more of them.
-                nursery.cancel_scope.cancel()
-            finally:
-                self.places.give_back(key)
+    def _start(self, nursery: trio.Nursery) -> None:
+        while (taken := self.places.take()) is not None:
+            nursery.start_soon(self._run, *taken, nursery)
+        self.places.wake()
+
+    async def _run(self, key: Hashable, request: RolloutInitRequest, nursery: trio.Nursery) -> None:
+        progress = Progress()
+        self.running[progress] = request.rollout_id
+        outcome: RolloutResultResponse | Exception
+        try:
+            attrs.validate(request)  # it may have been changed in place since it was made
+            outcome = await self.client._run(request, progress)  # noqa: SLF001 - the same as run_rollout
+        except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
+            outcome = error
+        del self.running[progress]
+        try:
+            await self.send.send(FinishedRollout(request, outcome))
+        except trio.BrokenResourceError:
+            # The block has closed the channel: it wants no more of them.
+            nursery.cancel_scope.cancel()
+            return
+        self.places.give_back(key)
+        self._start(nursery)
+
+    def admitted(self) -> list[str]:
+        """Return the ids of what was admitted and has not ended."""
+        return [name for progress, name in self.running.items() if progress.admitted == "yes"]
 
 
 class _Puller:
@@ -201,9 +231,9 @@ async def run_many(
     if max_in_flight_per_key is not None and key is None:
         raise InvalidFieldError("key", "is required with max_in_flight_per_key")
     send, receive = trio.open_memory_channel[FinishedRollout](max_in_flight)
-    places = _Places(max_in_flight, max_in_flight_per_key)
-    in_flight: dict[str, None] = {}
-    bulk = _Bulk(client, places, key or _same, send, in_flight)
+    most = max(_MOST_SET_ASIDE, len(requests) if isinstance(requests, Sized) else 0)
+    places = _Places(max_in_flight, max_in_flight_per_key, most)
+    bulk = _Bulk(client, places, key or _same, send)
     try:
         # The block's own exception comes out as it is, and so does one of the requests'.
         # The receiver is closed last, so that no request finds nobody to send its outcome to.
@@ -212,8 +242,8 @@ async def run_many(
                 yield receive
     finally:
         send.close()
-        if in_flight:
-            await _cancel_left(client, list(in_flight))
+        if left := bulk.admitted():
+            await _cancel_left(client, left)
 
 
 def _same(request: RolloutInitRequest) -> Hashable:

@@ -16,7 +16,7 @@ from rollout.client.bulk import FinishedRollout, first_successes, run_many
 from rollout.client.handle import RolloutHandle
 from rollout.client.idle import wait_until_idle
 from rollout.client.link import Link
-from rollout.client.polling import Admission, Poller, SingleAdmitter, admit
+from rollout.client.polling import Admission, Poller, Progress, SingleAdmitter, admit
 from rollout.client.wire import Wire, check_url, own_http_client
 from rollout.errors import (
     InvalidFieldError,
@@ -247,10 +247,13 @@ class RolloutClient:
             )
         )
 
-    async def _run(self, request: RolloutInitRequest) -> RolloutResultResponse:
+    async def _run(
+        self, request: RolloutInitRequest, progress: Progress | None = None
+    ) -> RolloutResultResponse:
+        progress = progress or Progress()
         link = self._link
-        admission = await self._admit(request)
-        poller = Poller(self._wire, admission, lambda _: None)
+        admission = await self._admit(request, progress)
+        poller = Poller(self._wire, admission, progress.hear)
         if link is None:
             return await poller.run()
         return await link.follow(poller)
@@ -309,10 +312,13 @@ class RolloutClient:
         self._handles.add(handle)
         return handle
 
-    async def _admit(self, request: RolloutInitRequest) -> Admission:
+    async def _admit(
+        self, request: RolloutInitRequest, progress: Progress | None = None
+    ) -> Admission:
         self._check_usable()
         admitter = SingleAdmitter(self._wire) if self._link is None else self._link
-        return await admit(admitter, request, timeout_sec=self.admission_timeout_sec)
+        timeout_sec = self.admission_timeout_sec
+        return await admit(admitter, request, timeout_sec=timeout_sec, progress=progress)
 
     async def _poll(self, handle: RolloutHandle, admission: Admission) -> None:
         try:
@@ -356,14 +362,15 @@ class RolloutClient:
             requests: What to run, an iterable or an async iterable.
             max_in_flight: How many may be in flight at a time, from admission to result.
             key: Sorts requests into groups, for *max_in_flight_per_key*.
-            max_in_flight_per_key: How many of one group may be in flight at a time. The next
-                request waits for a place of its own group.
+            max_in_flight_per_key: How many of one group may be in flight at a time. Requests of
+                full groups are set aside, up to 10,000 of an iterator, and others are pulled.
 
         Raises:
             ValueError: A limit is no whole number from 1 up.
 
         Leaving the block, in whatever way, cancels what is left, on the server too: one cancel
-        request, shielded and bounded.
+        request, shielded and bounded, for what this block has admitted. A rollout whose
+        admission was still under way, and succeeds, ends with its lease.
         """
         self._check_usable()
         async with run_many(

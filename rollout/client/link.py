@@ -106,8 +106,7 @@ class Link:
             expectation.feed = answer.feed
             return admission
 
-        retry_after = answer.response.headers.get("Retry-After")
-        return Attempt(answer.response.status_code, retry_after, answer.sent_at, read)
+        return Attempt(answer.response, answer.sent_at, read)
 
     async def follow(self, poller: Poller) -> RolloutResultResponse:
         """Wait for a rollout's result; raises what `Poller.run` raises."""
@@ -127,8 +126,8 @@ class Link:
             if mine and self._first is not None:
                 self._first.set()
                 self._first = None
-        if answer.status_code != httpx.codes.ACCEPTED:
+        if answer.response.status_code != httpx.codes.ACCEPTED:
             return answer
         admission = answer.read()
         self._learn(admission.extensions)
-        return Attempt(answer.status_code, None, answer.sent_at, lambda: admission)
+        return Attempt(answer.response, answer.sent_at, lambda: admission)

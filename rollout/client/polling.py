@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import httpx
 import trio
 from attrs import define, evolve, field
 
-from rollout.client.wire import Wire
+from rollout.client.wire import Wire, is_refusal
 from rollout.codec import dump_request
 from rollout.errors import (
     RolloutAdmissionTimeoutError,
@@ -34,11 +34,22 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["RETRYABLE", "Admission", "Admitter", "Attempt", "Poller", "SingleAdmitter", "admit"]
+__all__ = [
+    "RETRYABLE",
+    "Admission",
+    "Admitted",
+    "Admitter",
+    "Attempt",
+    "Poller",
+    "Progress",
+    "SingleAdmitter",
+    "admit",
+]
 
 logger = logging.getLogger(__name__)
 
 RETRYABLE = (httpx.RemoteProtocolError, httpx.NetworkError, httpx.ReadTimeout)
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _LONGEST_PAUSE_SEC = 0.5
 _SHORTEST_PAUSE_SEC = 0.01
 _TOO_MANY_REQUESTS = 429
@@ -52,19 +63,37 @@ class Admission:
     lease_deadline: float
 
 
+Admitted = Literal["yes", "no", "unknown"]
+
+
+@define(eq=False)
+class Progress:
+    """How far a rollout is known to have come, also where it ends with an error.
+
+    Attributes:
+        admitted: Whether a server has admitted it; "unknown" where a request may have arrived.
+        agent_started_at: When its agent started, as far as the client has heard.
+    """
+
+    admitted: Admitted = "no"
+    agent_started_at: datetime | None = None
+
+    def hear(self, result: RolloutResultResponse) -> None:
+        """Take what a poll or a feed says."""
+        self.agent_started_at = result.agent_started_at
+
+
 @define
 class Attempt:
     """One answer to a request for admission, not checked yet.
 
     Attributes:
-        status_code: The HTTP status.
-        retry_after: The header that goes with 429.
+        response: The answer.
         sent_at: When the request was sent.
         read: Checks the answer and returns the admission, or raises what it is instead.
     """
 
-    status_code: int
-    retry_after: str | None
+    response: httpx.Response
     sent_at: float
     read: Callable[[], RolloutInitResponse]
 
@@ -103,18 +132,26 @@ class SingleAdmitter:
         on_sent()
         sent_at = trio.current_time()
         response = await self.wire.admit(body)
-        retry_after = response.headers.get("Retry-After")
-        read = partial(self.wire.read_admission, response, request)
-        return Attempt(response.status_code, retry_after, sent_at, read)
+        return Attempt(response, sent_at, partial(self.wire.read_admission, response, request))
 
 
 async def admit(
-    admitter: Admitter, request: RolloutInitRequest, *, timeout_sec: float | None
+    admitter: Admitter,
+    request: RolloutInitRequest,
+    *,
+    timeout_sec: float | None,
+    progress: Progress | None = None,
 ) -> Admission:
     """Ask for admission until the server has room, or the time is up.
 
     Only 429 is tried again, after its ``Retry-After``. A transport error is raised as it is:
     the request may have arrived, and admitting twice is not ours to risk.
+
+    Args:
+        admitter: Sends the requests.
+        request: What to ask for.
+        timeout_sec: How long to ask, in seconds; ``None`` for as long as it takes.
+        progress: Takes what is known of the admission, at each moment.
 
     Raises:
         RolloutAdmissionTimeoutError: The time was up first.
@@ -125,27 +162,33 @@ async def admit(
     Cancelling this may leave an admitted rollout behind, which ends with its lease.
     """
     body = dump_request(request)
-    underway = False
+    progress = progress or Progress()
 
     def sent() -> None:
-        nonlocal underway
-        underway = True
+        progress.admitted = "unknown"
 
     with trio.CancelScope() as scope:
         if timeout_sec is not None:
             scope.deadline = trio.current_time() + timeout_sec
         while True:
-            answer = await admitter.attempt(request, body, sent)
-            underway = False
-            if answer.status_code != _TOO_MANY_REQUESTS:
+            try:
+                answer = await admitter.attempt(request, body, sent)
+            except _NEVER_SENT:
+                progress.admitted = "no"
+                raise
+            if is_refusal(answer.response):
+                progress.admitted = "no"
+            if answer.response.status_code != _TOO_MANY_REQUESTS:
                 admission = answer.read()
+                progress.admitted = "yes"
                 deadline = answer.sent_at + admission.polling_lease_timeout_sec
                 return Admission(admission, deadline)
-            delay = retry_after_sec(answer.retry_after, datetime.now(UTC))
+            header = answer.response.headers.get("Retry-After")
+            delay = retry_after_sec(header, datetime.now(UTC))
             logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
             await trio.sleep(delay)
     message = f"rollout {request.rollout_id} was not admitted within {timeout_sec:g} s"
-    if underway:
+    if progress.admitted == "unknown":
         message += (
             "; the admission may have succeeded: a request was under way. The server stops a "
             "rollout that nobody polls once its polling lease has ended"

@@ -40,7 +40,7 @@ from rollout.types import (
     RolloutResultResponse,
 )
 
-__all__ = ["Wire", "check_url", "own_http_client"]
+__all__ = ["Wire", "check_url", "is_refusal", "own_http_client"]
 
 T = TypeVar("T")
 
@@ -428,6 +428,16 @@ def _secrets_of(credentials: httpx.BasicAuth | None) -> list[str]:
     encoded = request.headers["Authorization"].removeprefix("Basic ")
     password = base64.b64decode(encoded).decode("utf-8", "replace").partition(":")[2]
     return [encoded, password]
+
+
+def is_refusal(response: httpx.Response) -> bool:
+    """Whether an answer proves that nothing was admitted.
+
+    A 503 does if it says what a rollout server says: one of a gateway may stand for a lost answer.
+    """
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        return bool(_detail(response))
+    return httpx.codes.is_client_error(response.status_code)
 
 
 def _result_path(rollout_id: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import trio
 import trio.testing
+from client.fakes import FakeServer, admitted, client_of, refused, silence
 from support import CHAT_URL, Script, in_process, local_backend, make_app, prompt
 
 from rollout.client import RolloutProtocolError
@@ -75,6 +78,25 @@ async def test_leaving_cancels_what_is_left_on_the_server_too(autojump_clock):
         assert first.request.rollout_id == "quick"
         health = await client.wait_idle(timeout_sec=5, poll_interval_sec=0.1)
         assert health["lifecycle"]["active_rollouts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("admissions", "cancelled"),
+    [
+        ([silence], []),
+        ([refused(429, Retry_After="60")], []),
+        ([refused(409)], []),
+        ([admitted("a"), refused(409)], ["a"]),
+    ],
+    ids=["on its way", "put off", "refused", "the first of two"],
+)
+async def test_leaving_cancels_only_what_was_admitted_here(autojump_clock, admissions, cancelled):
+    server = FakeServer(admissions=admissions, polls=[silence])
+    async with client_of(server, feed=False) as client:
+        async with client.run_rollouts([request("a")] * 2, max_in_flight=2):
+            await trio.sleep(5)
+    cancels = [json.loads(call.body) for call in server.calls if call.path == "/rollout/cancel"]
+    assert [name for body in cancels for name in body["ids"]] == cancelled
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["left", "closed"])
@@ -177,6 +199,28 @@ async def test_limits_for_each_key(autojump_clock):
         got = [rollout async for rollout in finished]
     assert len(got) == 8
     assert most == {"x": 2, "y": 2}
+
+
+@pytest.mark.parametrize("endless", [False, True])
+async def test_no_group_waits_while_there_is_room_for_it(autojump_clock, endless):
+    async def requests():
+        for rollout in group:
+            yield rollout
+        await trio.sleep_forever()
+
+    group = [request(f"x{n}", sleep=100) for n in range(20)] + [request("y", sleep=1)]
+    async with (
+        in_process(unbounded()) as client,
+        client.run_rollouts(
+            requests() if endless else group,
+            max_in_flight=2,
+            key=lambda item: item.rollout_id[0],
+            max_in_flight_per_key=1,
+        ) as finished,
+    ):
+        ended = [(await finished.receive()).request.rollout_id for _ in range(3)]
+        assert trio.current_time() == 200
+    assert ended == ["y", "x0", "x1"]
 
 
 async def test_the_first_successes_of_a_group_end_the_rest(autojump_clock):
