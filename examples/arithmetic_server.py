@@ -60,7 +60,8 @@ class Solve(AgentWorkflow[SolverConfig]):
                 **({} if seed is None else {"seed": seed}),
             },
         )
-        response.raise_for_status()
+        if response.is_error:
+            raise RuntimeError(f"the model answered {response.status_code}: {response.text}")
         answer = response.json()["choices"][0]["message"]
         return AgentWorkflowOutput(messages=[*ctx.prompt, answer], metrics={"turns": 1})
 

@@ -46,7 +46,8 @@ class Solve(AgentWorkflow[Any]):
                 "seed": attempt_number(rollout.rollout_id),
             },
         )
-        response.raise_for_status()
+        if response.is_error:
+            raise RuntimeError(f"the model answered {response.status_code}: {response.text}")
         body = response.json()
         # With the usage in the message, the evaluation knows how many tokens it took.
         answer = {**body["choices"][0]["message"], "usage": body["usage"]}

@@ -1,8 +1,8 @@
 """An OpenAI-compatible chat endpoint around the scripted model.
 
 ``POST /v1/chat/completions`` and ``GET /v1/models``, both for the one bearer key, if there is
-one. Refusals have the form of the OpenAI API:
-``{"error": {"message", "type", "param", "code"}}``.
+one. A request may name any model; the scripted one answers. Refusals have the form of the OpenAI
+API: ``{"error": {"message", "type", "param", "code"}}``.
 """
 
 from __future__ import annotations
@@ -109,13 +109,6 @@ def _read(data: bytes) -> dict[str, Any]:
         raise _Refusal("the body must be a JSON object")
     if not isinstance(body.get("model"), str):
         raise _Refusal("model must be a string", param="model")
-    if body["model"] != MODEL_NAME:
-        raise _Refusal(
-            f"there is no such model, only {MODEL_NAME}",
-            param="model",
-            status=404,
-            code="model_not_found",
-        )
     for name, only in _UNSUPPORTED.items():
         if body.get(name) not in (None, only, []):
             raise _Refusal(f"{name} is not supported by this scripted model", param=name)

@@ -13,7 +13,7 @@ from rollout.backend import LocalBackend
 from rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context
 from rollout.demo.arithmetic import MODEL_NAME, last_number
 from rollout.demo.tool_call import PREAMBLE, RESPONSE_FORMAT, answer_of, as_tool_call
-from rollout.errors import RolloutServerError
+from rollout.errors import IntegrationError, RolloutServerError
 from rollout.grader import Grader
 from rollout.server import RolloutServer, create_rollout_server
 from rollout.types import AgentWorkflowConfig, AgentWorkflowOutput, ConcurrencyConfig
@@ -52,7 +52,8 @@ class AskModel(AgentWorkflow[AskConfig]):
         """Ask once.
 
         Raises:
-            httpx.HTTPError: The endpoint could not be reached, or refused.
+            httpx.HTTPError: The endpoint could not be reached.
+            IntegrationError: The endpoint answered with an error.
         """
         rollout = get_rollout_context()
         if rollout is None:
@@ -69,7 +70,11 @@ class AskModel(AgentWorkflow[AskConfig]):
             headers={"Authorization": f"Bearer {rollout.api_key}"},
             json=request,
         )
-        response.raise_for_status()
+        if response.is_error:
+            raise IntegrationError(
+                f"the model answered {response.status_code}: {response.text}",
+                status_code=response.status_code,
+            )
         body = response.json()
         reply = body["choices"][0]["message"]
         if config.by_tool:

@@ -19,33 +19,18 @@ from documentation.blocks import (
     Block,
 )
 from hypercorn.config import Config
-from quart import request
-from quart_trio import QuartTrio
 
-from rollout.demo.arithmetic import ScriptedModel, last_number
+from rollout.demo.arithmetic import ScriptedModel
+from rollout.demo.chat import create_chat_app
 
 SERVER_URL_IN_TEXT = "http://127.0.0.1:8000"
 CHAT_URL_IN_TEXT = "http://127.0.0.1:9000/v1"
 
 
-def chat_app(keys: list[str]) -> QuartTrio:
-    """An OpenAI-compatible endpoint that does sums; it notes the keys that it is shown."""
-    app = QuartTrio("chat")
-    model = ScriptedModel(error_rate=0)
-
-    @app.post("/v1/chat/completions")
-    async def complete() -> dict[str, Any]:
-        keys.append(request.headers.get("Authorization", ""))
-        body = await request.get_json()
-        answer = last_number(model.answer(body["messages"][-1]["content"]))
-        return {"choices": [{"message": {"role": "assistant", "content": answer}}]}
-
-    return app
-
-
 @asynccontextmanager
-async def chat_endpoint(app: QuartTrio) -> AsyncGenerator[str, None]:
-    """Serve a chat endpoint on a free port for the length of the block; yields its URL."""
+async def chat_endpoint(api_key: str | None = None, **model: Any) -> AsyncGenerator[str, None]:
+    """The demo's chat endpoint, which makes no mistakes, on a free port; yields its URL."""
+    app = create_chat_app(ScriptedModel(**{"error_rate": 0, "think_sec": 0, **model}), api_key)
     config = Config()
     config.bind = ["127.0.0.1:0"]
     config.errorlog = None
@@ -60,7 +45,14 @@ async def chat_endpoint(app: QuartTrio) -> AsyncGenerator[str, None]:
 @asynccontextmanager
 async def rollout_serve(file: Path, **env: str) -> AsyncGenerator[str, None]:
     """``rollout serve`` on a free port, until the end of the block, and then SIGTERM."""
-    command = [sys.executable, "-m", "rollout.cli", "serve", f"{file}:app", "--bind=127.0.0.1:0"]
+    async with rollout_command("serve", f"{file}:app", **env) as url:
+        yield url
+
+
+@asynccontextmanager
+async def rollout_command(*arguments: str, **env: str) -> AsyncGenerator[str, None]:
+    """A command that serves, on a free port; yields the URL that it prints."""
+    command = [sys.executable, "-m", "rollout.cli", *arguments, "--bind=127.0.0.1:0"]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(
             partial(trio.run_process, command, stdout=subprocess.PIPE, env={**os.environ, **env})
@@ -68,7 +60,7 @@ async def rollout_serve(file: Path, **env: str) -> AsyncGenerator[str, None]:
         line = b""
         while not line.endswith(b"\n"):
             received = await process.stdout.receive_some()
-            assert received, "rollout serve ended early"
+            assert received, f"rollout {arguments[0]} ended early"
             line += received
         try:
             yield re.search(r"http://\S+", line.decode())[0]

@@ -22,17 +22,14 @@ from support import (
 )
 
 from rollout import AgentWorkflow
-from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
-from rollout.demo.chat import create_chat_app
 
 
 async def test_the_examples_work_together():
     examples = ROOT / "examples"
     keys = {"ROLLOUT_SERVER_API_KEY": "a-key-of-the-server", "ROLLOUT_LLM_API_KEY": "a-key"}
-    model = create_chat_app(ScriptedModel(error_rate=0, think_sec=0), keys["ROLLOUT_LLM_API_KEY"])
     async with (
-        chat_endpoint(model) as chat_url,
-        rollout_serve(examples / "arithmetic_server.py", ROLLOUT_MODEL=MODEL_NAME, **keys) as url,
+        chat_endpoint(keys["ROLLOUT_LLM_API_KEY"]) as chat_url,
+        rollout_serve(examples / "arithmetic_server.py", **keys) as url,
     ):
         printed = await run_python(str(examples / "run_client.py"), url, chat_url, **keys)
     *rewards, summary = printed.splitlines()

@@ -12,15 +12,13 @@ from documentation.blocks import ROOT, defined_by, find
 from documentation.serving import (
     CHAT_URL_IN_TEXT,
     SERVER_URL_IN_TEXT,
-    chat_endpoint,
+    rollout_command,
     rollout_serve,
     run_python,
 )
 from support import make_app
 
 from rollout.client import RolloutClient
-from rollout.demo.arithmetic import ScriptedModel
-from rollout.demo.chat import create_chat_app
 
 STEPS = "docs/first-steps.md"
 MIGRATION = "docs/migration.md"
@@ -50,8 +48,8 @@ def shape(text: str) -> list[str]:
 
 
 async def test_the_server_the_rollout_and_the_harness(files):
-    model = create_chat_app(ScriptedModel(think_sec=0), None)
-    async with chat_endpoint(model) as chat_url, rollout_serve(files / "my_server.py") as url:
+    model = rollout_command("demo", "--serve-chat", "--think-sec=0")
+    async with model as chat_url, rollout_serve(files / "my_server.py") as url:
         command = re.search(
             r"^\$ rollout run (?s:.*?)--label \d+$", (ROOT / STEPS).read_text("utf-8"), re.MULTILINE
         )

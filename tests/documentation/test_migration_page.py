@@ -7,10 +7,7 @@ import re
 import pytest
 import trio
 from documentation.blocks import ROOT, SDK, defined_by, find
-from documentation.serving import (
-    chat_app,
-    chat_endpoint,
-)
+from documentation.serving import chat_endpoint
 from support import Script, local_backend, make_app, prompt, served
 
 from rollout.client import RolloutClient
@@ -32,13 +29,13 @@ async def test_both_callers_that_moved_over():
     run_questions = defined_by(find(MIGRATION, "async def run_questions"))["run_questions"]
     questions = {f"moved-{number}": f"What is {number} + 1?" for number in range(5)}
     again = {f"again-{name}": question for name, question in questions.items()}
-    async with chat_endpoint(chat_app([])) as chat_url, served(app) as url:
+    async with chat_endpoint() as chat_url, served(app) as url:
         first = await main(questions, chat_url, url)
         async with RolloutClient(url=url) as client:
             second = await run_questions(client, again, chat_url)
     for results in (first, second):
         answers = [results[name].sample.messages[-1]["content"] for name in sorted(results)]
-        assert answers == ["1", "2", "3", "4", "5"]
+        assert answers == [f"{number} + 1 = {number + 1}" for number in range(5)]
 
 
 async def test_handles_are_awaited_one_after_the_other():

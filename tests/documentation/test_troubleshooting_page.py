@@ -16,7 +16,7 @@ import pytest
 import trio
 from cli.harness import RUNNER
 from documentation.blocks import README, ROOT, defined_by, find
-from support import CHAT_URL, Script, in_process, local_backend, make_app, prompt, served
+from support import CHAT_URL, Script, fresh_id, in_process, local_backend, make_app, prompt, served
 from trio.testing import MockClock
 
 from rollout import AgentWorkflow, Grader, LocalBackend
@@ -86,22 +86,7 @@ async def failures() -> list[str]:
         await failure(answers, initial_messages=slow, agent_timeout_sec=60, grade=False),
         await failure(answers, metadata={"grader": {"sleep": 3600}}, grader_timeout_sec=5),
         await failure(local_backend(NeedsAsyncio), grade=False),
-        await failure_of_the_chat_url(),
     ]
-
-
-async def failure_of_the_chat_url() -> str:
-    solve = defined_by(find(README, "class Solve"))["Solve"]
-    transport = httpx.MockTransport(lambda _: httpx.Response(404))
-    original = httpx.AsyncClient
-
-    class Scripted(original):  # type: ignore[misc, valid-type]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**{"transport": transport, **options})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(httpx, "AsyncClient", Scripted)
-        return await failure(LocalBackend(workflow=solve), grade=False)
 
 
 async def refusals() -> list[str]:
@@ -174,9 +159,10 @@ async def over_sockets(folder: Any) -> list[str]:
             solve = defined_by(find(README, "class Solve"))["Solve"]
             async with served(make_app(LocalBackend(workflow=solve))) as url:
                 async with RolloutClient(url=url) as client:
-                    alone = {**REQUEST, "chat_completions_url": "http://127.0.0.1:9/v1"}
-                    result = await client.run_rollout(**alone, grade=False)
-                    said.append(result.err_message)
+                    for chat_url in ("http://127.0.0.1:9/v1", f"{url}/no-endpoint"):
+                        changes = {"chat_completions_url": chat_url, "rollout_id": fresh_id()}
+                        result = await client.run_rollout(**{**REQUEST, **changes}, grade=False)
+                        said.append(result.err_message)
                 async with RolloutClient(url=f"{url}/elsewhere") as client:
                     said.append(await refusal(client))
                 async with httpx.AsyncClient() as http:

@@ -17,7 +17,7 @@ from support import CHAT_URL, local_backend, make_app, served
 
 from rollout import AgentWorkflow, Grader
 from rollout.client import RolloutClient, RolloutProtocolError
-from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
+from rollout.demo.arithmetic import ScriptedModel
 from rollout.demo.chat import create_chat_app
 from rollout.server import serve
 from rollout.types import RolloutStatus
@@ -255,7 +255,6 @@ async def arithmetic(servers=1, **model):
         urls = []
         for _ in range(servers):
             module = example("arithmetic_server")  # afresh, so that each has its own backend
-            module.app.backend.workflow_config.model = MODEL_NAME
             app = make_app(module.app.backend, lifespan=module.lifespan)
             urls.append(await stack.enter_async_context(served(app)))
         yield urls, f"{chat_urls[0]}/v1"
