@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from rollout.cli.eval_progress import reward_text
 from rollout.cli.eval_show import folder_argument, metrics_of
-from rollout.cli.eval_summary import counted, incomplete_note, is_complete
+from rollout.cli.eval_summary import counted, incomplete_note, is_complete, print_table
 from rollout.cli.options import json_option
 from rollout.cli.text import one_line, print_json
 from rollout.evaluation import Comparison, compare_runs, read_manifest
@@ -68,7 +67,7 @@ def _print(comparison: Comparison) -> None:
         ("mean reward", comparison.mean_reward),
     ):
         table.add_row(name, *_cells(difference))
-    Console(highlight=False).print(table)
+    print_table(table)
     counts = comparison.table
     click.echo(
         f"Rows: {counts.better} better, {counts.worse} worse, {counts.same} the same "

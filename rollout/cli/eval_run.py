@@ -17,7 +17,14 @@ from rollout._beside import beside
 from rollout.cli.eval_options import config_options, overrides_of, resume_command
 from rollout.cli.eval_progress import EvaluationView
 from rollout.cli.eval_summary import print_summary, summary_document
-from rollout.cli.failures import EXIT_FAILED, CommandError, force_exit, interrupted, run_async
+from rollout.cli.failures import (
+    EXIT_FAILED,
+    CommandError,
+    force_exit,
+    interrupted,
+    lost_output,
+    run_async,
+)
 from rollout.cli.interrupts import Interrupts, interrupts
 from rollout.cli.options import json_option
 from rollout.cli.remote import quiet_http
@@ -86,7 +93,12 @@ def run(
     )
     quiet_http()
     ended: _Ended = run_async(_run, plan, EvaluationView(silent=as_json))
-    _show(ended, plan, as_json=as_json)
+    try:
+        _show(ended, plan, as_json=as_json)
+    except OSError as error:
+        if not lost_output(error):
+            raise
+        raise _output_lost(error, ended.run, plan) from error
     ctx.exit(0)
 
 
@@ -147,6 +159,10 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                 if run is None:
                     raise
                 raise CommandError(_broken_off(error, run, plan), exit_code=EXIT_FAILED) from error
+            except OSError as error:
+                if run is None or not lost_output(error):
+                    raise
+                raise _output_lost(error, run, plan) from error
             return _Ended(run, None)
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     note = "no attempt had started" if run is None else _kept(run)
@@ -184,6 +200,13 @@ def _broken_off(error: EvaluationError, run: EvaluationRun, plan: _Plan) -> str:
     if isinstance(error, (DatasetError, EvaluationDamagedError)):
         return f"{error}; {_kept(run)}"  # nothing goes on with these
     return f"{error}; {_kept(run)}; when that is mended, go on with: {plan.resume(run)}"
+
+
+def _output_lost(error: OSError, run: EvaluationRun, plan: _Plan) -> CommandError:
+    return CommandError(
+        f"cannot write the output: {error.strerror}; {_kept(run)}; go on with: {plan.resume(run)}",
+        exit_code=EXIT_FAILED,
+    )
 
 
 def _kept(run: EvaluationRun) -> str:

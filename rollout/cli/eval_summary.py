@@ -19,7 +19,14 @@ from rollout.evaluation.folder import REPORT
 from rollout.evaluation.intervals import Estimate
 from rollout.evaluation.metrics import Durations, TokenCount
 
-__all__ = ["counted", "incomplete_note", "is_complete", "print_summary", "summary_document"]
+__all__ = [
+    "counted",
+    "incomplete_note",
+    "is_complete",
+    "print_summary",
+    "print_table",
+    "summary_document",
+]
 
 _Cells = Iterator[tuple[str, str | Text]]
 
@@ -89,11 +96,19 @@ def print_summary(folder: Path, manifest: dict[str, Any], metrics: EvaluationMet
         for name, value in section(metrics):
             table.add_row(Text(name), value)
         table.add_section()
-    Console(highlight=False).print(table)
+    print_table(table)
     if note := incomplete_note(metrics):
         click.echo(f"The run is {note}.")
     report = folder / REPORT
     click.echo(f"Report: {one_line(str(report))}" if report.is_file() else _without_report(folder))
+
+
+def print_table(table: Table) -> None:
+    """Print a table; a pipe that nobody reads is an `OSError`, for which rich would exit."""
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    click.echo(capture.get(), nl=False)
 
 
 def _scores(metrics: EvaluationMetrics) -> _Cells:

@@ -140,7 +140,7 @@ def explain(error: BaseException) -> Failure | None:
     return Failure(one_line(failure.line), failure.exit_code)
 
 
-def lost_output(error: BaseException) -> bool:
+def lost_output(error: BaseException | None) -> bool:
     """Whether *error* says that what stdout leads to takes no more."""
     return isinstance(error, OSError) and error.errno in {errno.EPIPE, errno.ENOSPC, errno.EIO}
 

@@ -73,7 +73,7 @@ class _LazyGroup(click.Group):
             plain = sole_error(error)
             if isinstance(plain, SystemExit):  # rich ends the process like this on a closed pipe
                 sys.exit(plain.code)
-            if lost_output(plain):
+            if lost_output(plain) or lost_output(plain.__cause__):
                 _give_up_stdout()
             failure = explain(plain)
             if failure is None:

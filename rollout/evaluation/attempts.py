@@ -30,9 +30,15 @@ from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.folder import TRAJECTORIES
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.evaluation.standstill import Standstill
 from rollout.jsonfit import utf8
 from rollout.trajectory import build_trajectory, token_totals
-from rollout.types import RolloutResultResponse, RolloutSample, RolloutStatus
+from rollout.types import (
+    RolloutErrorCategory,
+    RolloutResultResponse,
+    RolloutSample,
+    RolloutStatus,
+)
 from rollout.types._fields import is_finite_number
 
 __all__ = ["Attempt", "Credentials", "Ending", "check_usable", "keep_attempt", "run_rollout"]
@@ -123,15 +129,20 @@ async def run_rollout(
     credentials: Credentials,
     attempt: Attempt,
     *,
+    standstill: Standstill,
     on_admitted: Callable[[], None],
 ) -> Ending:
     """Run the rollout of an attempt to its end; trouble of its own is an end too.
+
+    A rollout that the server gave up because this process stood still ends as cancelled: that
+    says nothing about the model.
 
     Args:
         client: The server.
         config: What to ask of it.
         credentials: The keys.
         attempt: The attempt.
+        standstill: Knows whether this process stood still.
         on_admitted: Called once the server has admitted it.
 
     Raises:
@@ -163,6 +174,8 @@ async def run_rollout(
         if handle is None:
             check_usable(error, client.url)
         facts = _failure(error, credentials, admitted=handle is not None)
+        if handle is not None and standstill.since(started):
+            facts["outcome"] = AttemptOutcome.CANCELLED
     finally:
         if handle is not None:
             handle.cancel()  # nobody is going to await it again
@@ -256,6 +269,8 @@ def _facts(
     """Describe an attempt by its terminal result."""
     sample = result.sample
     outcome = _OUTCOMES[result.status]
+    if result.err_category is RolloutErrorCategory.LEASE_EXPIRED:
+        outcome = AttemptOutcome.CANCELLED  # this process was silent for too long
     success = outcome is AttemptOutcome.SUCCESS
     removed = success and sample is not None and sample.remove_sample
     reward = sample.reward if sample is not None and success and not removed else None

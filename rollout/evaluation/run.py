@@ -11,6 +11,7 @@ import httpx
 import trio
 from attrs import define, evolve
 
+from rollout._beside import beside
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationStoppedError, RolloutError
 from rollout.evaluation.attempts import UNREACHABLE, Attempt, Credentials, keep_attempt, run_rollout
@@ -26,6 +27,7 @@ from rollout.evaluation.journal import Journal
 from rollout.evaluation.metrics import EvaluationMetrics
 from rollout.evaluation.opening import OpenedRun
 from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.standstill import Standstill
 
 __all__ = ["EvaluationRun"]
 
@@ -73,6 +75,7 @@ class EvaluationRun:
         # Rollouts that the server may have, and whether it has said so.
         self._started: dict[str, bool] = {}
         self._working = trio.CancelScope()
+        self._standstill = Standstill()
         self._failure: Exception | None = None
         self._send, self._receive = trio.open_memory_channel[AttemptRecord](
             config.run.max_in_flight
@@ -105,7 +108,8 @@ class EvaluationRun:
         """
         try:
             with self._working:
-                await self._feed(client)
+                async with beside(self._standstill.watch):
+                    await self._feed(client)
         finally:
             # Also while the block is being left, which it often is because of this.
             if self._failure is not None:
@@ -235,7 +239,12 @@ class EvaluationRun:
 
         self._started[attempt.rollout_id] = False
         ending = await run_rollout(
-            client, self._config, self._credentials, attempt, on_admitted=admitted
+            client,
+            self._config,
+            self._credentials,
+            attempt,
+            standstill=self._standstill,
+            on_admitted=admitted,
         )
         del self._started[attempt.rollout_id]
         if ending.record.err_category == UNREACHABLE and self._config.server.app is not None:

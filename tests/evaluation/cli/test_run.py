@@ -6,12 +6,14 @@ import errno
 import io
 import json
 import logging
+import os
 import re
 import shlex
 import signal
 import socket
 import subprocess
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import attrs
 import click
@@ -473,6 +475,34 @@ def test_a_run_that_cannot_keep_what_it_does_says_how_to_go_on(cli, files, monke
     again = cli(*shlex.split(command)[1:])
     assert again.exit_code == 0
     assert "2 of 4 attempts had ended before" in again.stdout
+
+
+@pytest.mark.parametrize(("target", "options"), [("closed pipe", []), ("/dev/full", ["--json"])])
+def test_output_that_goes_away_leaves_a_run_that_can_go_on(cli, files, target, options):
+    if target == "closed pipe":
+        read, write = os.pipe()
+        os.close(read)
+    elif Path(target).exists():
+        write = os.open(target, os.O_WRONLY)
+    else:
+        pytest.skip("needs a device that is always full")
+    config = str(files.config(files.rows({}, {}, {}), max_in_flight=1))
+    done = subprocess.run(
+        command_line("eval", "run", config, *options),
+        env=environment(),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rollout: cannot write the output: ")
+    assert " of 3 attempts have ended and are kept; go on with: rollout eval run" in line
+    again = cli(*shlex.split(line.split("go on with: rollout ")[1]))
+    assert again.exit_code == 0
+    kept = {record.row: record for record in read_records(files.output) if record.counts}
+    assert len(kept) == 3
 
 
 def test_a_dataset_that_changes_meanwhile_is_not_gone_on_with(cli, files, on_call):

@@ -35,6 +35,36 @@ from rollout.evaluation.decisions import CircuitBreaker
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+# --- silence of the evaluation itself ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_what_ends_by_the_runs_own_silence_is_no_failure(tmp_path, server, monkeypatch, gone):
+    """Stopped or asleep: the server ends its rollouts, and in the end forgets them."""
+    clock = 1000.0
+    monkeypatch.setattr("rollout.evaluation.standstill._now", lambda: clock)
+
+    async def end(rollout):
+        nonlocal clock
+        if rollout.row == 0:
+            return success()
+        if not gone:
+            return failure("lease_expired")
+        clock += 3600
+        return refused(404, "unknown rollout_id")
+
+    server.end = end
+    config = config_of(tmp_path, server="http://fake", rows=scripted(3), max_in_flight=1)
+    run, records = await run_all(config)
+    outcomes = {record.row: record.outcome for record in records}
+    assert outcomes == {0: "success", 1: "cancelled", 2: "cancelled"}
+    assert run.metrics.results.pass_rate.value == 1
+    assert not run.complete
+    server.end = None
+    _, rest = await run_all(config)
+    assert keys(rest) == [(1, 0), (2, 0)]
+
+
 # --- the circuit breaker ----------------------------------------------------------------------
 
 
