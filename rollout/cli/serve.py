@@ -77,6 +77,7 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
     is_flag=True,
     help="Shut down, too, when stdin ends: with the process that holds it open.",
 )
+@click.option("--address-fd", type=click.IntRange(min=0), hidden=True)
 @_budget_option("drain-sec", "Shutdown: time for rollouts to end by themselves.")
 @_budget_option("cleanup-sec", "Shutdown: time for them to stop once they are asked to.")
 @_budget_option("forced-sec", "Shutdown: time for them to stop once they are cancelled.")
@@ -90,6 +91,7 @@ def command(
     keyfile_password_env: str | None,
     ca_certs: str | None,
     until_stdin_closes: bool,
+    address_fd: int | None,
     **budget: float,
 ) -> None:
     """Serve APP, which create_rollout_server made, until SIGTERM or SIGINT.
@@ -106,6 +108,8 @@ def command(
     second process would not know the rollouts of the first. Run several servers on several
     ports instead.
     """
+    if address_fd is not None:
+        os.set_inheritable(address_fd, False)  # children of the application do not hold it open
     _check_bind(bind)
     password = secret_from_env("--keyfile-password-env", keyfile_password_env)
     shutdown = _budget(budget)
@@ -125,10 +129,10 @@ def command(
     if until_stdin_closes:
         # In a thread, so that it works while code of users blocks the event loop.
         threading.Thread(target=_follow_stdin, name="stdin", daemon=True).start()
-    run_async(_serve, server, start)
+    run_async(_serve, server, start, address_fd)
 
 
-async def _serve(app: RolloutServer, start: Any) -> None:
+async def _serve(app: RolloutServer, start: Any, address_fd: int | None) -> None:
     last_resort = LastResort(app)
     listening = False
     try:
@@ -141,6 +145,9 @@ async def _serve(app: RolloutServer, start: Any) -> None:
                         listening = True
                         last_resort.start_with_signals()
                         click.echo(f"listening on {' '.join(urls)}")
+                        if address_fd is not None:
+                            os.write(address_fd, f"{urls[0]}\n".encode())
+                            os.close(address_fd)
                 watching.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         plain = sole_error(group)

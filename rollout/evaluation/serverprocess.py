@@ -2,22 +2,25 @@
 
 It runs in a process of its own, so that code of users that blocks, crashes or leaks does not
 touch the run. Its stdin is a pipe that only the run holds open: however the run ends, by
-SIGKILL too, the pipe closes, and the server shuts down.
+SIGKILL too, the pipe closes, and the server shuts down. Its address comes through a pipe of its
+own, so that nothing that an application prints can be taken for it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 import trio
+from attrs import define, field
 
 from rollout._beside import beside
 from rollout.errors import EvaluationError, EvaluationStoppedError
@@ -26,13 +29,14 @@ __all__ = ["server_process"]
 
 logger = logging.getLogger(__name__)
 
-_ANNOUNCEMENT = b"listening on "
 _OPTIONS = (
     *("--bind", "127.0.0.1:0", "--until-stdin-closes"),
     *("--drain-sec", "0", "--cleanup-sec", "5", "--forced-sec", "3"),
     *("--delivery-sec", "0", "--backend-sec", "5"),
 )
 _STOP_SEC = 15.0
+_DRAIN_SEC = 1.0
+"""Time to read what a server wrote last; a child of it may hold the pipe open for longer."""
 _TAIL_BYTES = 4096
 
 
@@ -48,24 +52,25 @@ async def server_process(
         environment: Variables for it, on top of this process's own.
 
     Raises:
-        EvaluationError: It does not start; the message has the last line that it wrote: to
-            stderr, if there is one.
+        EvaluationError: It does not start; the message has the last line that it wrote.
         EvaluationStoppedError: It ended while the block ran.
 
     Leaving the block, by cancellation too, stops it within 15 seconds and waits for it.
     """
-    with _opened(log) as output:
-        begin = output.tell()
-        process = await _start(app, output, os.environ | environment)
+    with _opened(log) as file:
+        process, address = await _start(app, os.environ | environment)
+        output = _Output(process, log, file, file.tell())
         try:
-            url = await _announced(process, output, log, begin)
-            async with beside(
-                partial(_copy, process, output), partial(_watch, process, log, begin)
-            ):
-                yield url
+            async with address, beside(output.copy):
+                url = await _first_line(address)
+                if not url:
+                    await process.wait()
+                    raise EvaluationError(f"the rollout server did not start: {await output.end()}")
+                async with beside(partial(_watch, output)):
+                    yield url
         finally:
             with trio.CancelScope(shield=True):
-                await _stop(process, output)
+                await _stop(output)
 
 
 def _opened(log: Path) -> IO[bytes]:
@@ -75,94 +80,121 @@ def _opened(log: Path) -> IO[bytes]:
         raise EvaluationError(f"{log}: {error.strerror or error}") from None
 
 
-async def _start(app: str, output: IO[bytes], environment: dict[str, str]) -> trio.Process:
+async def _start(
+    app: str, environment: dict[str, str]
+) -> tuple[trio.Process, trio.abc.ReceiveStream]:
+    """Start the process; its address comes through the stream."""
     # In a session of its own, so that Ctrl-C reaches the run alone, which then stops it. And with
     # `-u`, so that what it prints gets into the log when it prints it, not when it ends.
+    read, write = os.pipe()
+    command = [sys.executable, "-u", "-m", "rollout.cli", "serve", app, *_OPTIONS]
     try:
-        return await trio.lowlevel.open_process(
-            [sys.executable, "-u", "-m", "rollout.cli", "serve", app, *_OPTIONS],
+        process = await trio.lowlevel.open_process(
+            [*command, "--address-fd", str(write)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=output,
+            stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            pass_fds=(write,),
         )
     except OSError as error:
+        os.close(read)
         raise EvaluationError(f"the rollout server cannot be started: {error}") from None
+    finally:
+        os.close(write)
+    return process, trio.lowlevel.FdStream(read)
 
 
-async def _announced(process: trio.Process, output: IO[bytes], log: Path, begin: int) -> str:
-    """Read the line with which a server says where it listens."""
-    assert process.stdout is not None  # noqa: S101 - it was asked for
+async def _first_line(stream: trio.abc.ReceiveStream) -> str:
+    """Read a line; the empty text if the stream ends before."""
     received = b""
-    printed: set[str] = set()
-    async for data in process.stdout:
-        _write(output, data)
+    async for data in stream:
         received += data
-        *lines, received = received.split(b"\n")
-        printed.update(_text(line) for line in lines)
-        for line in lines:
-            if line.startswith(_ANNOUNCEMENT):
-                return line.removeprefix(_ANNOUNCEMENT).split()[0].decode()
-    printed.add(_text(received))
-    await process.wait()
-    # What came through the pipe may stand below the error, though it was printed before it.
-    last = _last_line(log, begin, besides=printed) or _last_line(log, begin)
-    raise EvaluationError(
-        f"the rollout server did not start: {last or 'it wrote nothing'} "
-        f"(exit code {process.returncode}; all of it is in {log})"
-    )
+        if b"\n" in received:
+            return received.partition(b"\n")[0].decode()
+    return ""
 
 
-async def _copy(process: trio.Process, output: IO[bytes]) -> None:
-    """Put what an application prints into the log; a full pipe would stop it."""
-    assert process.stdout is not None  # noqa: S101 - it was asked for
-    async for data in process.stdout:
-        _write(output, data)
+@define
+class _Output:
+    """What a server writes, on its way into the log.
+
+    Attributes:
+        process: The server.
+        log: The path of the log.
+        begin: Where the log ended before.
+    """
+
+    process: trio.Process
+    log: Path
+    _file: IO[bytes]
+    begin: int
+    _copied: trio.Event = field(factory=trio.Event)
+
+    async def copy(self) -> None:
+        """Copy into the log until the pipe ends; a full pipe would stop the server."""
+        assert self.process.stdout is not None  # noqa: S101 - it was asked for
+        async for data in self.process.stdout:
+            try:
+                self._file.write(data)
+                self._file.flush()
+            except OSError as error:
+                logger.warning("what the rollout server prints cannot be kept: %s", error)
+        self._copied.set()
+
+    async def end(self) -> str:
+        """Say how the process, which has ended, came to it."""
+        with trio.move_on_after(_DRAIN_SEC):
+            await self._copied.wait()
+        code = self.process.returncode
+        if code is not None and code < 0:
+            reason = f"it was killed by {_signal_name(-code)}"
+            if -code == signal.SIGKILL:
+                reason += ", which the system sends when memory runs out"
+            return f"{reason} ({self.log} has what it wrote)"
+        last = _last_line(self.log, self.begin) or "it wrote nothing"
+        return f"{last} (exit code {code}; {self.log} has all that it wrote)"
 
 
-def _write(output: IO[bytes], data: bytes | bytearray) -> None:
+def _signal_name(number: int) -> str:
     try:
-        output.write(data)
-        output.flush()
-    except OSError as error:
-        logger.warning("what the rollout server prints cannot be kept: %s", error)
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
-async def _watch(process: trio.Process, log: Path, begin: int) -> None:
-    await process.wait()
-    raise EvaluationStoppedError(
-        f"the rollout server of the run ended (exit code {process.returncode}); {log} says "
-        f"why: {_last_line(log, begin) or 'it wrote nothing'}"
-    )
+async def _watch(output: _Output) -> None:
+    await output.process.wait()
+    raise EvaluationStoppedError(f"the rollout server of the run ended: {await output.end()}")
 
 
-async def _stop(process: trio.Process, output: IO[bytes]) -> None:
+async def _stop(output: _Output) -> None:
     """Have it shut down in its own time, or end it; what it prints until then is kept."""
+    process = output.process
     assert process.stdin is not None  # noqa: S101 - it was asked for
     assert process.stdout is not None  # noqa: S101
     await process.stdin.aclose()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_copy, process, output)
+        nursery.start_soon(output.copy)
         with trio.move_on_after(_STOP_SEC):
             await process.wait()
         if process.returncode is None:
             process.kill()
             await process.wait()
+        await output.end()
         nursery.cancel_scope.cancel()
     await process.stdout.aclose()
 
 
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace").strip()
-
-
-def _last_line(log: Path, begin: int, *, besides: Collection[str] = ()) -> str:
+def _last_line(log: Path, begin: int) -> str:
     """Find the last line of the log that is not blank, after what earlier servers wrote."""
     with log.open("rb") as file:
         start = max(begin, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
         file.seek(start)
-        first, *rest = [_text(line) for line in file.read().split(b"\n")]
+        first, *rest = [
+            line.decode("utf-8", errors="replace").strip() for line in file.read().split(b"\n")
+        ]
     # The first line of a tail has no beginning, so it counts only where there is no other.
     lines = rest if start > begin and any(rest) else [first, *rest]
-    return next((line for line in reversed(lines) if line and line not in besides), "")
+    return next((line for line in reversed(lines) if line), "")

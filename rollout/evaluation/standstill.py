@@ -24,7 +24,7 @@ def _now() -> float:
 class Standstill:
     """Watches for gaps in the process's own running time."""
 
-    _tick: float = field(factory=lambda: _now())
+    _tick: float = field(factory=_now)
     _ended_at: float = -math.inf
 
     async def watch(self) -> None:

@@ -446,7 +446,7 @@ def test_a_run_whose_server_ends_is_exit_code_1(cli, files, apps, as_json):
     path = environment()["PYTHONPATH"]
     done = cli("eval", "run", str(config), *["--json"] * as_json, PYTHONPATH=path)
     assert done.exit_code == 1
-    assert "the rollout server of the run ended (exit code 7)" in done.stderr.splitlines()[-1]
+    assert "(exit code 7; " in done.stderr.splitlines()[-1]
     if as_json:
         assert json.loads(done.stdout)["complete"] is False
         assert json.loads(done.stdout)["counts"]["success"] == 2
