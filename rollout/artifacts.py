@@ -15,7 +15,6 @@ folder get another one, so no rollout writes anywhere else.
 from __future__ import annotations
 
 import errno
-import logging
 import math
 import os
 import sys
@@ -29,12 +28,13 @@ import trio
 
 from rollout._crew import Crew, Job
 from rollout._folders import Folder, folder_name, open_root
+from rollout._logs import get_logger
 from rollout._trees import put_tree
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["ARTIFACT_ROOT_VARIABLE", "ArtifactStore"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ARTIFACT_ROOT_VARIABLE = "ROLLOUT_ARTIFACT_ROOT"
 """The environment variable that names the root; set but empty it keeps nothing."""

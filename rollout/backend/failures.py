@@ -8,6 +8,7 @@ from itertools import islice
 
 import trio
 
+from rollout._logs import Lines
 from rollout._redaction import redact
 from rollout.jsonfit import utf8
 from rollout.types import RolloutErrorCategory
@@ -110,10 +111,10 @@ def _cut(text: str) -> str:
     return text[: _LONGEST_MESSAGE - len(_CUT)] + _CUT
 
 
-def format_exception(error: BaseException, secrets: Iterable[str | None]) -> str:
+def format_exception(error: BaseException, secrets: Iterable[str | None]) -> Lines:
     """Format a traceback for the server's own log, without secrets."""
     try:
         text = "".join(traceback.format_exception(error))
     except BaseException as broken:  # noqa: BLE001 - a user's __str__ or __repr__ may do anything
         text = f"{type(error).__name__} (no traceback: {type(broken).__name__})"
-    return redact(utf8(text).rstrip(), secrets)
+    return Lines(redact(utf8(text).rstrip(), secrets))

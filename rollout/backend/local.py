@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import trio
 
+from rollout._logs import get_logger
 from rollout.artifacts import ArtifactStore
 from rollout.backend.copies import deep_copy
 from rollout.backend.executions import Execution, Executions, Phase, failure
@@ -52,7 +53,7 @@ from rollout.workflow import AgentWorkflow
 
 __all__ = ["DEFAULT_MAX_CONCURRENT", "LocalBackend"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _UNFINISHED_SEC = 2.0
 """For how long the sample source of a failed rollout may take to say what it has."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from attrs import field, frozen
 
+from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.codec import MAX_JSON_DEPTH, dump_json, format_timestamp
 from rollout.jsonfit import fit
@@ -25,7 +25,7 @@ from rollout.types import (
 
 __all__ = ["DIAGNOSTICS", "TRAJECTORY", "FinishedRollout"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TRAJECTORY = "trajectory.json"
 DIAGNOSTICS = "diagnostics.json"

@@ -9,7 +9,6 @@ and none of this may reach the nursery that all rollouts share.
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,10 +18,11 @@ import trio
 from attrs import define, field
 
 from rollout._groups import sole_error
+from rollout._logs import get_logger
 
 __all__ = ["Outcome", "UserCall"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Slots bound how much runs at a time, so the threads need no bound of their own.
 _unbounded = trio.CapacityLimiter(math.inf)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from rollout._logs import printable
 from rollout.cli.failures import run_async
 from rollout.cli.options import api_key_option, json_option, server_key_from_env, url_argument
 from rollout.cli.remote import open_client
-from rollout.cli.text import print_json, printable
+from rollout.cli.text import print_json
 
 __all__ = ["command"]
 

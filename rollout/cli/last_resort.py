@@ -9,7 +9,6 @@ blocks the event loop cannot hold up the exit for good either.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -19,12 +18,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from rollout._logs import get_logger
 from rollout.cli.failures import EXIT_FORCED
 from rollout.server import RolloutServer
 
 __all__ = ["LastResort"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _STUCK_SEC = 1.0
 """Time for the last responses to leave, once executions were given up."""

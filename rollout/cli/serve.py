@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ import click
 import trio
 
 from rollout._groups import sole_error
+from rollout._logs import get_logger
 from rollout.cli.failures import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -33,7 +33,7 @@ from rollout.server import RolloutServer, ShutdownBudget, serve
 
 __all__ = ["command"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,20 +10,13 @@ from typing import Any
 
 import click
 
+from rollout._logs import printable
 from rollout.codec import dump_json
 from rollout.errors import InvalidBodyError
 
-__all__ = ["not_json", "one_line", "print_fields", "print_json", "printable"]
+__all__ = ["not_json", "one_line", "print_fields", "print_json"]
 
 _LONGEST_LINE = 1_000
-
-
-def printable(text: str) -> str:
-    r"""Return *text* with everything but line breaks, tabs and visible characters escaped."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
-        for char in text
-    )
 
 
 def one_line(text: str) -> str:

@@ -11,9 +11,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from rollout._logs import printable
 from rollout.cli.failures import EXIT_FAILED, CommandError
 from rollout.cli.options import FilePath, json_option
-from rollout.cli.text import not_json, one_line, print_fields, print_json, printable
+from rollout.cli.text import not_json, one_line, print_fields, print_json
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, TrajectoryError
 from rollout.trajectory import token_totals, trajectory_problems

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from rollout._logs import printable
 from rollout.cli.bars import can_draw
-from rollout.cli.text import one_line, print_fields, printable
+from rollout.cli.text import one_line, print_fields
 from rollout.codec import format_timestamp
 from rollout.types import RolloutResultResponse, RolloutSample, RolloutStatus
 

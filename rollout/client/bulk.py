@@ -9,7 +9,6 @@ not the rollouts that run.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sized
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ import trio
 from attrs import define, field
 
 from rollout._beside import beside
+from rollout._logs import get_logger
 from rollout.client.polling import Progress
 from rollout.errors import InvalidFieldError, RolloutError
 from rollout.types import RolloutInitRequest, RolloutResultResponse, RolloutStatus
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedRollout", "first_successes", "run_many"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CANCEL_BUDGET_SEC = 10.0
 _MOST_SET_ASIDE = 10_000

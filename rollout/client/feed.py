@@ -13,7 +13,6 @@ end. Nothing is sent for it: at the time of the next renewal the feed is opened 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,6 +22,7 @@ import httpx
 import trio
 from attrs import define, field
 
+from rollout._logs import get_logger
 from rollout.client.followed import Expectation, Followed
 from rollout.client.polling import RETRYABLE, Poller
 from rollout.client.wire import Wire
@@ -34,7 +34,7 @@ from rollout.types import RolloutResultResponse
 
 __all__ = ["ResultFeed"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FEED_PATH = "/rollouts/feed"
 RENEW_PATH = "/rollouts/renew"

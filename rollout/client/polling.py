@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -12,6 +11,7 @@ import httpx
 import trio
 from attrs import define, evolve, field
 
+from rollout._logs import get_logger
 from rollout.client.wire import Wire, is_refusal
 from rollout.codec import dump_request
 from rollout.errors import (
@@ -46,7 +46,7 @@ __all__ = [
     "admit",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RETRYABLE = (httpx.RemoteProtocolError, httpx.NetworkError, httpx.ReadTimeout)
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

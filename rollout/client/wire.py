@@ -18,6 +18,7 @@ import httpx
 import trio
 from attrs import define, field, frozen
 
+from rollout._logs import printable
 from rollout._pools import SpreadTransport, limits_of_pools
 from rollout._proxies import proxy_for
 from rollout._redaction import Redactor
@@ -398,8 +399,8 @@ class Wire:
     ) -> RolloutProtocolError:
         """Make an error of what an answer says, without any secret that it may repeat."""
         # Hidden before it is cut: half of a secret would be found by nobody.
-        said = _visible(self._hide(str(detail), secrets))[:_LONGEST_DETAIL]
-        message = _visible(self._hide(message, secrets))
+        said = printable(self._hide(str(detail), secrets))[:_LONGEST_DETAIL]
+        message = printable(self._hide(message, secrets))
         return RolloutProtocolError(
             f"{message}: {said}" if said else message, status_code=response.status_code
         )
@@ -411,13 +412,6 @@ class Wire:
             if secret:  # a very short one, too: a shredded message is better than a key
                 text = text.replace(secret, "[redacted]")
         return text
-
-
-def _visible(text: str) -> str:
-    """Escape what would repaint a terminal, or forge a line of a log."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def _secrets_of(credentials: httpx.BasicAuth | None) -> list[str]:

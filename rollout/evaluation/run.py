@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing
 from typing import Any, cast
@@ -12,6 +11,7 @@ import trio
 from attrs import define, evolve
 
 from rollout._beside import beside
+from rollout._logs import get_logger
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationStoppedError, RolloutError
 from rollout.evaluation.attempts import UNREACHABLE, Attempt, Credentials, keep_attempt, run_rollout
@@ -31,7 +31,7 @@ from rollout.evaluation.standstill import Standstill
 
 __all__ = ["EvaluationRun"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ROWS_AT_A_TIME = 64
 _ENDING_AT_A_TIME = 32

@@ -10,7 +10,6 @@ and is not cancelled, so that a record whose attempt is cancelled meanwhile is s
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +20,7 @@ import httpx
 import trio
 
 from rollout._beside import beside
+from rollout._logs import get_logger
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError, RolloutError
@@ -35,7 +35,7 @@ from rollout.evaluation.serverprocess import server_process
 
 __all__ = ["EvaluationProgress", "EvaluationRun", "evaluate"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @asynccontextmanager

@@ -8,7 +8,6 @@ own, so that nothing that an application prints can be taken for it.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -23,11 +22,12 @@ import trio
 from attrs import define, field
 
 from rollout._beside import beside
+from rollout._logs import get_logger
 from rollout.errors import EvaluationError, EvaluationStoppedError
 
 __all__ = ["server_process"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _OPTIONS = (
     *("--bind", "127.0.0.1:0", "--until-stdin-closes"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
@@ -20,11 +19,12 @@ from typing import Any, Generic, TypeVar
 import outcome
 import trio
 
+from rollout._logs import get_logger
 from rollout.errors import BridgeCancelledError, BridgeError
 
 __all__ = ["Call", "name_of", "refuse_coroutine", "without_cancellation"]
 
-logger = logging.getLogger("rollout.integrations.asyncio_bridge")
+logger = get_logger("rollout.integrations.asyncio_bridge")
 
 T = TypeVar("T")
 

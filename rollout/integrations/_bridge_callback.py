@@ -9,7 +9,6 @@ function has ended: it is a child of its caller. What it ends with goes to the f
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
@@ -17,12 +16,13 @@ from typing import Any, Generic, TypeVar
 import outcome
 import trio
 
+from rollout._logs import get_logger
 from rollout.errors import BridgeError
 from rollout.integrations._bridge_call import name_of
 
 __all__ = ["Callback"]
 
-logger = logging.getLogger("rollout.integrations.asyncio_bridge")
+logger = get_logger("rollout.integrations.asyncio_bridge")
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 import traceback
@@ -12,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from rollout._logs import Lines, get_logger
+
 __all__ = ["LoopThread", "close_executor", "sweep"]
 
 TURNS_BEFORE_STOP = 10
@@ -19,7 +20,7 @@ TURNS_BEFORE_STOP = 10
 
 REPORTED = ("task", "future", "handle", "protocol", "transport", "asyncgen")
 
-logger = logging.getLogger("rollout.integrations.asyncio_bridge")
+logger = get_logger("rollout.integrations.asyncio_bridge")
 
 
 class LoopThread:
@@ -69,10 +70,10 @@ class LoopThread:
         """Wait for the thread, which must have called ``on_ended``."""
         self._thread.join()
 
-    def where(self) -> str:
+    def where(self) -> Lines:
         """Return the stack of the thread, for a log."""
         frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001
-        return "".join(traceback.format_stack(frame)) if frame else "nowhere"
+        return Lines("".join(traceback.format_stack(frame)) if frame else "nowhere")
 
     def _stop(self, turns: int) -> None:
         # What was cancelled, and transports that were closed, need a few turns to end.

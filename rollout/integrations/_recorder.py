@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections import Counter
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any
 
 import trio
 
+from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.context import RolloutContext, SampleSource, get_rollout_context
 from rollout.errors import IntegrationError, InvalidFieldError, SampleSourceError
@@ -22,7 +22,7 @@ from rollout.types import RolloutSample
 
 __all__ = ["MAIN", "ConversationRecorder", "active_rollout", "get_recorder", "the_rollout"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAIN = "main"
 _MOST_PROBLEMS = 50

@@ -21,7 +21,6 @@ walks it, inside a shield and within a budget.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -31,6 +30,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import trio
 
+from rollout._logs import get_logger
 from rollout.errors import BridgeCancelledError, BridgeError, InvalidFieldError
 from rollout.integrations._bridge_call import Call, name_of, refuse_coroutine
 from rollout.integrations._bridge_callback import Callback
@@ -47,7 +47,7 @@ __all__ = [
     "run_in_trio",
 ]
 
-logger = logging.getLogger("rollout.integrations.asyncio_bridge")
+logger = get_logger("rollout.integrations.asyncio_bridge")
 
 T = TypeVar("T")
 PosArgs = TypeVarTuple("PosArgs")

@@ -18,13 +18,13 @@ from typing import Any, cast
 from uuid import uuid4
 
 import trio
-from quart import Response, request, websocket
+from quart import Request, Response, Websocket, request, websocket
 from quart_trio import QuartTrio
-from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from rollout._groups import sole_error
 from rollout._keys import check_api_key
+from rollout._logs import LogFormatter, get_logger
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
@@ -51,6 +51,7 @@ from rollout.server.connection import RolloutHTTPConnection
 from rollout.server.feed import Feed, FeedHub
 from rollout.server.guard import guard_connections
 from rollout.server.lifespan import RolloutLifespan
+from rollout.server.refusals import RefusalLog
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
 from rollout.server.stream import FEED_PATH, FeedRoute
@@ -73,7 +74,7 @@ __all__ = [
     "create_rollout_server",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DEFAULT_RESULT_WAIT_TIMEOUT_SEC = 30.0
 DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
@@ -109,6 +110,7 @@ class RolloutServer(QuartTrio):
         self.shutdown_stages = StagedShutdown(registry, ShutdownBudget())
         self.watchdog: LoopWatchdog | None = None
         self.feeds = FeedHub(registry)
+        self.refusals = RefusalLog()
         self.feed_route: FeedRoute | None = None
         self.failure: BaseException | None = None
         self.shutdown_requested = trio.Event()
@@ -230,6 +232,7 @@ def create_rollout_server(
             [v for k, v in headers if k.lower() == b"authorization"]
         ),
         accepting=lambda: app.registry.serving,
+        refusals=app.refusals,
         heartbeat_sec=registry.result_wait_timeout_sec,
         max_request_bytes=max_request_bytes,
     )
@@ -243,9 +246,9 @@ def _configure_logging() -> None:
     """Log to stderr, unless the program has set up logging of its own."""
     if logging.getLogger().handlers:
         return
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     http = logging.getLogger("httpx")
     if http.level == logging.NOTSET:
         http.setLevel(logging.WARNING)  # it has a line for every single request
@@ -284,20 +287,21 @@ def _add_authentication(app: RolloutServer, key: str | None) -> None:
         return
     authorized = authorizer(key)
 
-    async def authenticate(headers: Headers) -> Response | None:
-        given = [value.encode("latin-1", "replace") for value in headers.getlist("Authorization")]
+    async def authenticate(asked: Request | Websocket) -> Response | None:
+        given = [v.encode("latin-1", "replace") for v in asked.headers.getlist("Authorization")]
         await trio.lowlevel.checkpoint()
         if authorized(given):
             return None
+        app.refusals.note(401, asked.method, asked.path, asked.remote_addr)
         return _refuse(401, "missing or wrong api key", WWW_Authenticate="Bearer")
 
     @app.before_request
     async def authenticate_request() -> Response | None:
-        return await authenticate(request.headers)
+        return await authenticate(request)
 
     @app.before_websocket
     async def authenticate_websocket() -> Response | None:
-        return await authenticate(websocket.headers)
+        return await authenticate(websocket)
 
 
 def _add_refusals(app: RolloutServer) -> None:
@@ -356,7 +360,7 @@ def _add_routes(app: RolloutServer) -> None:
 
     @app.get("/rollout/<rollout_id>/result", provide_automatic_options=False)
     async def result(rollout_id: str) -> Response:
-        return await _poll(app.registry, rollout_id)
+        return await _poll(app, rollout_id)
 
     @app.post("/rollout/cancel", provide_automatic_options=False)
     async def cancel() -> Response:
@@ -414,7 +418,7 @@ def _feed(app: RolloutServer, body: Any, *, required: bool) -> Feed | None:
     return app.feeds.find(token)
 
 
-async def _poll(registry: RolloutRegistry, rollout_id: str) -> Response:
+async def _poll(app: RolloutServer, rollout_id: str) -> Response:
     token = request.headers.get(POLLING_LEASE_HEADER)
     if not token:
         await trio.lowlevel.checkpoint()
@@ -423,10 +427,11 @@ async def _poll(registry: RolloutRegistry, rollout_id: str) -> Response:
         return _refuse_fields("header", (problem,))
     seen = SeenState.from_header(request.headers.get(SEEN_STATE_HEADER))
     try:
-        return _json(await registry.wait_for_result(rollout_id, token, seen))
+        return _json(await app.registry.wait_for_result(rollout_id, token, seen))
     except UnknownRolloutError as error:
         return _refuse(404, str(error))
     except InvalidLeaseError as error:
+        app.refusals.note(403, request.method, request.path, request.remote_addr)
         return _refuse(403, str(error))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 from attrs import define, field
 
+from rollout._logs import get_logger
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "RegistryHooks", "check_times", "crash_result", "log_failure", "token_digest"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def token_digest(token: str) -> bytes:

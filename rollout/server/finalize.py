@@ -6,11 +6,11 @@ itself. Whatever has no JSON form is left out and named; the reward is never the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from rollout._logs import get_logger
 from rollout.backend.failures import redact
 from rollout.codec import MAX_JSON_DEPTH, dump_json, format_timestamp, unstructure
 from rollout.jsonfit import fit, utf8
@@ -27,7 +27,7 @@ from rollout.types._fields import plain_number
 
 __all__ = ["encode", "encode_state", "result_of"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SAMPLE_DEPTH = MAX_JSON_DEPTH - 2
 """What is left for a sample's values within the response and the sample."""

@@ -13,7 +13,6 @@ for the process. Other applications on the same worker are only better off with 
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
@@ -25,9 +24,11 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import EventWrapper
 
+from rollout._logs import get_logger
+
 __all__ = ["GuardedConnection", "guard_connections"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _STALL_SEC = 60.0
 """How long a peer may take nothing of an answer before its connection is given up."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextvars
 import hmac
 import itertools
-import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -23,6 +22,7 @@ from heapq import heappop, heappush
 import trio
 from attrs import evolve
 
+from rollout._logs import get_logger
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.usercode import UserCall
 from rollout.errors import (
@@ -53,7 +53,7 @@ from rollout.types import (
 
 __all__ = ["RolloutRegistry"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TOKEN_BYTES = 32
 _TICKS_PER_LEASE = 120

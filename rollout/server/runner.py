@@ -18,13 +18,14 @@ import trio
 from hypercorn.config import Config
 
 from rollout._groups import sole_error
+from rollout._logs import get_logger
 from rollout.errors import RolloutServerError
 from rollout.server.app import RolloutServer
 from rollout.server.shutdown import ShutdownBudget
 
 __all__ = ["serve"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 KEEP_ALIVE_SEC = 75.0
 """How long an idle connection stays open; longer than any client of ours keeps one."""
@@ -231,7 +232,7 @@ def _config(
     config.h11_max_incomplete_size = _LONGEST_REQUEST_HEAD
     config.include_server_header = False
     config.accesslog = None
-    http_log = logging.getLogger("rollout.server.http")
+    http_log = get_logger("rollout.server.http")
     http_log.setLevel(logging.WARNING)  # its start message speaks of one process of many
     config.errorlog = http_log
     return config

@@ -6,19 +6,19 @@ keeps polling gets its result before the process exits.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import trio
 from attrs import field, frozen
 
+from rollout._logs import get_logger
 from rollout.errors import InvalidFieldError
 from rollout.server.registry import RolloutRegistry
 from rollout.types._fields import is_finite_number
 
 __all__ = ["ShutdownBudget", "StagedShutdown"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def _seconds(_: Any, attribute: Any, value: Any) -> None:

@@ -19,6 +19,7 @@ from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
 from rollout.server.batch import field_problems
 from rollout.server.body import IncomingBody, receive_into
 from rollout.server.feed import HEARTBEAT, Feed, FeedHub, hello, read_claims
+from rollout.server.refusals import RefusalLog
 
 __all__ = ["FEED_PATH", "FeedRoute"]
 
@@ -42,6 +43,7 @@ class FeedRoute:
         hub: The open feeds.
         authorized: Says whether the headers of a request carry the server's key.
         accepting: Says whether feeds are opened at all.
+        refusals: Logs requests without the key.
         heartbeat_sec: The longest silence of a feed, in seconds.
         max_request_bytes: Larger bodies are refused.
     """
@@ -52,12 +54,14 @@ class FeedRoute:
         *,
         authorized: Callable[[list[tuple[bytes, bytes]]], bool],
         accepting: Callable[[], bool],
+        refusals: RefusalLog,
         heartbeat_sec: float,
         max_request_bytes: int,
     ) -> None:
         self._hub = hub
         self._authorized = authorized
         self._accepting = accepting
+        self._refusals = refusals
         self._heartbeat_sec = heartbeat_sec
         self._limit = max_request_bytes
 
@@ -72,6 +76,8 @@ class FeedRoute:
     async def _answer(self, scope: Any, body: IncomingBody, send: Any) -> None:
         refuse = partial(_refuse, scope, send, body)
         if not self._authorized(list(scope["headers"])):
+            peer = (scope.get("client") or (None,))[0]
+            self._refusals.note(401, scope["method"], FEED_PATH, peer)
             challenge = (b"www-authenticate", b"Bearer")
             await refuse(401, "missing or wrong api key", challenge)
         elif scope["method"] != "POST":

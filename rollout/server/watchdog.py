@@ -8,7 +8,6 @@ code of a rollout and says whose it is.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import sysconfig
@@ -18,11 +17,12 @@ from types import CodeType, FrameType
 
 import trio
 
+from rollout._logs import get_logger
 from rollout.backend.usercode import UserCall
 
 __all__ = ["LoopWatchdog"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LIBRARIES = tuple(
     {os.path.realpath(path) for name, path in sysconfig.get_paths().items() if "lib" in name}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, cast
 
 from attrs import define, field
 
+from rollout._logs import get_logger
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import finite_number, instance_of, optional
 
 __all__ = ["RolloutErrorCategory", "RolloutSample", "RolloutStatus"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class RolloutStatus(StrEnum):

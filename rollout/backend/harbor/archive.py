@@ -7,18 +7,18 @@ known to be free of the rollout's key.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from attrs import define, field
 
+from rollout._logs import get_logger
 from rollout._trees import drop_links_out
 from rollout.artifacts import ARTIFACTS, ArtifactStore
 from rollout.backend.harbor.plan import TrialPlan
 
 __all__ = ["HARBOR", "ArchiveReport", "archive_trial"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 HARBOR = "harbor"
 """The folder of a rollout with Harbor's files of it."""

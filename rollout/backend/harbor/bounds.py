@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import define, field
 
+from rollout._logs import get_logger
 from rollout.backend.harbor.verifier import LEAST_SEC
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
     "without_own_limit",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LAST_SEC = 5.0
 """For how long a stop that was given up may react to its cancellation."""

@@ -7,7 +7,6 @@ however it ends. A mark without a lock means that nobody will tidy up any more. 
 from __future__ import annotations
 
 import glob
-import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rollout._logs import get_logger
 from rollout._trees import remove_tree
 
 fcntl: Any
@@ -25,7 +25,7 @@ except ImportError:  # a platform without locks: nothing is ever taken for aband
 
 __all__ = ["MARK", "Claim", "abandoned", "is_claimed", "make_claimed", "sweep_claimed"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MARK = ".running"
 """The file that claims the folder that it is in."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import trio
 from attrs import define, field
 
 from rollout._groups import sole_error
+from rollout._logs import get_logger
 from rollout.backend.executions import Execution, Phase, failure
 from rollout.backend.failures import (
     categorize_exception,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrialExecution"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AGENT_TIMEOUT = "AgentTimeoutError"
 

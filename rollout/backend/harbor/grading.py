@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import logging
 from contextlib import nullcontext
 from pathlib import Path
 
 import trio
 
+from rollout._logs import get_logger
 from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
@@ -23,7 +23,7 @@ from rollout.types import RolloutSample
 
 __all__ = ["grade"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ARTIFACTS = "artifacts/logs/artifacts"
 """Where Harbor collects what is in ``/logs/artifacts`` inside of the sandbox."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from rollout._logs import get_logger
 
 if TYPE_CHECKING:
     from rollout.backend.harbor.environment import EnvironmentSpec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_provider_failure", "leftover_note", "tell_statuses", "with_defaults"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 OPENSANDBOX_IMPORT_PATH = "harbor.environments.opensandbox:OpenSandboxEnvironment"
 

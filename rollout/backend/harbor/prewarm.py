@@ -7,7 +7,6 @@ then would have failed every rollout of that task.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -18,6 +17,7 @@ import trio
 from attrs import define, field, frozen
 
 from rollout._groups import sole_error
+from rollout._logs import get_logger
 from rollout._redaction import redact
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.bounds import StopWatch
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrewarmMode", "PrewarmReport", "prewarm_tasks"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PrewarmMode = Literal["auto", "full", "healthcheck", "off"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shlex
 import sys
 from contextlib import suppress
@@ -21,6 +20,7 @@ from harbor.agents.base import (  # type: ignore[import-not-found,unused-ignore]
     BaseAgent,
 )
 
+from rollout._logs import Lines, get_logger
 from rollout._redaction import redact
 from rollout.backend.harbor.errors import (
     WorkflowAgentError,
@@ -35,7 +35,7 @@ from rollout.errors import InvalidFieldError
 
 __all__ = ["SandboxAgent"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11", "python")
 _LOGS = "/logs/agent"
@@ -181,7 +181,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
             logger.error(
                 "rollout %s: the workflow failed\n%s",
                 handover.plan.request.id,
-                redact(failure.traceback, secrets),
+                Lines(redact(failure.traceback, secrets)),
             )
             raise workflow_error(failure.category, redact(failure.message, secrets))
         for line in handback.dropped:

@@ -7,7 +7,6 @@ how it went, as `LocalBackend` does.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from datetime import datetime
@@ -17,6 +16,7 @@ from typing import Any
 import attrs
 from attrs import define, field
 
+from rollout._logs import get_logger
 from rollout._redaction import Redactor, redact
 from rollout._trees import tame_tree
 from rollout.artifacts import ArtifactStore
@@ -38,7 +38,7 @@ from rollout.types._fields import plain_number
 
 __all__ = ["Settled", "handed_back", "save_outcome", "settle"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _CANCELLED = "CancelledError"
 

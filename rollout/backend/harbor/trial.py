@@ -9,12 +9,12 @@ cancelled raises and returns nothing.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from attrs import define, field
 
+from rollout._logs import get_logger
 from rollout.backend.harbor.bounds import (
     AgentTime,
     StopWatch,
@@ -28,7 +28,7 @@ from rollout.types import RolloutStatus
 
 __all__ = ["TrialRun"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MARKS = {
     "START": "started",

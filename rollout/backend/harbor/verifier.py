@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from rollout._logs import get_logger
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.codec import dump_json
 from rollout.errors import InvalidFieldError
@@ -18,7 +18,7 @@ from rollout.types import ExecutionRequest
 
 __all__ = ["LEAST_SEC", "grading_problem", "verifier_fields", "with_placeholder_tests"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 GRADER_VERIFIER = "rollout.backend.harbor.grader_verifier:GraderVerifier"
 

@@ -7,18 +7,18 @@ is kept has the trial's folder alone, and no mark. Blocking.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollout._logs import get_logger
 from rollout._trees import remove_tree
 from rollout.backend.harbor.claims import MARK, Claim, abandoned, is_claimed, make_claimed
 
 __all__ = ["TRIALS", "make_workspace", "prune_kept", "remove_workspace", "sweep_workspaces"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TRIALS = "trials"
 """The folder of a workspace that Harbor makes the trial's folder in."""

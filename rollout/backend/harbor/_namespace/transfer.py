@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from rollout._logs import get_logger
 from rollout.backend.harbor._namespace.errors import NamespaceError, TransferError
 from rollout.backend.harbor._namespace.extract import extract
 from rollout.backend.harbor._namespace.holder import PATH
@@ -34,7 +35,7 @@ __all__ = [
     "upload_file",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_BYTES = 16 * 1024**3
 """Most that one transfer out of a sandbox may write on the host."""
