@@ -2,7 +2,8 @@
 
 Workflows and graders put whatever they have into a sample: NumPy scalars, NaN, sets, objects.
 That must never cost a rollout its reward. `fit` keeps everything that JSON can say, turns
-foreign numbers into plain ones, and names what it had to leave out. Foreign objects may raise
+foreign numbers and SDKs' objects (whatever has ``model_dump``) into plain ones, and names what it
+had to leave out. Foreign objects may raise
 whatever they like while they are looked at; then they are left out too.
 
 JSON cannot share: what stands in two places is written twice, and sixty lists that each hold
@@ -13,11 +14,12 @@ size of what is to be written is kept count of.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rollout.codec import LARGEST_WEIGHT, MAX_JSON_DEPTH, VALUE_WEIGHT
-from rollout.types._fields import plain_number
+from rollout.types._fields import dumped, plain_number
 
 __all__ = ["fit", "utf8"]
 
@@ -26,13 +28,15 @@ _DROP: Any = object()
 _CUT = 1 << 30
 """Deeper than anything: of what was not fitted as a whole."""
 
-_LONGEST_INT_BITS = 14_000
-"""Python writes and reads numbers of up to 4,300 digits, which is a little more than this."""
+_LARGEST_INT = 10**4300 - 1
+"""Python reads numbers of up to 4,300 digits."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def utf8(text: str) -> str:
-    """Replace lone surrogates, for text that strict peers read."""
-    return text.encode("utf-8", errors="replace").decode("utf-8")
+    """Replace lone surrogates by U+FFFD, for text that strict peers read."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]:
@@ -96,7 +100,7 @@ class _Fitting:
         try:
             if isinstance(value, (Mapping, list, tuple)):
                 return self.container(value, way, depth)
-            return self.scalar(value, way)
+            return self.scalar(value, way, depth)
         except _TooLargeError:
             raise
         except Exception as error:  # noqa: BLE001 - the methods of foreign objects do anything
@@ -178,7 +182,7 @@ class _Fitting:
         self.add(VALUE_WEIGHT * len(fitted))
         return fitted
 
-    def scalar(self, value: Any, way: _Way) -> Any:
+    def scalar(self, value: Any, way: _Way, depth: int) -> Any:
         if isinstance(value, str):
             self.add(len(value))
             return str.__str__(value)
@@ -186,11 +190,14 @@ class _Fitting:
             return bool(value)
         number = _number(value)
         if number is None:
+            made = dumped(value)
+            if made is not None:
+                return self.any(made, way, depth)
             return self.drop(way, f"of type {type(value).__name__}")
         return self.whole(number, way) if isinstance(number, int) else number
 
     def whole(self, value: int, way: _Way) -> Any:
-        if value.bit_length() > _LONGEST_INT_BITS:
+        if not -_LARGEST_INT <= value <= _LARGEST_INT:
             return self.drop(way, "a number with too many digits")
         return value
 

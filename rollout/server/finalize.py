@@ -107,11 +107,9 @@ def _attach_sample(response: RolloutResultResponse, sample: RolloutSample) -> No
     dropped: list[str] = []
     messages = _plain("messages", list(sample.messages), dropped)
     if dropped:
-        # A history with holes would be taken for what the agent said; better none at all.
-        note = f"the sample's messages have no JSON form and were left out ({dropped[0]})"
-        logger.warning("rollout %s: %s", response.rollout_id, note)
+        # A history with holes must not be taken for what the agent said.
+        note = f"left out of the sample's messages, having no JSON form: {_named(dropped)}"
         response.err_message = response.err_message or note
-        messages, dropped = [], []
     metrics = _plain("metrics", sample.metrics, dropped)
     extra_fields = _plain("extra_fields", sample.extra_fields, dropped)
     if dropped:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
+from dataclasses import is_dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from rollout.errors import InvalidFieldError
@@ -40,8 +42,54 @@ def optional(validator: Any) -> Any:
 
 def messages(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate a list of message objects."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
+    check_objects(attribute.name, value, list, dict)
+
+
+def check_objects(field: str, value: Any, sequence: type, mapping: type) -> None:
+    """Validate that a value is a *sequence* of *mapping*.
+
+    Raises:
+        InvalidFieldError: It is not; the message names the first item that is something else.
+    """
+    reason = "must be a list of objects"
+    if isinstance(value, sequence) and not isinstance(value, (str, bytes)):
+        for index, item in enumerate(cast("Sequence[Any]", value)):
+            if not isinstance(item, mapping):
+                kind = type(item).__name__
+                reason += f", but item {index} is of type {kind}: put {_plain_form(item)} there"
+                break
+        else:
+            return
+    raise InvalidFieldError(field, reason, kind="type_error")
+
+
+def _plain_form(item: Any) -> str:
+    if is_dataclass(item) or hasattr(type(item), "__attrs_attrs__"):
+        return "its asdict()"
+    known = ("model_dump", "to_dict", "dict", "_asdict")
+    method = next((name for name in known if callable(getattr(type(item), name, None))), None)
+    return "a dict" if method is None else f"its {method}()"
+
+
+def as_messages(value: Any) -> Any:
+    """Turn the message objects of SDKs in a list into dicts; leave the rest to the validator."""
+    if isinstance(value, list) and not all(isinstance(item, dict) for item in value):
+        return [dumped(item) or item for item in value]
+    return value
+
+
+def dumped(value: Any) -> dict[str, Any] | None:
+    """Return the dict that an object with ``model_dump`` makes of itself, ``None`` without one.
+
+    Fields that are ``None`` are left out, as clients of model APIs leave them out.
+    """
+    if not hasattr(type(value), "model_dump"):
+        return None
+    try:
+        made = value.model_dump(mode="json", exclude_none=True)
+    except Exception:  # noqa: BLE001 - a foreign method may raise anything
+        return None
+    return made if isinstance(made, dict) else None
 
 
 def strings(_: Any, attribute: Attribute[Any], value: Any) -> None:

@@ -9,13 +9,15 @@ from typing import Any, cast
 
 from attrs import define, field
 
-from rollout._logs import get_logger
-from rollout.errors import InvalidFieldError
-from rollout.types._fields import finite_number, instance_of, optional
+from rollout.types._fields import (
+    as_messages,
+    check_objects,
+    finite_number,
+    instance_of,
+    optional,
+)
 
 __all__ = ["RolloutErrorCategory", "RolloutSample", "RolloutStatus"]
-
-logger = get_logger(__name__)
 
 
 class RolloutStatus(StrEnum):
@@ -66,10 +68,11 @@ _FROM_MESSAGES: Any = object()
 
 
 def _message_sequence(_: Any, attribute: Any, value: Any) -> None:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
-    if not all(isinstance(message, Mapping) for message in value):
-        raise InvalidFieldError(attribute.name, "must be a list of objects", kind="type_error")
+    check_objects(attribute.name, value, Sequence, Mapping)
+
+
+def _messages(value: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    return cast("Sequence[Mapping[str, Any]]", as_messages(value))
 
 
 def _trajectory(instance: Any, attribute: Any, value: Any) -> None:
@@ -86,7 +89,8 @@ class RolloutSample:
     """The conversation of one rollout and what grading made of it.
 
     Attributes:
-        messages: The message history.
+        messages: The message history. An object with ``model_dump``, as SDKs make them, becomes
+            a dict.
         trajectory_messages: The history to keep on disk; by default a deep copy of
             `messages` taken on construction, ``None`` to keep none. It never travels.
         label: The label that came with the request, or the workflow's own.
@@ -102,7 +106,9 @@ class RolloutSample:
         InvalidFieldError: A field has the wrong type, or the reward is not finite.
     """
 
-    messages: Sequence[Mapping[str, Any]] = field(factory=list, validator=_message_sequence)
+    messages: Sequence[Mapping[str, Any]] = field(
+        factory=list, converter=_messages, validator=_message_sequence
+    )
     trajectory_messages: Sequence[Mapping[str, Any]] | None = field(
         default=_FROM_MESSAGES, validator=_trajectory, repr=False, eq=False
     )
@@ -121,10 +127,6 @@ class RolloutSample:
             return
         try:
             self.trajectory_messages = copy.deepcopy(list(self.messages))
-        except Exception as error:  # noqa: BLE001 - objects among the messages may raise anything
-            # Without its text, which may hold what no log should.
-            logger.warning(
-                "the messages of a sample cannot be copied (%s); its trajectory is not kept",
-                type(error).__name__,
-            )
-            self.trajectory_messages = None
+        except Exception:  # noqa: BLE001 - objects among the messages may raise anything
+            # What cannot be copied has no JSON form either, and is left out of the trajectory.
+            self.trajectory_messages = list(self.messages)

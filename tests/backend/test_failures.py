@@ -162,11 +162,11 @@ DESCRIPTIONS = [
     (KeyboardInterrupt(), "KeyboardInterrupt"),
     (Speechless(), "(its message cannot be shown: SystemExit)"),
     (Garbled(), "(its message cannot be shown: TypeError)"),
-    (RuntimeError("lone \ud800 surrogate"), "lone ? surrogate"),
+    (RuntimeError("lone \ud800 surrogate"), "lone \ufffd surrogate"),
     (ExceptionGroup("one", [ValueError("inner")]), "inner"),
     (ExceptionGroup("two", [ValueError("a"), KeyError("b")]), "two: a; KeyError: 'b'"),
     (ExceptionGroup("o", [ExceptionGroup("i", [ValueError("a"), ValueError("b")])]), "o: a; b"),
-    (ExceptionGroup("\ud800", [ValueError("a"), ValueError("b")]), "?: a; b"),
+    (ExceptionGroup("\ud800", [ValueError("a"), ValueError("b")]), "\ufffd: a; b"),
 ]
 
 

@@ -249,11 +249,17 @@ async def test_what_is_no_message_list_is_a_failure_that_says_so(kind: str):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Returns.values if kind not in NO_MESSAGES])
-async def test_messages_without_a_json_form_are_left_out_as_a_whole(kind: str):
+async def test_a_value_without_a_json_form_costs_itself_alone(kind: str, monkeypatch):
+    spoiled, *_ = Returns.values[kind]
+    history = [{"role": "user", "content": 10**4299}, {**spoiled, "role": "assistant"}]
+    monkeypatch.setitem(Returns.values, kind, history)
     async with in_process_http(make_app(local_backend(Returns, Always))) as http:
         result = await run(http, initial_messages=prompt(give=kind))
         assert result["status"] == "success"
-        assert result["sample"]["messages"] == []
+        first, second = result["sample"]["messages"]
+        assert first == history[0]
+        assert second["role"] == "assistant"
+        assert "messages[1]" in result["err_message"]
         assert result["sample"]["reward"] == 0.5
         assert "no JSON form" in result["err_message"]
     async with in_process_http(make_app(local_backend(Returns))) as http:

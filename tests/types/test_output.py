@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from decimal import Decimal
+from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import strategies
@@ -11,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.errors import InvalidFieldError
-from rollout.types import AgentWorkflowOutput
+from rollout.jsonfit import fit
+from rollout.types import AgentWorkflowOutput, RolloutSample
 from rollout.types.output import coerce_output
 
 
@@ -75,7 +79,6 @@ def test_an_output_that_was_spoiled_in_place_is_refused():
         ("metrics", None),
         ("metrics", []),
         ("metrics", {"a": "1"}),
-        ("metrics", {"a": None}),
         ("metrics", {1: 1.0}),
         ("info", None),
         ("info", []),
@@ -87,6 +90,55 @@ def test_a_bad_field_is_refused_by_name(field, value):
     assert caught.value.field.partition(".")[0] == field
     with pytest.raises(InvalidFieldError, match=f"^{field}"):
         setattr(AgentWorkflowOutput(), field, value)
+
+
+class Reply:
+    """A message of an SDK: a model of pydantic, seen from here."""
+
+    def __init__(self, **fields):
+        self.fields = fields
+
+    def model_dump(self, *, mode, exclude_none):
+        assert mode == "json"
+        return {k: v for k, v in self.fields.items() if not exclude_none or v is not None}
+
+
+def test_a_message_object_of_an_sdk_becomes_a_dict():
+    history = [{"role": "user"}, Reply(role="assistant", content="42", refusal=None)]
+    plain = [{"role": "user"}, {"role": "assistant", "content": "42"}]
+    assert coerce_output(history).messages == plain
+    assert AgentWorkflowOutput(messages=history).messages == plain
+    assert RolloutSample(messages=history).messages == plain
+    assert fit({"tool_calls": [history[1]]}) == ({"tool_calls": [plain[1]]}, [])
+
+
+class Tokens(NamedTuple):
+    role: str
+
+
+@dataclass
+class Turn:
+    role: str
+
+
+@pytest.mark.parametrize(
+    ("item", "advice"),
+    [
+        (Turn("user"), r"Turn: put its asdict\(\) there"),
+        (Tokens("user"), r"Tokens: put its _asdict\(\) there"),
+        (Mock(spec=["to_dict"]), "Mock: put a dict there"),
+        ("text", "str: put a dict there"),
+    ],
+)
+def test_another_object_is_named_by_index_and_type(item, advice):
+    for make in (coerce_output, lambda value: RolloutSample(messages=value)):
+        with pytest.raises(InvalidFieldError, match=f"but item 1 is of type {advice}$"):
+            make([{"role": "user"}, item])
+
+
+def test_a_metric_of_none_is_left_out():
+    output = AgentWorkflowOutput(messages=[], metrics={"a": None, "b": 1})
+    assert coerce_output(output).metrics == {"b": 1}
 
 
 def test_fields_go_by_keyword_only_and_are_not_shared():

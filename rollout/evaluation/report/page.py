@@ -40,6 +40,7 @@ from rollout.evaluation.report.gather import Run, gather
 from rollout.evaluation.report.packing import Packer
 from rollout.evaluation.report.summary import summarize
 from rollout.evaluation.report.text import clip, embed, number, pretty
+from rollout.jsonfit import utf8
 
 __all__ = ["write_report"]
 
@@ -164,7 +165,7 @@ def _write_page(file: IO[bytes], run: Run, columns: Columns, packer: Packer) -> 
             embed({"charts": summary.charts, "attempts": columns.head()})
         ),
     )
-    file.write(head.encode("utf-8", errors="replace"))
+    file.write(utf8(head).encode("utf-8"))
     columns.copy_to(file)
     # Before the conversations, so that the page is there while they are still being read.
     file.write(f"<script>{script}</script>\n".encode())
