@@ -2,8 +2,9 @@
 
 Theory of operation: whoever wants an admission puts it into a queue. While one request is
 under way the queue grows, and the next request takes all of it, so batches are as large as
-the load is high and nobody waits for a timer. Each rollout has its own outcome; what the
-single route would raise, its caller gets.
+the load is high. A request that takes long does not hold up the next one, and one whose
+callers have all left is cancelled. Each rollout has its own outcome; what the single route
+would raise, its caller gets.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _MOST = 1024
 _MOST_BYTES = 8 * 1024 * 1024
 _FEED_SEC = 1.0
 """How long a batch waits for a feed that is being opened."""
+_NEXT_SEC = 0.25
+"""How long a batch waits for the answer to the one before it."""
 
 _ACCEPTED = 202
 _TOO_LARGE = 413
@@ -64,15 +67,40 @@ class _Item:
         body: The encoded admission request.
         on_sent: Called once the request with it is under way.
         abandoned: Whether nobody waits for it any longer.
+        batch: The request that it is part of, once that is under way.
         over: Set once there is an outcome, a failure, or neither and nothing more to expect.
     """
 
     body: bytes
     on_sent: Callable[[], None]
     abandoned: bool = False
+    batch: _Batch | None = None
     outcome: BatchOutcome | None = None
     failure: Exception | None = None
     over: trio.Event = field(factory=trio.Event)
+
+
+@define(eq=False, repr=False)
+class _Batch:
+    """One request, from the moment when it counts as sent.
+
+    Attributes:
+        items: What it asks for.
+        callers: How many still wait for its answer.
+        scope: Cancels it.
+        over: Set once each of its items has what it gets.
+    """
+
+    items: list[_Item] = field(factory=list)
+    callers: int = 0
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    over: trio.Event = field(factory=trio.Event)
+
+    def leave(self) -> None:
+        """Note that a caller has left; without callers the request is cancelled."""
+        self.callers -= 1
+        if not self.callers:
+            self.scope.cancel()
 
 
 class AdmissionBatcher:
@@ -109,6 +137,8 @@ class AdmissionBatcher:
             self._queue.pop(item, None)
             if not waited:
                 item.abandoned = True
+                if item.batch is not None:
+                    item.batch.leave()
                 if item.over.is_set():
                     self._leave_behind([item])
         if item.failure is not None:
@@ -117,47 +147,54 @@ class AdmissionBatcher:
 
     async def run(self) -> None:
         """Send what is queued; when this ends, the rest goes by the single route."""
-        try:
-            while self.usable:
-                await self._queued.wait()
-                await self._feed.wait_until_open(_FEED_SEC)
-                items = self._take()
-                if items:
-                    await self._send(items)
-                else:
-                    self._queued = trio.Event()
-        finally:
-            self.usable = False
-            for item in self._queue:
-                item.over.set()
+        async with trio.open_nursery() as nursery:
+            try:
+                while self.usable:
+                    await self._queued.wait()
+                    await self._feed.wait_until_open(_FEED_SEC)
+                    batch = self._take()
+                    if batch.items:
+                        nursery.start_soon(self._send, batch)
+                        with trio.move_on_after(_NEXT_SEC):
+                            await batch.over.wait()
+                    else:
+                        self._queued = trio.Event()
+            finally:
+                self.usable = False
+                for item in self._queue:
+                    item.over.set()
 
-    def _take(self) -> list[_Item]:
-        taken: list[_Item] = []
+    def _take(self) -> _Batch:
+        """Make a batch of what is queued; from now on it counts as sent."""
+        batch = _Batch()
         size = 0
-        while self._queue and len(taken) < _MOST and size < _MOST_BYTES:
+        while self._queue and len(batch.items) < _MOST and size < _MOST_BYTES:
             item, _ = self._queue.popitem(last=False)
             size += len(item.body)
-            taken.append(item)
-        return taken
+            batch.items.append(item)
+            batch.callers += 1
+            item.batch = batch
+            item.on_sent()
+        return batch
 
-    async def _send(self, items: list[_Item]) -> None:
+    async def _send(self, batch: _Batch) -> None:
+        items = batch.items
         token = self._feed.token
         ending = b"]}" if token is None else b'],"feed":' + dump_json(token) + b"}"
         body = b'{"rollouts":[' + b",".join(item.body for item in items) + ending
-        for item in items:
-            item.on_sent()
         sent_at = trio.current_time()
         failure: Exception = RolloutClientClosedError(
             "the client was closed while an admission was under way; it may have succeeded"
         )
         known = False
         try:
-            response = await self._wire.post(BATCH_PATH, body)
-            if response.status_code in _NOT_OFFERED:
-                self.usable = response.status_code == _TOO_LARGE
-            else:
-                _distribute(response, items, sent_at, token)
-            known = True
+            with batch.scope:
+                response = await self._wire.post(BATCH_PATH, body)
+                if response.status_code in _NOT_OFFERED:
+                    self.usable = self.usable and response.status_code == _TOO_LARGE
+                else:
+                    _distribute(response, items, sent_at, token)
+                known = True
         except Exception as error:  # noqa: BLE001 - whatever it is, those who asked get it
             failure = error
         finally:
@@ -166,6 +203,7 @@ class AdmissionBatcher:
                     # Never by the single route: the request may have arrived.
                     item.failure = copy_error(failure)
                 item.over.set()
+            batch.over.set()
             if token is not None:
                 self._leave_behind(items)
 

@@ -22,7 +22,7 @@ from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, R
 __all__ = ["Link"]
 
 BATCH, FEED = EXTENSIONS
-_FIRST_ANSWER_SEC = 10.0
+_FIRST_ANSWER_SEC = 2.5
 """Long enough for a loop that starts ten thousand rollouts at once to come round."""
 
 
@@ -60,6 +60,8 @@ class Link:
             return
         self._extensions = frozenset(extensions)
         self._feed.usable = FEED in self._extensions
+        if self._first is not None:
+            self._first.set()
         if self._extensions & {BATCH, FEED}:
             try:
                 self._nursery.start_soon(self._run, name="rollout feed")
