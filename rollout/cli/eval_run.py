@@ -210,7 +210,11 @@ def _output_lost(error: OSError, run: EvaluationRun, plan: _Plan) -> CommandErro
 
 
 def _kept(run: EvaluationRun) -> str:
-    return f"{run.progress.settled} of {run.progress.total} attempts have ended and are kept"
+    """Say what is on the disk of a run that was left."""
+    if run.metrics is None:
+        return "the records of this run cannot be read again"
+    counts = run.metrics.results.attempts
+    return f"{counts.settled} of {counts.planned} attempts have ended and are kept"
 
 
 async def _follow(run: EvaluationRun, view: EvaluationView) -> None:

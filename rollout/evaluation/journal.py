@@ -10,6 +10,7 @@ refused by its line number and left as it is.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zlib
@@ -280,6 +281,7 @@ class Journal:
         self._wake = trio.Event()
         self._closed = False
         self._error: OSError | None = None
+        self._size: int | None = None
 
     async def append(self, record: AttemptRecord) -> None:
         """Return once the record is on the disk.
@@ -287,7 +289,8 @@ class Journal:
         Cancelling this leaves the record to be written all the same.
 
         Raises:
-            EvaluationError: The journal cannot be written (a full disk, say).
+            EvaluationError: The journal cannot be written (a full disk, say), or something
+                else has changed it.
         """
         if self._error is None:
             self._waiting.append(record_line(record))
@@ -335,14 +338,23 @@ class Journal:
     def _append(self, data: bytes) -> None:
         if self._beside is not None:
             sync_folder(self._beside)
-        _append(self._path, data)
+        self._size = _append(self._path, data, self._size)
 
 
-def _append(path: Path, data: bytes) -> None:
-    """Append and sync, or leave the file as it was."""
+def _append(path: Path, data: bytes, size: int | None) -> int:
+    """Append and sync, or leave the file as it was; return its size.
+
+    Raises:
+        OSError: That failed, or the file does not have the *size* that it had before.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
     try:
         before = os.fstat(descriptor).st_size
+        if size not in {None, before}:
+            # Behind a line that was cut, a record could not be read again.
+            raise OSError(
+                errno.ESTALE, f"was changed from outside: it has {before} bytes instead of {size}"
+            )
         try:
             view = memoryview(data)
             while view:
@@ -351,5 +363,6 @@ def _append(path: Path, data: bytes) -> None:
         except OSError:
             os.ftruncate(descriptor, before)
             raise
+        return before + len(data)
     finally:
         os.close(descriptor)

@@ -20,12 +20,14 @@ from rollout.errors import (
 )
 from rollout.evaluation._urls import public_url
 from rollout.evaluation.config import EvaluationConfig
+from rollout.evaluation.datasets.selection import Picker, parse_rows
 from rollout.types._fields import is_whole_from_one
 
 __all__ = [
     "MANIFEST",
     "check_unchanged",
     "describe_inputs",
+    "new_manifest",
     "read_manifest",
     "same_inputs",
     "write_manifest",
@@ -36,6 +38,8 @@ _SCHEMA = "rollout-evaluation/1"
 _SECTIONS = ("dataset", "server", "chat", "run")
 _FREE = frozenset({"dataset.path"})
 """What may differ when a run is resumed: the same bytes in another place are the same dataset."""
+_SELECTION = frozenset({"dataset.selection", "dataset.limit", "dataset.selected"})
+"""What may differ if no row is left out that was selected before."""
 
 
 def describe_inputs(
@@ -95,18 +99,19 @@ def _server(config: EvaluationConfig) -> dict[str, Any]:
     }
 
 
-def write_manifest(
-    folder: Path, inputs: dict[str, Any], *, run_id: str, created_at: datetime
-) -> dict[str, Any]:
-    """Write the manifest of a new run and return it. Blocking."""
-    manifest = {
+def new_manifest(run_id: str, created_at: datetime, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Make the manifest of a new run."""
+    return {
         "schema": _SCHEMA,
         "run_id": run_id,
         "created_at": format_timestamp(created_at),
         **inputs,
     }
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest of a run. Blocking."""
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n")
-    return manifest
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_unchanged(folder: Path, manifest: dict[str, Any], inputs: dict[str, Any]) -> None:
-    """Check that a run may go on with *inputs*.
+    """Check that a run may go on with *inputs*, which may add rows and attempts to it.
 
     Raises:
         EvaluationInputsChangedError: It was started with others; all are named.
@@ -156,17 +161,41 @@ def check_unchanged(folder: Path, manifest: dict[str, Any], inputs: dict[str, An
 
 
 def same_inputs(manifest: dict[str, Any], inputs: dict[str, Any]) -> bool:
-    """Whether a run may go on with *inputs*, see `check_unchanged`."""
-    return not _changes(manifest, inputs)
+    """Whether *inputs* are those that the manifest has, but for what may differ freely."""
+    return not _differing(_flat(manifest), _flat(inputs)) - _FREE
 
 
 def _changes(manifest: dict[str, Any], inputs: dict[str, Any]) -> list[str]:
     before, now = _flat(manifest), _flat(inputs)
+    free = set(_FREE)
+    if now["run.n"] > before["run.n"]:
+        free.add("run.n")
+    if _selects_all_of(inputs["dataset"], manifest["dataset"]):
+        free |= _SELECTION
+    changed = _differing(before, now) - free
     return [
         f"{name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
         for name in dict.fromkeys((*before, *now))
-        if name not in _FREE and before.get(name) != now.get(name)
+        if name in changed
     ]
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    return {name for name in {*before, *now} if before.get(name) != now.get(name)}
+
+
+def _selects_all_of(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether each row that was selected before still is."""
+    new, old = (
+        Picker(parse_rows(each.get("selection") or "0-"), each.get("limit"))
+        for each in (now, before)
+    )
+    for row in range(now["rows"]):
+        if old.takes(row) > new.takes(row):
+            return False
+        if old.is_done(row + 1):
+            break
+    return True
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

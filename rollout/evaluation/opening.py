@@ -23,6 +23,7 @@ from rollout.evaluation.manifest import (
     MANIFEST,
     check_unchanged,
     describe_inputs,
+    new_manifest,
     read_manifest,
     same_inputs,
     write_manifest,
@@ -91,12 +92,14 @@ def _open(
         manifest = read_manifest(folder)
         if next(read_records(folder), None) is not None:
             check_unchanged(folder, manifest, inputs)
-        elif not same_inputs(manifest, inputs):
-            # Nothing has ended with the old ones, so whoever mends a config need not start anew.
-            manifest = write_manifest(folder, inputs, run_id=manifest["run_id"], created_at=now)
+        # Otherwise nothing has ended with the old ones, so a config can be fixed without --fresh.
+        if not same_inputs(manifest, inputs):
+            manifest |= inputs
+            write_manifest(folder, manifest)
     else:
         run_id = f"{now:%Y%m%d}-{secrets.token_hex(_RUN_ID_BYTES)}"
-        manifest = write_manifest(folder, inputs, run_id=run_id, created_at=now)
+        manifest = new_manifest(run_id, now, inputs)
+        write_manifest(folder, manifest)
     tidy(folder)
     ledger = Ledger(config.run.n, retry_failed=retry_failed)
     progress = EvaluationProgress(total=scan.selected * config.run.n)

@@ -280,9 +280,9 @@ def test_retry_failed_and_fresh(cli, files):
 
 def test_changed_inputs_are_refused_and_named(cli, files):
     config = str(files.config(files.rows({})))
-    cli("eval", "run", config)
-    line = cli.fails(2, "eval", "run", config, "--n", "3", "--model", "other")
-    assert "run.n was 1 and is 3" in line
+    cli("eval", "run", config, "--n", "3")
+    line = cli.fails(2, "eval", "run", config, "--n", "1", "--model", "other")
+    assert "run.n was 3 and is 1" in line
     assert 'chat.model was not given and is "other"' in line
     assert "--fresh" in line
 
@@ -475,6 +475,27 @@ def test_a_run_that_cannot_keep_what_it_does_says_how_to_go_on(cli, files, monke
     again = cli(*shlex.split(command)[1:])
     assert again.exit_code == 0
     assert "2 of 4 attempts had ended before" in again.stdout
+
+
+def test_a_journal_that_is_cut_short_meanwhile(cli, files, on_call):
+    """What the error says of the attempts that are kept is true."""
+    config = str(files.config(files.rows(*[{}] * 8), max_in_flight=1))
+    shown = []
+
+    def cut(record):
+        shown.append(record)
+        if len(shown) == 3:
+            journal = files.output / "events.jsonl"
+            journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:2]))
+
+    on_call(EvaluationView, "show", cut)
+    line = cli("eval", "run", config).stderr
+    assert "events.jsonl: was changed from outside" in line
+    kept = re.search(r"; (\d) of 8 attempts have ended and are kept; ", line)[1]
+    assert kept in "12"  # with an append that was under way
+    again = cli(*shlex.split(line.split("go on with: rollout ")[1]))
+    assert again.exit_code == 0
+    assert f"{kept} of 8 attempts had ended before" in again.stdout
 
 
 @pytest.mark.parametrize(("target", "options"), [("closed pipe", []), ("/dev/full", ["--json"])])

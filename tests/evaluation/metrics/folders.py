@@ -10,7 +10,7 @@ from evaluation.metrics.attempts import NOON
 
 from rollout.evaluation import AttemptRecord
 from rollout.evaluation.journal import EVENTS, encode_line, record_line
-from rollout.evaluation.manifest import write_manifest
+from rollout.evaluation.manifest import new_manifest, write_manifest
 
 INPUTS = {
     "dataset": {
@@ -30,7 +30,7 @@ def run_folder(folder: Path, records: Iterable[AttemptRecord], **changes: Any) -
     """Make the folder of a run, with *changes* of its inputs by section."""
     folder.mkdir()
     inputs = {section: {**values, **changes.get(section, {})} for section, values in INPUTS.items()}
-    write_manifest(folder, inputs, run_id=folder.name, created_at=NOON)
+    write_manifest(folder, new_manifest(folder.name, NOON, inputs))
     head = encode_line({"schema": "rollout-events/1", "run_id": folder.name})
     lines = b"".join(record_line(record) for record in records)
     (folder / EVENTS).write_bytes(head + lines)

@@ -418,6 +418,21 @@ async def test_a_file_that_is_gone_is_an_error(tmp_path):
     assert not (tmp_path / EVENTS).exists()
 
 
+async def test_nothing_is_appended_to_a_file_that_was_cut_meanwhile(tmp_path):
+    data = write(tmp_path)
+    kept = Journal(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kept.write)
+        await kept.append(record(1))
+        await kept.append(record(2))
+        (tmp_path / EVENTS).write_bytes((tmp_path / EVENTS).read_bytes()[:-9])
+        with pytest.raises(EvaluationError, match="was changed from outside: it has"):
+            await kept.append(record(3))
+        kept.close()
+    assert list(recover(tmp_path, RUN_ID)) == [record(1)]
+    assert (tmp_path / EVENTS).read_bytes() == data + record_line(record(1))
+
+
 async def test_appending_after_a_torn_line(tmp_path):
     data = write(tmp_path, *ENTRIES)
     (tmp_path / EVENTS).write_bytes(data[:-7])

@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from evaluation.run.cases import config_of, run_all, scripted, write_rows
+from evaluation.run.cases import config_of, keys, run_all, scripted, write_rows
 
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationInputsChangedError
 from rollout.evaluation import summarize
@@ -73,7 +73,7 @@ async def test_manifest(started, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"n": 3}, ["run.n was 2 and is 3"]),
+        ({"n": 1}, ["run.n was 2 and is 1"]),
         ({"agent_timeout_sec": 61}, ["run.agent_timeout_sec was 60 and is 61"]),
         ({"agent_timeout_sec": None}, ["run.agent_timeout_sec was 60 and is not given"]),
         ({"grader_timeout_sec": 5}, ["run.grader_timeout_sec was not given and is 5"]),
@@ -83,7 +83,10 @@ async def test_manifest(started, tmp_path):
             {"chat": {"url": "http://other/v1"}},
             ['chat.url was "http://chat/v1" and is "http://other/v1"'],
         ),
-        ({"dataset": {"rows": "0,1"}}, ['dataset.selection was "0-1" and is "0,1"']),
+        (
+            {"dataset": {"rows": "0,2-3"}},
+            ['dataset.selection was "0-1" and is "0,2-3"', "dataset.selected was 2 and is 3"],
+        ),
         (
             {"dataset": {"limit": 1}},
             ["dataset.selected was 2 and is 1", "dataset.limit was not given and is 1"],
@@ -109,6 +112,28 @@ async def test_each_input_that_changes_is_named(started, tmp_path, changes, name
     assert (started.folder / "manifest.json").read_bytes() == before
     run, records = await run_all(config, fresh=True)
     assert len(records) == run.progress.total
+
+
+@pytest.mark.parametrize(
+    ("changes", "added"),
+    [
+        ({"n": 4}, [(0, 2), (0, 3), (1, 2), (1, 3)]),
+        ({"dataset": {"rows": None}}, [(2, 0), (2, 1), (3, 0), (3, 1)]),
+        ({"dataset": {"rows": None, "limit": 3}}, [(2, 0), (2, 1)]),
+        ({"dataset": {"rows": "3,0,1"}, "n": 3}, [(0, 2), (1, 2), (3, 0), (3, 1), (3, 2)]),
+    ],
+)
+async def test_rows_and_attempts_are_added_to_a_run(started, tmp_path, changes, added):
+    before = read_manifest(started.folder)
+    config = config_of(tmp_path, server="http://fake", **changed(**changes))
+    run, records = await run_all(config)
+    assert keys(records) == added
+    assert run.complete
+    assert run.metrics.results.attempts.passed == 4 + len(added)
+    assert run.manifest == read_manifest(run.folder)
+    assert [run.manifest[name] for name in ("run_id", "created_at")] == [
+        before[name] for name in ("run_id", "created_at")
+    ]
 
 
 async def test_other_bytes_and_another_server(started, tmp_path):
@@ -145,10 +170,10 @@ async def test_one_record_is_enough_to_refuse_other_inputs(tmp_path, server):
         return {"status": "cancelled"}
 
     server.end = end
-    run, _ = await run_all(config_of(tmp_path, server="http://fake", rows=scripted(1)))
+    run, _ = await run_all(config_of(tmp_path, server="http://fake", rows=scripted(1), n=2))
     assert run.progress.settled == 0
     with pytest.raises(EvaluationInputsChangedError):
-        await run_all(config_of(tmp_path, server="http://fake", n=2))
+        await run_all(config_of(tmp_path, server="http://fake", n=1))
 
 
 async def test_what_may_change(started, tmp_path):
