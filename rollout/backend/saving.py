@@ -86,6 +86,7 @@ class FinishedRollout:
             built = build_trajectory(
                 messages,
                 rollout_id=request.id,
+                prompt=request.prompt,
                 sample=sample,
                 metadata=request.metadata,
                 secrets=self.secrets,

@@ -309,6 +309,7 @@ def _trajectory(
     return build_trajectory(
         messages,
         rollout_id=attempt.rollout_id,
+        prompt=attempt.row.initial_messages,
         model_name=config.chat.model,
         sample=sample,
         metadata=attempt.row.metadata,

@@ -24,6 +24,7 @@ from attrs import define, evolve, field, frozen
 
 from rollout.integrations._model_answers import Choice
 from rollout.integrations._model_calls import Call
+from rollout.trajectory.steps import COPIED
 
 __all__ = ["Conversation", "Conversations", "Entry"]
 
@@ -39,6 +40,7 @@ class Entry:
             first sent with it.
         choice: The reply that it is, or the first message of.
         bare_key: The key without the ids of its calls.
+        replied: Whether the model said it.
     """
 
     message: dict[str, Any]
@@ -46,12 +48,28 @@ class Entry:
     call: Call
     choice: Choice | None = None
     bare_key: str = ""
+    replied: bool = False
 
     @classmethod
-    def of(cls, message: dict[str, Any], call: Call, choice: Choice | None = None) -> Entry:
+    def of(
+        cls,
+        message: dict[str, Any],
+        call: Call,
+        choice: Choice | None = None,
+        *,
+        replied: bool = False,
+    ) -> Entry:
         """Return a message as part of a conversation."""
         key = _key(message)
-        return cls(message, key, call, choice, _key(message, ids=False) if _calls(message) else key)
+        bare = _key(message, ids=False) if _calls(message) else key
+        return cls(message, key, call, choice, bare, replied)
+
+    def enriched(self) -> dict[str, Any]:
+        """Return the message with what trajectories keep of it."""
+        whole = self.call.enriched(self.message, self.choice)
+        if not self.replied and self.message.get("role") == "assistant":
+            whole[COPIED] = True
+        return whole
 
     def says(self, sent: Entry) -> bool:
         """Whether it is what was sent, but for ids that it may lack."""
@@ -157,7 +175,7 @@ class Conversations:
             history = [*known, *sent[common:]]
         for choice in call.choices:
             reply = [
-                Entry.of(message, call, choice if not place else None)
+                Entry.of(message, call, choice if not place else None, replied=True)
                 for place, message in enumerate(choice.messages)
             ]
             target = extended

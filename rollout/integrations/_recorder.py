@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
 from datetime import datetime
 from typing import Any
@@ -18,6 +17,7 @@ from rollout.integrations._conversations import Conversation, Conversations
 from rollout.integrations._model_answers import Answer
 from rollout.integrations._model_calls import Call
 from rollout.integrations._responses_items import input_as_messages
+from rollout.trajectory.totals import token_count
 from rollout.types import RolloutSample
 
 __all__ = ["MAIN", "ConversationRecorder", "active_rollout", "get_recorder", "the_rollout"]
@@ -266,7 +266,7 @@ class ConversationRecorder(SampleSource):
             ("completion_tokens", (("completion_tokens",), ("output_tokens",))),
             ("cached_tokens", _CACHED),
         ):
-            counts = [count for call in calls if (count := _count(call.usage, ways)) is not None]
+            counts = [count for call in calls if (count := _tokens(call.usage, ways)) is not None]
             if counts:
                 metrics[name] = sum(counts)
         return metrics
@@ -278,7 +278,7 @@ class ConversationRecorder(SampleSource):
         return RolloutSample(
             messages=self.messages,
             trajectory_messages=copy.deepcopy(
-                [entry.call.enriched(entry.message, entry.choice) for entry in main.entries]
+                [entry.enriched() for entry in main.entries]
                 if main is not None
                 else self._only_sent()
             ),
@@ -329,11 +329,12 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _count(usage: dict[str, Any] | None, ways: tuple[tuple[str, ...], ...]) -> int | None:
+def _tokens(usage: dict[str, Any] | None, ways: tuple[tuple[str, ...], ...]) -> int | None:
     for way in ways:
         value: Any = usage
         for key in way:
             value = value.get(key) if isinstance(value, dict) else None
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            return int(value)
+        count = token_count(value)
+        if count is not None:
+            return count
     return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from typing import Any
 
 from rollout._redaction import Redactor
@@ -44,6 +45,7 @@ def build_trajectory(
     messages: Sequence[Mapping[str, Any]],
     *,
     rollout_id: str,
+    prompt: Sequence[Mapping[str, Any]] = (),
     model_name: str | None = None,
     agent_name: str = "rollout",
     sample: RolloutSample | None = None,
@@ -56,6 +58,8 @@ def build_trajectory(
     Args:
         messages: The history.
         rollout_id: The rollout's id, which becomes the document's.
+        prompt: What the rollout was asked with. What the assistant says in it, at the beginning
+            of the history, is marked as copied and not counted in the totals.
         model_name: The model; by default the one that the messages name, if it is always the same.
         agent_name: How the document calls the agent.
         sample: Where label, reward, metrics and extra fields come from.
@@ -72,8 +76,11 @@ def build_trajectory(
     plain, dropped = fit(list(messages), max_depth=_MESSAGE_DEPTH)
     dropped = [f"messages{line}" for line in dropped]
     steps = Steps(redactor)
-    for message in redactor.value(plain):
-        steps.add(message)
+    copied = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain, prompt, strict=False))
+    )
+    for place, message in enumerate(redactor.value(plain)):
+        steps.add(message, copied=place < copied)
     finished = steps.finish()
     rest = _extra(sample, metadata, extra, dropped)
     agent: dict[str, Any] = {"name": agent_name or "rollout", "version": package_version()}

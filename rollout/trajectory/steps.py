@@ -12,7 +12,10 @@ from rollout.trajectory.calls import read_call, take_id
 from rollout.trajectory.content import Content, put, take_content
 from rollout.trajectory.totals import take_metrics, take_timestamp
 
-__all__ = ["Steps"]
+__all__ = ["COPIED", "Steps"]
+
+COPIED = "is_copied_context"
+"""Marks messages, and the steps that they become, that are no reply of this rollout's model."""
 
 _SOURCES = {
     "system": "system",
@@ -55,6 +58,7 @@ _ORDER = (
     "tool_calls",
     "observation",
     "metrics",
+    COPIED,
     "extra",
 )
 
@@ -102,14 +106,16 @@ class Steps:
     _ids_in_step: set[str] = field(factory=set)
     _count: int = 0
 
-    def add(self, message: Any) -> None:
-        """Take the next message."""
+    def add(self, message: Any, *, copied: bool = False) -> None:
+        """Take the next message; *copied* if it comes from an earlier conversation."""
         position = self._count
         self._count += 1
         if not isinstance(message, dict):
             put(self._new("system")["extra"], "message", message)
             return
         rest = dict(message)
+        if rest.get(COPIED) is True:
+            copied = rest.pop(COPIED)
         kind = _kind(rest)
         if kind is not None:
             self._add_item(kind, rest, position)
@@ -127,7 +133,7 @@ class Steps:
         if rest.get("type") == "message":
             del rest["type"]
         if source == "agent":
-            self._add_agent(rest, extra, position)
+            self._add_agent(rest, extra, position, copied=copied)
         else:
             self._add_plain(source, rest, extra, position)
 
@@ -163,7 +169,9 @@ class Steps:
         step["message"] = content.message
         self._keep(step, content, rest, extra)
 
-    def _add_agent(self, rest: dict[str, Any], extra: dict[str, Any], position: int) -> None:
+    def _add_agent(
+        self, rest: dict[str, Any], extra: dict[str, Any], position: int, *, copied: bool
+    ) -> None:
         content = take_content(rest.pop("content", None), agent=True, calls=True)
         timestamp = take_timestamp(rest)
         step = self._steps[-1] if self._steps else {}
@@ -177,6 +185,8 @@ class Steps:
         metrics = take_metrics(rest)
         if metrics is not None:
             step["metrics"] = metrics
+        if copied:
+            step[COPIED] = True
         self._take_calls(step, content, rest)
         self._keep(step, content, rest, extra)
         for raw in content.results:

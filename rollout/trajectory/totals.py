@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["final_metrics", "is_timestamp", "take_metrics", "take_timestamp", "token_totals"]
+__all__ = [
+    "final_metrics",
+    "is_timestamp",
+    "take_metrics",
+    "take_timestamp",
+    "token_count",
+    "token_totals",
+]
 
 _COSTS = ("cost_usd", "cost", "response_cost")
 _TOKEN_IDS = {
@@ -29,6 +36,9 @@ _SUMS = {
     "total_cached_tokens": "cached_tokens",
     "total_cost_usd": "cost_usd",
 }
+_TOO_MANY = 2**53
+"""No endpoint has counted so many tokens; JSON numbers are exact below."""
+
 _SECONDS = (1e8, 1e11)
 """Numbers in between are seconds since 1970; a thousand times that, milliseconds."""
 
@@ -72,17 +82,17 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
         ("prompt_tokens", ("prompt_tokens", "input_tokens")),
         ("completion_tokens", ("completion_tokens", "output_tokens")),
     ):
-        _take_first(extra, metrics, name, keys, _count)
+        _take_first(extra, metrics, name, keys, token_count)
     for way in _CACHED:
         value: Any = usage
         for key in way:
             value = value.get(key) if isinstance(value, dict) else None
-        if _count(value) is not None:
-            metrics["cached_tokens"] = _count(value)
+        if token_count(value) is not None:
+            metrics["cached_tokens"] = token_count(value)
             if len(way) == 1:
                 extra.pop(way[0], None)
             break
-    parts = [_count(usage.get(key)) for key in _CACHE_PARTS]
+    parts = [token_count(usage.get(key)) for key in _CACHE_PARTS]
     if "input_tokens" in usage and "prompt_tokens" in metrics and any(parts):
         # There the tokens of the cache are counted apart; here they are part of the prompt.
         metrics["prompt_tokens"] += sum(part or 0 for part in parts)
@@ -107,10 +117,11 @@ def _take_logprobs(rest: dict[str, Any], metrics: dict[str, Any]) -> None:
             metrics["logprobs"] = numbers
 
 
-def _count(value: Any) -> int | None:
+def token_count(value: Any) -> int | None:
+    """Return a number of tokens; ``None`` for what cannot be one."""
     if type(value) is float and value.is_integer():
         value = int(value)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < _TOO_MANY else None
 
 
 def _cost(value: Any) -> float | None:
@@ -166,10 +177,14 @@ def _time(value: Any) -> str | None:
 
 
 def final_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up the metrics of all steps; a total that no step has a part in is left out."""
+    """Add up the metrics of all steps; a total that no step has a part in is left out.
+
+    Steps that are copied from an earlier conversation cost nothing here.
+    """
     totals: dict[str, Any] = {}
+    own = [step.get("metrics") or {} for step in steps if not step.get("is_copied_context")]
     for total, name in _SUMS.items():
-        values = [step["metrics"][name] for step in steps if name in (step.get("metrics") or {})]
+        values = [metrics[name] for metrics in own if name in metrics]
         if values and _is_number(sum(values)):
             totals[total] = sum(values)
     totals["total_steps"] = len(steps)
@@ -180,4 +195,7 @@ def token_totals(document: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return the prompt and completion tokens of a whole document, ``None`` where untold."""
     found = document.get("final_metrics")
     totals = found if isinstance(found, Mapping) else {}
-    return _count(totals.get("total_prompt_tokens")), _count(totals.get("total_completion_tokens"))
+    return (
+        token_count(totals.get("total_prompt_tokens")),
+        token_count(totals.get("total_completion_tokens")),
+    )

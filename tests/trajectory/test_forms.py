@@ -257,6 +257,7 @@ def test_media():
         ),
         ({"prompt_tokens": 3.0, "completion_tokens": -1}, 3, None, None),
         ({"prompt_tokens": "3", "completion_tokens": True}, None, None, None),
+        ({"prompt_tokens": int("9" * 320), "completion_tokens": 2**53}, None, None, None),
     ],
 )
 def test_usage(usage, prompt, completion, cached):
@@ -266,6 +267,23 @@ def test_usage(usage, prompt, completion, cached):
     assert metrics.get("completion_tokens") == completion
     assert metrics.get("cached_tokens") == cached
     assert token_totals(made) == (prompt, completion)
+
+
+def test_what_the_prompt_brings_along_is_not_counted():
+    asked = [
+        {"role": "assistant", "content": "x", "usage": {"prompt_tokens": 1000}},
+        {"role": "user", "content": "y"},
+    ]
+    said = {**asked[0], "usage": {"prompt_tokens": 15}}
+    made = document(*asked, said, asked[0], prompt=asked)
+    assert [step.get("is_copied_context") for step in made["steps"]] == [True, None, None, None]
+    assert made["steps"][0]["metrics"] == {"prompt_tokens": 1000}
+    assert token_totals(made) == (1015, None)
+    assert token_totals(document(*asked, said, {**asked[0], "is_copied_context": True})) == (
+        1015,
+        None,
+    )
+    assert token_totals(document(*asked, said, prompt=asked)) == (15, None)
 
 
 def test_metrics_of_calls_and_their_totals():

@@ -110,6 +110,31 @@ async def test_replies_that_come_back_in_another_form(given_back, said):
     assert sample.messages == [user("a"), said, user("c"), model("d")]
 
 
+@pytest.mark.parametrize("count", [int("9" * 320), -5, 2**53, 1e300, float("inf"), True, "7"])
+async def test_counts_that_cannot_be_right_are_left_out(count):
+    talk = Talk()
+    usage = {
+        "prompt_tokens": count,
+        "completion_tokens": 3.0,
+        "prompt_tokens_details": {"cached_tokens": count},
+    }
+    talk.ask(user("a"), reply=model("b"), usage=usage)
+    metrics = (await talk.sample()).metrics
+    assert metrics["completion_tokens"] == 3
+    assert metrics.keys().isdisjoint({"prompt_tokens", "cached_tokens"})
+
+
+async def test_usage_in_the_history_of_the_prompt_is_not_counted_again():
+    talk = Talk()
+    history = [user("a"), model("b", usage={"prompt_tokens": 1000}), user("c")]
+    talk.ask(*history, reply=model("d"), usage={"prompt_tokens": 15})
+    sample = await talk.sample()
+    assert sample.metrics["prompt_tokens"] == 15
+    document = build_trajectory(sample.trajectory_messages, rollout_id="r", sample=sample)
+    assert document["final_metrics"]["total_prompt_tokens"] == 15
+    assert [step.get("is_copied_context") for step in document["steps"]] == [None, True, None, None]
+
+
 async def test_a_turn_that_is_tried_again_is_a_branch():
     talk = Talk()
     talk.ask(user("a"), reply=model("wrong"))
