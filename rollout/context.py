@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import trio
 from attrs import define, field
 
+from rollout._urls import public_url, url_secrets
 from rollout.errors import InvalidFieldError, SampleSourceError
 from rollout.types import AgentWorkflowConfig, RolloutSample, RolloutStatus
 
@@ -74,7 +75,8 @@ class RolloutContext:
     Used as a context manager it becomes what `get_rollout_context` returns.
 
     Attributes:
-        chat_completions_url: The OpenAI-compatible endpoint of the policy.
+        chat_completions_url: The OpenAI-compatible endpoint of the policy; `repr` shows neither
+            user, password nor query.
         api_key: The key for it, ``None`` if it needs none; hidden from `repr`.
         rollout_id: The rollout's id.
         sample_source: Where the sample comes from when the workflow returns ``None``.
@@ -82,12 +84,17 @@ class RolloutContext:
         agent_started_at: When the agent started (wall clock, UTC); ``None`` before that.
     """
 
-    chat_completions_url: str = ""
+    chat_completions_url: str = field(default="", repr=public_url)
     api_key: str | None = field(default=None, repr=False)
     rollout_id: str = ""
     sample_source: SampleSource | None = None
     progress: RolloutProgress | None = field(default=None, repr=False)
     agent_started_at: datetime | None = field(default=None, init=False)
+
+    @property
+    def secrets(self) -> list[str | None]:
+        """What nobody may repeat: the key, and what is secret in the endpoint's URL."""
+        return [self.api_key, *url_secrets(self.chat_completions_url)]
 
     def __enter__(self) -> Self:
         _entered.set((*_entered.get(), self))

@@ -155,7 +155,7 @@ class LocalBackend(SlottedBackend):
             phase=execution.status,
             agent_started_at=context.agent_started_at,
             timings=execution.timings(trio.current_time()),
-            secrets=(context.api_key,),
+            secrets=tuple(context.secrets),
             unfinished=await _unfinished_sample(outcome, context),
         )
         await self.artifacts.save(request.id, finished.files)
@@ -311,7 +311,7 @@ async def _unfinished_sample(
         logger.warning(
             "rollout %s: what its agent had said is not kept: %s",
             context.rollout_id,
-            describe_exception(got.error, [context.api_key]),
+            describe_exception(got.error, context.secrets),
         )
     return got.value if isinstance(got.value, RolloutSample) else None
 
@@ -322,7 +322,7 @@ def _user_failure(
     """Turn what user code raised into a failure, and log it without the rollout's key."""
     if outcome.error is None:
         return None
-    secrets = [context.api_key]
+    secrets = context.secrets
     if logger.isEnabledFor(logging.ERROR):  # a traceback takes longer than a small rollout
         logger.error(
             "rollout %s: the %s failed\n%s",

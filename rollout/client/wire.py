@@ -319,7 +319,7 @@ class Wire:
         """Check an admission; anything but a valid 202 for that id is an error."""
         route = "POST /rollout"
         admission = self.read(
-            response, RolloutInitResponse, route, expected=202, secrets=(request.llm_api_key,)
+            response, RolloutInitResponse, route, expected=202, secrets=request.secrets
         )
         _expect_id(admission.rollout_id, request.rollout_id, response, route)
         if not _fits_header(admission.polling_lease_token):

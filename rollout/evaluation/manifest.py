@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from rollout._files import write_atomic
+from rollout._urls import public_url
 from rollout.codec import format_timestamp, parse_json
 from rollout.errors import (
     EvaluationDamagedError,
@@ -18,7 +19,6 @@ from rollout.errors import (
     EvaluationInputsChangedError,
     InvalidBodyError,
 )
-from rollout.evaluation._urls import public_url
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets.selection import Picker, parse_rows
 from rollout.types._fields import is_whole_from_one

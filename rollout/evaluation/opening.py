@@ -11,8 +11,8 @@ import trio
 from attrs import define
 
 from rollout._keys import check_api_key
+from rollout._urls import url_secrets
 from rollout.errors import EvaluationDamagedError, EvaluationError, InvalidFieldError
-from rollout.evaluation._urls import url_secrets
 from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset

@@ -48,7 +48,7 @@ def source_of(context: RolloutContext) -> FrameworkSource:
             "framework says cannot be its sample too; record=False leaves it alone, here and for "
             "clients of rollout.integrations.openai"
         )
-    created = FrameworkSource(secrets=(context.api_key,))
+    created = FrameworkSource(secrets=tuple(context.secrets))
     context.set_sample_source(created)
     return created
 

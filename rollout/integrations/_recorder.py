@@ -103,7 +103,7 @@ def recorder_of(context: RolloutContext) -> ConversationRecorder:
             f"this rollout has a sample source already ({type(source).__name__}), so its calls "
             "cannot be recorded as its sample; ask for a client with record=False"
         )
-    recorder = ConversationRecorder(secrets=(context.api_key,))
+    recorder = ConversationRecorder(secrets=tuple(context.secrets))
     context.set_sample_source(recorder)
     return recorder
 

@@ -112,21 +112,21 @@ async def chat(
             headers=headers,
             json=body,
         )
-    return _reply(response, endpoint.api_key)
+    return _reply(response, context.secrets)
 
 
-def _reply(response: httpx.Response, api_key: str | None) -> ChatReply:
+def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:
     status = response.status_code
     if status not in _OK:
         said = error_message(parse(response.content)) or httpx.codes.get_reason_phrase(status)
         raise IntegrationError(
-            redact(f"the model's endpoint answered {status}: {said}", [api_key]),
+            redact(f"the model's endpoint answered {status}: {said}", secrets),
             status_code=status,
         )
     answer = read_answer(response.content, "chat")
     if not answer.choices:
         raise IntegrationError(
-            redact(f"the model's endpoint answered {status}, but {answer.error}", [api_key]),
+            redact(f"the model's endpoint answered {status}, but {answer.error}", secrets),
             status_code=status,
         )
     choice = answer.choices[0]

@@ -99,8 +99,8 @@ class Entry:
 
     @property
     def secrets(self) -> list[str | None]:
-        """What must not be logged: the key of the chat endpoint, while the execution has it."""
-        return [] if self.request is None else [self.request.llm_api_key]
+        """What must not be logged, while the execution has it."""
+        return [] if self.request is None else self.request.secrets
 
     def report_status(self, status: RolloutStatus) -> None:
         """Take a status report of the execution."""

@@ -58,9 +58,9 @@ async def run_backend(
     if outcome.interrupted:
         return None
     try:
-        return _result(entry, outcome, [request.llm_api_key])
+        return _result(entry, outcome, request.secrets)
     except Exception as error:  # noqa: BLE001 - a sample may hold anything
-        log_failure(entry.rollout_id, "result", error, [request.llm_api_key])
+        log_failure(entry.rollout_id, "result", error, request.secrets)
         return crash_result(entry.rollout_id)
 
 

@@ -226,7 +226,7 @@ class RolloutRegistry:
         try:
             return bool(self.backend.reserve(request.rollout_id))
         except Exception as error:  # noqa: BLE001 - a backend is not ours
-            log_failure(request.rollout_id, "reserve", error, [request.llm_api_key])
+            log_failure(request.rollout_id, "reserve", error, request.secrets)
             raise AdmissionsClosedError(
                 "the execution backend failed to take the rollout"
             ) from None

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import define, field
 
+from rollout._urls import public_url, url_secrets
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import (
     count,
@@ -78,7 +79,8 @@ class RolloutInitRequest:
         rollout_id: A fresh id; one path segment: not empty, not ``.`` or ``..``, without
             ``/``, ``\`` and NUL.
         initial_messages: The prompt.
-        chat_completions_url: The OpenAI-compatible endpoint that the agent talks to.
+        chat_completions_url: The OpenAI-compatible endpoint that the agent talks to. User,
+            password and query in it are secret; `repr` does not show them.
         llm_api_key: The key for that endpoint; hidden from `repr`, never logged. One of less
             than four characters is a dummy, which is not looked for in messages and files.
         label: What a grader compares with.
@@ -100,7 +102,7 @@ class RolloutInitRequest:
         default=None, validator=optional(instance_of(dict, name="an object or null"))
     )
     rollout_id: str = field(validator=path_segment)
-    chat_completions_url: str = field(validator=instance_of(str, name="a string"))
+    chat_completions_url: str = field(validator=instance_of(str, name="a string"), repr=public_url)
     llm_api_key: str | None = field(default=None, validator=_secret, repr=False)
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
@@ -108,6 +110,11 @@ class RolloutInitRequest:
     extra_fields: dict[str, Any] | None = field(
         default=None, validator=optional(instance_of(dict, name="an object or null"))
     )
+
+    @property
+    def secrets(self) -> list[str | None]:
+        """What nobody may repeat: the key, and what is secret in the endpoint's URL."""
+        return [self.llm_api_key, *url_secrets(self.chat_completions_url)]
 
 
 def _positive_finite(_: Any, attribute: Any, value: Any) -> None:

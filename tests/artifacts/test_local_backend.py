@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 
+import httpx
 import pytest
 import trio
 from backend.helpers import SECRET, backend, echo, execute, full_marks
@@ -22,6 +23,7 @@ from rollout.artifacts import ArtifactStore
 from rollout.context import SampleSource
 from rollout.simulation import simulate
 from rollout.trajectory import trajectory_problems
+from rollout.types import RolloutInitRequest
 
 CHAT = "http://127.0.0.1:9/v1"
 
@@ -295,6 +297,48 @@ async def test_the_key_never_gets_in(tmp_path):
         assert SECRET not in text
         assert "hunter2" not in text
         assert "[redacted]" in text
+
+
+async def test_no_secret_of_the_urls_gets_in(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    shown = []
+
+    async def run(ctx):
+        context = get_rollout_context()
+        shown.append(repr(context))
+        url = httpx.URL(context.chat_completions_url)
+        said = [str(url), url.password, dict(url.params), url.userinfo.decode()]
+        said.append(httpx.BasicAuth(url.username, url.password)._auth_header)
+        context.set_sample_source(Said([{"role": "assistant", "content": str(said)}]))
+        try:
+            httpx.Response(404, request=httpx.Request("POST", url)).raise_for_status()
+        except httpx.HTTPStatusError as error:
+            raise RuntimeError(str(said)) from error
+
+    url = "http://someone:pw-hunter2@127.0.0.1:9/v1?k=query-hunter2&short=h2"
+    request = RolloutInitRequest(
+        rollout_id="r", initial_messages=prompt(), chat_completions_url=url, grade=False
+    )
+    async with in_process(make_app(keeping(tmp_path, run))) as client:
+        result = await client.run_rollout(prompt(), url, "r", grade=False)
+    assert "someone" not in result.err_message
+    assert "http://[redacted]127.0.0.1:9/v1?[redacted]" in result.err_message
+    saved(tmp_path)
+    files = [
+        (tmp_path / "r" / f"{name}.json").read_text() for name in ("trajectory", "diagnostics")
+    ]
+    for text in (*files, caplog.text, result.err_message, *shown, repr(request)):
+        assert "127.0.0.1:9/v1" in text
+        for part in ("hunter2", "=h2", "c29tZW9uZTpwdy1odW50ZXIy"):
+            assert part not in text
+
+
+class Said(SampleSource):
+    def __init__(self, messages):
+        self.messages = messages
+
+    async def get_sample(self):
+        return RolloutSample(messages=self.messages)
 
 
 async def test_saving_leaves_the_result_as_it_is(tmp_path):

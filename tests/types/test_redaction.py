@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollout._redaction import Redactor, redact
+from rollout._urls import public_url, url_secrets
 
 WRITERS = {
     "plain": str,
@@ -89,3 +90,43 @@ def test_many_keys_that_become_the_same_are_all_kept():
     value = {f"{n} sk-secret": n for n in range(5)} | {"sk-secret": 5}
     clean = Redactor(["sk-secret", *(f"{n} sk-secret" for n in range(5))]).value(value)
     assert clean == {f"[redacted] ({n + 1})" if n else "[redacted]": n for n in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("http://user:secret@host:81/v1?api_key=secret#secret", "http://host:81/v1"),
+        ("https://secret@host/v1", "https://host/v1"),
+        ("http://a@secret:b@host/v1", "http://host/v1"),
+        ("http://host/v1/", "http://host/v1/"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
+        ("http://user:secret@[::1/v1", "[malformed URL]"),
+    ],
+)
+def test_what_is_shown_of_a_url(url, public):
+    assert public_url(url) == public
+
+
+@pytest.mark.parametrize(
+    ("url", "secrets"),
+    [
+        ("http://host:81/v1", []),
+        (
+            "http://user:pa%40ssword@host/v1",
+            ["user:pa%40ssword@", "user:pa@ssword", "pa%40ssword", "pa@ssword"],
+        ),
+        ("http://long-token@host/v1", ["long-token@", "long-token"]),
+        ("http://user@host/v1", ["user@"]),
+        ("http://user:test@host/v1", ["user:test@", "user:test"]),
+        (
+            "http://host/v1?version=2024-05-01&api_key=long%2Bkey",
+            ["version=2024-05-01&api_key=long%2Bkey", "long+key"],
+        ),
+        ("http://host/v1#sig=abcdefgh", ["sig=abcdefgh", "abcdefgh"]),
+        ("http://host/v1?key=abc", ["key=abc"]),
+        ("http://host/v1?k=long-value", ["k=long-value", "long-value"]),
+        ("http://user:secret@[::1/v1", ["http://user:secret@[::1/v1"]),
+    ],
+)
+def test_what_is_secret_in_a_url(url, secrets):
+    assert url_secrets(url) == secrets

@@ -233,7 +233,7 @@ class TrialExecution:
         )
 
     def _secrets(self) -> list[str | None]:
-        return [self.context.api_key, *self.backend.secrets]
+        return [*self.context.secrets, *self.backend.secrets]
 
     async def _settle(self, *, cancelled: bool) -> Settled:
         facts = self._facts()

@@ -88,4 +88,4 @@ class TrialPlan:
     @property
     def secrets(self) -> list[str | None]:
         """What may never be in a file, a log or a message."""
-        return [self.context.api_key, *self.more_secrets]
+        return [*self.context.secrets, *self.more_secrets]

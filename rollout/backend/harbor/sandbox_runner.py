@@ -90,7 +90,7 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> Handback:
     outcome = await call.run_in_task(body)
     if outcome.error is None:
         return Handback(sample=outcome.value)
-    secrets = [context.api_key]
+    secrets = context.secrets
     traceback = format_exception(outcome.error, secrets)
     print(traceback, file=sys.stderr)  # noqa: T201 - the agent's log
     message = describe_exception(outcome.error, secrets)

@@ -10,7 +10,6 @@ from evaluation.run.cases import config_of, keys, run_all, scripted, write_rows
 
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationInputsChangedError
 from rollout.evaluation import summarize
-from rollout.evaluation._urls import public_url, url_secrets
 from rollout.evaluation.manifest import read_manifest
 
 BASE = {
@@ -216,46 +215,6 @@ async def test_file_of_an_app(tmp_path, server, monkeypatch):
         check_unchanged(tmp_path, first, inputs(app))
     with pytest.raises(EvaluationError, match=r"server\.app: .*gone\.py: No such file"):
         inputs(tmp_path / "gone.py")
-
-
-@pytest.mark.parametrize(
-    ("url", "public"),
-    [
-        ("http://user:secret@host:81/v1?api_key=secret#secret", "http://host:81/v1"),
-        ("https://secret@host/v1", "https://host/v1"),
-        ("http://a@secret:b@host/v1", "http://host/v1"),
-        ("http://host/v1/", "http://host/v1/"),
-        ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
-    ],
-)
-def test_no_secret_of_a_url_gets_in(url, public):
-    assert public_url(url) == public
-
-
-@pytest.mark.parametrize(
-    ("url", "secrets"),
-    [
-        ("http://host:81/v1", []),
-        ("http://user:pa%40ssword@host/v1", ["user:pa%40ssword@", "pa%40ssword", "pa@ssword"]),
-        ("http://long-token@host/v1", ["long-token@", "long-token"]),
-        ("http://user@host/v1", ["user@"]),
-        ("http://user:test@host/v1", ["user:test@"]),
-        (
-            "http://host/v1?version=2024-05-01&api_key=long%2Bkey",
-            ["version=2024-05-01&api_key=long%2Bkey", "long+key"],
-        ),
-        ("http://host/v1#sig=abcdefgh", ["sig=abcdefgh", "abcdefgh"]),
-        ("http://host/v1?key=abc", ["key=abc"]),
-    ],
-)
-def test_what_is_secret_in_a_url(url, secrets):
-    assert url_secrets(url) == secrets
-
-
-def test_malformed_url():
-    with pytest.raises(EvaluationError) as caught:
-        public_url("http://user:secret@[::1/v1")
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
