@@ -20,6 +20,8 @@ from werkzeug.exceptions import HTTPException
 from rollout.codec import dump_json, parse_json
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
 from rollout.errors import InvalidBodyError
+from rollout.server.body import RolloutRequest, drain
+from rollout.server.connection import RolloutHTTPConnection
 
 __all__ = ["create_chat_app"]
 
@@ -39,6 +41,13 @@ class _Refusal(Exception):  # noqa: N818 - it is an answer
         self.code = code
 
 
+class _ChatApp(QuartTrio):
+    """Reads a body to its end even where it is refused: the next request follows it."""
+
+    asgi_http_class = RolloutHTTPConnection
+    request_class = RolloutRequest
+
+
 def create_chat_app(model: ScriptedModel, api_key: str | None) -> QuartTrio:
     """Build the endpoint.
 
@@ -46,17 +55,20 @@ def create_chat_app(model: ScriptedModel, api_key: str | None) -> QuartTrio:
         model: What answers.
         api_key: The bearer key that every request must present; ``None`` asks for none.
     """
-    app = QuartTrio("rollout.demo.chat", static_folder=None)
+    app = _ChatApp("rollout.demo.chat", static_folder=None)
     numbers = itertools.count(1)
     expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     @app.before_request
     async def authenticate() -> None:
-        # Whatever the answer is: a body that is left unread would block the connection.
-        await request.get_data()
+        await trio.lowlevel.checkpoint()
         given = request.headers.get("Authorization", "").encode("latin-1", errors="replace")
         if expected is not None and not hmac.compare_digest(given, expected):
             raise _Refusal("missing or wrong API key", status=401, code="invalid_api_key")
+
+    @app.after_request
+    async def read_to_the_end(response: Response) -> Response:
+        return await drain(request._get_current_object(), response)  # type: ignore[attr-defined]  # noqa: SLF001
 
     @app.get("/v1/models")
     async def models() -> Response:

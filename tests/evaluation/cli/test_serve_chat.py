@@ -75,6 +75,15 @@ def test_asks_for_the_key_that_it_was_given():
         assert ask(http).status_code == ask(http, key="other").status_code == 401
 
 
+def test_a_request_that_is_too_large_leaves_its_connection_usable():
+    with chat("--error-rate", "0") as (_, http):
+        large = {"content-type": "application/json"}
+        refused = http.post("/chat/completions", content=b" " * (17 << 20), headers=large)
+        assert refused.status_code == 413
+        assert "error" in refused.json()
+        assert ask(http).json()["choices"][0]["message"]["content"] == "6 * 7 = 42"
+
+
 @pytest.mark.parametrize("bind", ["0.0.0.0:9000", "[::]:9000", "example.org:9000"])
 def test_what_others_can_reach_needs_a_key(cli, bind):
     line = cli.fails(2, "demo", "--serve-chat", "--bind", bind)
