@@ -20,7 +20,13 @@ from attrs import define, field
 
 from rollout._urls import public_url, url_secrets
 from rollout.errors import InvalidFieldError, SampleSourceError
-from rollout.types import AgentWorkflowConfig, RolloutSample, RolloutStatus
+from rollout.types import (
+    AgentWorkflowConfig,
+    ExecutionOutcome,
+    RolloutResultResponse,
+    RolloutSample,
+    RolloutStatus,
+)
 
 __all__ = [
     "AgentWorkflowContext",
@@ -56,6 +62,14 @@ class RolloutProgress(Protocol):
     def report_agent_started(self) -> None:
         """Take the moment of the agent's start; only the first one counts."""
 
+    @property
+    def agent_started_at(self) -> datetime | None:
+        """When the agent started; ``None`` before that."""
+
+    def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
+        """Decide how the rollout ends, unless that is decided already."""
+        ...
+
 
 # Each task, and each worker thread, works on its own copy of the tuple, so that any number of
 # them can enter the same context.
@@ -81,7 +95,6 @@ class RolloutContext:
         rollout_id: The rollout's id.
         sample_source: Where the sample comes from when the workflow returns ``None``.
         progress: Where to report to; ``None`` outside of a server.
-        agent_started_at: When the agent started (wall clock, UTC); ``None`` before that.
     """
 
     chat_completions_url: str = field(default="", repr=public_url)
@@ -89,7 +102,12 @@ class RolloutContext:
     rollout_id: str = ""
     sample_source: SampleSource | None = None
     progress: RolloutProgress | None = field(default=None, repr=False)
-    agent_started_at: datetime | None = field(default=None, init=False)
+    _started_at: datetime | None = field(default=None, init=False)
+
+    @property
+    def agent_started_at(self) -> datetime | None:
+        """When the agent started (wall clock, UTC), as the server publishes it."""
+        return self._started_at if self.progress is None else self.progress.agent_started_at
 
     @property
     def secrets(self) -> list[str | None]:
@@ -129,25 +147,50 @@ class RolloutContext:
         return await self.sample_source.get_sample()
 
     def report_status(self, status: RolloutStatus) -> None:
-        """Report a phase at once, from the event loop. Statuses only move forward."""
+        """Report a phase. Statuses only move forward.
+
+        It counts at once in the event loop, and a moment later from any other thread.
+        """
         if self.progress is not None:
             self.progress.report_status(status)
 
     async def set_status(self, status: RolloutStatus) -> None:
         """Report a phase, then let others run. The report stands even if this is cancelled."""
         self.report_status(status)
-        await trio.lowlevel.checkpoint()
+        if trio.lowlevel.in_trio_run():  # code of an asyncio framework may await it too
+            await trio.lowlevel.checkpoint()
 
     def mark_agent_started(self) -> None:
-        """Record that the agent starts now, from the event loop; the first call wins.
+        """Record that the agent starts now; the first call wins.
 
         For backends with `ExecutionBackend.reports_agent_start`. A queued rollout becomes
-        running with it.
+        running with it. It counts at once in the event loop, and a moment later from any other
+        thread.
         """
-        if self.agent_started_at is None:
-            self.agent_started_at = datetime.now(UTC)
         if self.progress is not None:
             self.progress.report_agent_started()
+        elif self._started_at is None:
+            self._started_at = datetime.now(UTC)
+
+    def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
+        """Decide how the rollout ends, before its files are written; from the event loop.
+
+        For backends that keep files of a rollout, which are to say what is published. An end
+        that came before *outcome* stays, such as that of its polling lease.
+
+        Returns:
+            How the rollout ends: its status, error and start time.
+        """
+        if self.progress is not None:
+            return self.progress.settle(outcome)
+        result = outcome.result
+        return RolloutResultResponse(
+            rollout_id=self.rollout_id,
+            status=result.status,
+            err_message=result.err_message,
+            err_category=result.err_category,
+            agent_started_at=self._started_at,
+        )
 
 
 @define

@@ -152,8 +152,8 @@ class LocalBackend(SlottedBackend):
         finished = FinishedRollout(
             request=request,
             outcome=outcome,
+            end=context.settle(outcome),
             phase=execution.status,
-            agent_started_at=context.agent_started_at,
             timings=execution.timings(trio.current_time()),
             secrets=tuple(context.secrets),
             unfinished=await _unfinished_sample(outcome, context),

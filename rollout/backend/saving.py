@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from attrs import field, frozen
@@ -18,7 +17,7 @@ from rollout.trajectory.build import package_version
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,
-    ExecutionResult,
+    RolloutResultResponse,
     RolloutSample,
     RolloutStatus,
 )
@@ -40,8 +39,8 @@ class FinishedRollout:
     Attributes:
         request: What was asked for.
         outcome: How it ended.
+        end: What is published of how it ended; see `rollout.context.RolloutContext.settle`.
         phase: How far it came: `queued`, `running` or `grading`.
-        agent_started_at: When its agent started.
         timings: Seconds by name; ``None`` for what never began.
         secrets: What is never kept.
         document: The trajectory as the agent itself wrote it, a valid ATIF document; without
@@ -52,8 +51,8 @@ class FinishedRollout:
 
     request: ExecutionRequest
     outcome: ExecutionOutcome
+    end: RolloutResultResponse
     phase: RolloutStatus
-    agent_started_at: datetime | None
     timings: Mapping[str, float | None]
     secrets: tuple[str | None, ...] = ()
     document: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -69,17 +68,17 @@ class FinishedRollout:
         return {TRAJECTORY: trajectory, DIAGNOSTICS: self._diagnostics(trajectory)}
 
     def _trajectory(self) -> bytes | None:
-        request, result = self.request, self.outcome.result
+        request, end = self.request, self.end
         sample = self._sample()
         messages = request.prompt if sample is None else sample.trajectory_messages
         if self.document is not None:
             messages = []  # what there is to say of them is said there
         if messages is None:
             return None
-        extra: dict[str, Any] = {"status": str(result.status)}
-        if result.status != RolloutStatus.SUCCESS:
+        extra: dict[str, Any] = {"status": str(end.status)}
+        if end.status != RolloutStatus.SUCCESS:
             # A grader may have set one before it failed; that is no reward.
-            extra |= {"reward": None, "error": _error(result)}
+            extra |= {"reward": None, "error": _error(end)}
         if sample is None:
             extra["label"] = request.label
         try:
@@ -113,14 +112,14 @@ class FinishedRollout:
         return self.unfinished if sample is None else sample
 
     def _diagnostics(self, trajectory: bytes | None) -> bytes:
-        result = self.outcome.result
+        end = self.end
         sample = self._sample()
-        started = self.agent_started_at
+        started = end.agent_started_at
         document: dict[str, Any] = {
             "schema": _SCHEMA,
             "rollout_id": self.request.id,
-            "status": str(result.status),
-            "error": _error(result),
+            "status": str(end.status),
+            "error": _error(end),
             "phase": str(self.phase),
             "agent_started_at": None if started is None else format_timestamp(started),
             "timings": {
@@ -137,7 +136,8 @@ class FinishedRollout:
         notes, dropped = fit(dict(self.diagnostics), max_depth=_EXTRA_DEPTH)
         document |= {k: v for k, v in (notes or {}).items() if k not in document}
         # A backend may give its notes along with a result, too.
-        own = {k: v for k, v in (result.extra_fields or {}).items() if k not in self.diagnostics}
+        more_notes = self.outcome.result.extra_fields or {}
+        own = {k: v for k, v in more_notes.items() if k not in self.diagnostics}
         if own:
             document["extra_fields"], more = fit(own, max_depth=_EXTRA_DEPTH)
             dropped += more
@@ -147,10 +147,10 @@ class FinishedRollout:
         return json.dumps(clean, indent=2, allow_nan=False).encode("ascii") + b"\n"
 
 
-def _error(result: ExecutionResult) -> dict[str, Any] | None:
-    if result.err_message is None and result.err_category is None:
+def _error(end: RolloutResultResponse) -> dict[str, Any] | None:
+    if end.err_message is None and end.err_category is None:
         return None
     return {
-        "category": None if result.err_category is None else str(result.err_category),
-        "message": result.err_message,
+        "category": None if end.err_category is None else str(end.err_category),
+        "message": end.err_message,
     }

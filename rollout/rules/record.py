@@ -52,6 +52,7 @@ class RolloutRecord:
         lease: The polling lease, in serving time.
         status: Where it stands; only moves forward.
         agent_started_at: When its agent started (UTC); set once.
+        settled: The terminal result that is about to be published, once its files are written.
         result: The terminal result; set once.
         reported: What was last reported to the holder of the lease.
         delivered: Whether the terminal result was ever answered to a poll.
@@ -61,6 +62,7 @@ class RolloutRecord:
     lease: PollingLease
     status: RolloutStatus = RolloutStatus.QUEUED
     agent_started_at: datetime | None = None
+    settled: RolloutResultResponse | None = None
     result: RolloutResultResponse | None = None
     reported: SeenState = SeenState()
     delivered: bool = False
@@ -83,7 +85,7 @@ class RolloutRecord:
 
     def mark_agent_started(self, when: datetime) -> bool:
         """Record the agent's start; only the first one before the end counts."""
-        if self.agent_started_at is not None or self.result is not None:
+        if self.agent_started_at is not None or self.end is not None:
             return False
         self.agent_started_at = when
         return True
@@ -95,26 +97,37 @@ class RolloutRecord:
         """
         return self.result is not None or self.lease.renew(now)
 
+    @property
+    def end(self) -> RolloutResultResponse | None:
+        """How the rollout ends, or has ended; ``None`` while that is open."""
+        return self.result or self.settled
+
+    def settle(self, result: RolloutResultResponse, now: float) -> RolloutResultResponse:
+        """Decide that the rollout ends with *result*, which is published later.
+
+        An end that was decided before stays, and so does that of a lease that has ended.
+
+        Returns:
+            How the rollout ends.
+        """
+        if self.end is None:
+            decided = self._expiry() if self.lease.expired(now) else result
+            self.settled = evolve(decided, agent_started_at=self.agent_started_at)
+        return self.end or result
+
     def expire(self, now: float) -> bool:
-        """End the rollout as `lease_expired` if its lease has ended at *now*."""
+        """End the rollout as `lease_expired`, or as settled, if its lease has ended at *now*."""
         if self.result is not None or not self.lease.expired(now):
             return False
-        self._end(
-            RolloutResultResponse(
-                rollout_id=self.rollout_id,
-                status=RolloutStatus.FAILURE,
-                err_message="polling lease expired",
-                err_category=RolloutErrorCategory.LEASE_EXPIRED,
-            )
-        )
+        self._end(self._expiry())
         return True
 
     def finish(self, result: RolloutResultResponse, now: float) -> bool:
         """End the rollout with what its execution made of it.
 
         A lease that has ended before wins over the result, whether or not anyone has noticed
-        yet. The first end stays: ``False`` when this call was not the one that decided it
-        with *result*.
+        yet, and so does what was settled. The first end stays: ``False`` when this call was
+        not the one that published it.
         """
         if self.result is not None or self.expire(now):
             return False
@@ -144,6 +157,16 @@ class RolloutRecord:
         self.reported = state or self.state
         self.delivered = self.delivered or is_terminal(self.reported.status)
 
+    def _expiry(self) -> RolloutResultResponse:
+        return RolloutResultResponse(
+            rollout_id=self.rollout_id,
+            status=RolloutStatus.FAILURE,
+            err_message="polling lease expired",
+            err_category=RolloutErrorCategory.LEASE_EXPIRED,
+        )
+
     def _end(self, result: RolloutResultResponse) -> None:
+        result = self.settled or result
+        self.settled = None
         self.result = evolve(result, agent_started_at=self.agent_started_at)
         self.status = result.status

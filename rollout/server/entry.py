@@ -16,9 +16,10 @@ from rollout._logs import get_logger
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError
-from rollout.rules import RolloutRecord
-from rollout.server.finalize import encode_state
+from rollout.rules import RolloutRecord, ServingClock
+from rollout.server.finalize import encode_state, result_of
 from rollout.types import (
+    ExecutionOutcome,
     RolloutErrorCategory,
     RolloutInitRequest,
     RolloutResultResponse,
@@ -75,6 +76,7 @@ class Entry:
         body: The encoded terminal result.
         disposition: What the first effective cancel request was answered with.
         retained_until: When the terminal result may be forgotten (serving time).
+        clock: The registry's clock of serving time.
         hooks: The registry's hooks.
         feed: The open feed that reports it, if there is one.
     """
@@ -84,6 +86,7 @@ class Entry:
     token_digest: bytes = field(repr=False)
     call: UserCall
     polled_at: float
+    clock: ServingClock = field(repr=False)
     executing: bool = True
     changed: trio.Event = field(factory=trio.Event, repr=False)
     body: bytes | None = field(default=None, repr=False)
@@ -91,6 +94,7 @@ class Entry:
     retained_until: float = math.inf
     hooks: RegistryHooks = field(factory=RegistryHooks, repr=False)
     feed: Feed | None = field(default=None, repr=False)
+    _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token, repr=False)
 
     @property
     def rollout_id(self) -> str:
@@ -103,13 +107,49 @@ class Entry:
         return [] if self.request is None else self.request.secrets
 
     def report_status(self, status: RolloutStatus) -> None:
-        """Take a status report of the execution."""
+        """Take a status report of the execution, from any thread."""
+        self._in_loop(self._advance, RolloutStatus(status))
+
+    def report_agent_started(self) -> None:
+        """Take the start of the agent, from any thread; a queued rollout runs from here on."""
+        self._in_loop(self._start_agent)
+
+    @property
+    def agent_started_at(self) -> datetime | None:
+        """When the agent started, as published."""
+        return self.record.agent_started_at
+
+    def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
+        """Decide that the rollout ends with *outcome*, unless its end is decided already."""
+        result = self.record.end
+        if result is None:
+            try:
+                result = result_of(self.rollout_id, outcome, secrets=self.secrets)
+            except Exception as error:  # noqa: BLE001 - a sample may hold anything
+                log_failure(self.rollout_id, "result", error, self.secrets)
+                result = crash_result(self.rollout_id)
+        return self.record.settle(result, self.clock.time(trio.current_time()))
+
+    def _in_loop(self, function: Callable[..., None], *args: RolloutStatus) -> None:
+        """Call a function at once in the server's loop, and soon from another thread.
+
+        What a thread reports is taken before its end, since both go the same way.
+        """
+        try:
+            here = trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:  # not in a trio loop
+            here = False
+        if here:
+            function(*args)
+        else:
+            self._token.run_sync_soon(function, *args)
+
+    def _advance(self, status: RolloutStatus) -> None:
         if self.record.advance(status):
             self.tell("status")
             self.notify()
 
-    def report_agent_started(self) -> None:
-        """Take the start of the agent; a queued rollout is running from here on."""
+    def _start_agent(self) -> None:
         started = self.record.mark_agent_started(self.hooks.wall_clock())
         advanced = self.record.advance(RolloutStatus.RUNNING)
         if started:

@@ -8,8 +8,7 @@ from rollout.backend.base import ExecutionBackend
 from rollout.backend.failures import categorize_exception, describe_exception
 from rollout.backend.usercode import Outcome
 from rollout.context import RolloutContext
-from rollout.server.entry import Entry, crash_result, log_failure
-from rollout.server.finalize import result_of
+from rollout.server.entry import Entry, log_failure
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,
@@ -29,7 +28,7 @@ async def run_backend(
 
     Returns:
         Its terminal result, ``None`` if the call was cancelled by force. Whatever the backend
-        raises or returns is a result too.
+        raises or returns is a result too, unless it has settled one before.
     """
 
     async def body() -> ExecutionOutcome:
@@ -57,11 +56,7 @@ async def run_backend(
     outcome = await run(body)
     if outcome.interrupted:
         return None
-    try:
-        return _result(entry, outcome, request.secrets)
-    except Exception as error:  # noqa: BLE001 - a sample may hold anything
-        log_failure(entry.rollout_id, "result", error, request.secrets)
-        return crash_result(entry.rollout_id)
+    return _result(entry, outcome, request.secrets)
 
 
 def _result(entry: Entry, outcome: Outcome, secrets: Sequence[str | None]) -> RolloutResultResponse:
@@ -75,4 +70,4 @@ def _result(entry: Entry, outcome: Outcome, secrets: Sequence[str | None]) -> Ro
                 err_category=categorize_exception(outcome.error),
             )
         )
-    return result_of(entry.rollout_id, value, secrets=secrets)
+    return entry.settle(value)

@@ -211,6 +211,7 @@ class RolloutRegistry:
             token_digest=token_digest(token),
             call=UserCall(request.rollout_id, "backend"),
             polled_at=now,  # its caller is there, and about to poll
+            clock=self._clock,
             hooks=self.hooks,
         )
         self._entries[request.rollout_id] = entry

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import trio
 from backend.helpers import SECRET, backend, echo, execute, full_marks
+from server.faults import admit, in_process_http, poll
 from support import in_process, local_backend, make_app, prompt
 
 from rollout import (
@@ -381,6 +382,50 @@ async def test_a_rollout_is_active_until_it_is_saved(tmp_path, monkeypatch):
     finally:
         release.set()
     assert saved(tmp_path)[1]["status"] == "success"
+
+
+@pytest.mark.parametrize("during", ["agent", "saving"])
+async def test_what_is_published_is_what_is_written(tmp_path, monkeypatch, during):
+    entered, release = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+    original = ArtifactStore._save
+
+    def stopped(*args):
+        if during == "saving":
+            token.run_sync_soon(entered.set)
+            assert release.wait(60)
+        return original(*args)
+
+    class Waits(AgentWorkflow):
+        async def run(self, ctx):
+            if during == "agent":
+                entered.set()
+                await trio.sleep_forever()
+            return ctx.prompt
+
+    monkeypatch.setattr(ArtifactStore, "_save", stopped)
+    local = local_backend(Waits)
+    local.artifacts = ArtifactStore(tmp_path)
+    app = make_app(local)
+    try:
+        async with in_process_http(app) as http:
+            _, lease = await admit(http, rollout_id="r", grade=False)
+            await entered.wait()
+            app.registry._entries["r"].record.lease.deadline = 0.0  # its caller was silent
+            published = await poll(http, "r", lease)
+            release.set()
+            await app.registry.wait_idle()
+    finally:
+        release.set()
+    trajectory, diagnostics = saved(tmp_path)
+    # What was decided before its lease ended, and is being written, stays.
+    expired = ("failure", "lease_expired")
+    ended = published["status"], published["err_category"]
+    assert ended == (expired if during == "agent" else ("success", None))
+    assert trajectory["extra"]["status"] == diagnostics["status"] == published["status"]
+    assert diagnostics["agent_started_at"] == published["agent_started_at"]
+    for error in (trajectory["extra"].get("error"), diagnostics["error"]):
+        assert (error and error["category"]) == published["err_category"]
 
 
 async def test_a_disk_that_hangs_does_not_hang_a_cancel(tmp_path, monkeypatch):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from datetime import UTC, datetime
 from typing import Any
 
 import trio
+from attrs import evolve
 
 from rollout import (
     AgentWorkflow,
@@ -27,12 +29,18 @@ class Progress:
 
     def __init__(self):
         self.events = []
+        self.agent_started_at = None
 
     def report_status(self, status):
         self.events.append((str(status), trio.current_time()))
 
     def report_agent_started(self):
         self.events.append(("started", trio.current_time()))
+        self.agent_started_at = self.agent_started_at or datetime.now(UTC)
+
+    def settle(self, outcome):
+        end = RolloutContext(rollout_id="r").settle(outcome)
+        return evolve(end, agent_started_at=self.agent_started_at)
 
     @property
     def names(self):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import threading
 from datetime import UTC, datetime
 from typing import Any
 
@@ -170,6 +173,47 @@ async def test_a_rollout_that_waits_for_a_slot_has_not_started(autojump_clock):
         rollout = await admit(http)
         await http.post("/rollout/cancel", json={"ids": [rollout[0]]})
         assert moment(await finished(http, *rollout)) is None
+
+
+def in_a_thread_of_its_own(function: Any) -> None:
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(function,))
+    thread.start()
+    thread.join()
+
+
+def in_asyncio(function: Any) -> None:
+    async def main() -> None:
+        function()
+        await get_rollout_context().set_status(RolloutStatus.RUNNING)  # type: ignore[union-attr]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", [lambda function: function(), in_a_thread_of_its_own, in_asyncio])
+async def test_a_plain_workflow_reports_from_its_threads(where: Any):
+    polled = threading.Event()
+
+    class Reports(Late):
+        async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:
+            await trio.to_thread.run_sync(self.work)
+            return ExecutionOutcome(workflow=ExecutionResult(status=RolloutStatus.SUCCESS))
+
+        def work(self) -> None:
+            context = get_rollout_context()
+            assert context is not None
+            where(context.mark_agent_started)
+            assert polled.wait(60)
+            with pytest.raises(ValueError, match="nonsense"):
+                context.report_status("nonsense")  # type: ignore[arg-type]
+            where(lambda: context.report_status(RolloutStatus.GRADING))
+
+    async with in_process_http(make_app(Reports(), result_wait_timeout_sec=60)) as http:
+        rollout = await admit(http)
+        first = await poll(http, *rollout)  # it is held until the report wakes it
+        assert (first["status"], moment(first) is None) == ("running", False)
+        polled.set()
+        result = await finished(http, *rollout)
+    assert (result["status"], moment(result)) == ("success", moment(first))
 
 
 class ReportsFromUserCode(Script):

@@ -29,6 +29,7 @@ class RecordMachine(RuleBasedStateMachine):
         self.seen = SeenState()
         self.ranks: list[int] = [0]
         self.started: datetime | None = None
+        self.settled: RolloutResultResponse | None = None
         self.result: RolloutResultResponse | None = None
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 29.0, 30.0, 119.0, LEASE, 121.0]))
@@ -48,7 +49,7 @@ class RecordMachine(RuleBasedStateMachine):
     def the_agent_starts(self, later: int) -> None:
         when = START + timedelta(seconds=later)
         counted = self.record.mark_agent_started(when)
-        assert counted == (self.started is None and self.result is None)
+        assert counted == (self.started is None and self.record.end is None)
         if counted:
             self.started = when
 
@@ -71,12 +72,27 @@ class RecordMachine(RuleBasedStateMachine):
         assert decided == (self.result is None and not expired)
         if self.result is None:
             self._ended(RolloutErrorCategory.LEASE_EXPIRED if expired else None)
-            if decided:
+            if decided and self.settled is None:
                 assert self.record.status is RolloutStatus(status)
+
+    @rule(status=st.sampled_from(["success", "failure", "cancelled"]))
+    def the_execution_settles(self, status: str) -> None:
+        given = RolloutResultResponse(rollout_id="a", status=RolloutStatus(status))
+        end = self.record.settle(given, self.now)
+        assert end is self.record.end
+        if self.settled is None and self.result is None:
+            self.settled = end
+            expired = self.now >= self.deadline
+            assert end.err_category is (RolloutErrorCategory.LEASE_EXPIRED if expired else None)
+            assert expired or end.status == status
+        assert end == (self.result or self.settled)
 
     def _ended(self, category: RolloutErrorCategory | None) -> None:
         self.result = self.record.result
         assert self.result is not None
+        if self.settled is not None:
+            assert self.result == self.settled
+            return
         assert self.result.err_category is category
         assert self.result.agent_started_at == self.started
 

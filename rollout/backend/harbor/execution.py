@@ -226,8 +226,8 @@ class TrialExecution:
             self.request,
             outcome,
             settled,
+            end=self.context.settle(outcome),
             phase=self.execution.status,
-            agent_started_at=self.context.agent_started_at,
             timings=self.execution.timings(now),
             secrets=tuple(self._secrets()),
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,13 @@ from rollout.backend.harbor.plan import TrialPlan
 from rollout.backend.harbor.trajectories import Adoption, adopt_trajectory
 from rollout.backend.harbor.workspaces import remove_workspace
 from rollout.backend.saving import FinishedRollout
-from rollout.types import ExecutionOutcome, ExecutionRequest, RolloutSample, RolloutStatus
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionRequest,
+    RolloutResultResponse,
+    RolloutSample,
+    RolloutStatus,
+)
 from rollout.types._fields import plain_number
 
 __all__ = ["Settled", "handed_back", "save_outcome", "settle"]
@@ -240,8 +245,8 @@ async def save_outcome(
     outcome: ExecutionOutcome,
     settled: Settled,
     *,
+    end: RolloutResultResponse,
     phase: RolloutStatus,
-    agent_started_at: datetime | None,
     timings: Mapping[str, float | None],
     secrets: tuple[str | None, ...],
 ) -> None:
@@ -254,8 +259,8 @@ async def save_outcome(
         request: What was asked for.
         outcome: How it ended.
         settled: What its trial left.
+        end: What is published of how it ended.
         phase: How far it came.
-        agent_started_at: When its agent started.
         timings: Seconds by name.
         secrets: What is never kept.
     """
@@ -263,7 +268,7 @@ async def save_outcome(
         request=request,
         outcome=outcome,
         phase=phase,
-        agent_started_at=agent_started_at,
+        end=end,
         timings=timings,
         secrets=secrets,
         document=settled.document,

@@ -338,8 +338,11 @@ async def save(store, outcome, settled, request=None):
         request or ExecutionRequest(id="r", prompt=PROMPT, label="42", metadata={"id": 7}),
         outcome,
         settled,
+        end=attrs.evolve(
+            RolloutContext(rollout_id="r").settle(outcome),
+            agent_started_at=datetime(2026, 1, 2, tzinfo=UTC),
+        ),
         phase=RolloutStatus.GRADING,
-        agent_started_at=datetime(2026, 1, 2, tzinfo=UTC),
         timings={"total_sec": 1.5},
         secrets=(KEY,),
     )
@@ -412,8 +415,8 @@ async def test_a_document_that_cannot_be_saved_is_no_failure(store, caplog):
             ExecutionRequest(id="r", prompt=PROMPT),
             graded(sample),
             Settled(document=document),
+            end=RolloutContext(rollout_id="r").settle(graded(sample)),
             phase=RolloutStatus.RUNNING,
-            agent_started_at=None,
             timings={},
             secrets=(),
         )
