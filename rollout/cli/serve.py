@@ -114,6 +114,7 @@ def command(
     password = secret_from_env("--keyfile-password-env", keyfile_password_env)
     shutdown = _budget(budget)
     _check_encrypted(keyfile, password)
+    stdin = _take_stdin() if until_stdin_closes else None
     server = load_app(app)
     quiet_http()
     start = partial(
@@ -126,9 +127,9 @@ def command(
         ca_certs=ca_certs,
         shutdown=shutdown,
     )
-    if until_stdin_closes:
+    if stdin is not None:
         # In a thread, so that it works while code of users blocks the event loop.
-        threading.Thread(target=_follow_stdin, name="stdin", daemon=True).start()
+        threading.Thread(target=_follow, args=(stdin,), name="stdin", daemon=True).start()
     run_async(_serve, server, start, address_fd)
 
 
@@ -162,10 +163,21 @@ def _stopped_early(app: RolloutServer, listening: bool) -> bool:
     return not listening and app.failure is None and app.shutdown_requested.is_set()
 
 
-def _follow_stdin() -> None:
+def _take_stdin() -> int:
+    """Move stdin to another descriptor, so that what user code reads from stdin is empty."""
+    try:
+        taken = os.dup(0)
+    except OSError as error:
+        raise CommandError(f"--until-stdin-closes: stdin cannot be read ({error})") from None
+    with Path(os.devnull).open("rb") as null:
+        os.dup2(null.fileno(), 0)
+    return taken
+
+
+def _follow(stdin: int) -> None:
     """Read stdin to its end, without the locks of `sys.stdin` that an exit would trip over."""
     try:
-        while os.read(0, _KEY_HEAD_BYTES):
+        while os.read(stdin, _KEY_HEAD_BYTES):
             pass
     except OSError as error:
         logger.warning("stdin cannot be read (%s); shutting down", error)

@@ -21,6 +21,7 @@ from rollout._groups import sole_error
 from rollout._logs import get_logger
 from rollout.errors import RolloutServerError
 from rollout.server.app import RolloutServer
+from rollout.server.forks import plain_children
 from rollout.server.shutdown import ShutdownBudget
 
 __all__ = ["serve"]
@@ -96,6 +97,7 @@ async def serve(
     try:
         async with AsyncExitStack() as stack:
             stack.enter_context(_seldom_collected())
+            children = stack.enter_context(plain_children())
             received = await stack.enter_async_context(_signals(handle_signals))
             watchers = await stack.enter_async_context(trio.open_nursery())
             if received is not None:
@@ -111,6 +113,7 @@ async def serve(
                     )
                 )
                 started.set()
+                children.listening(urls)
                 if app.failure is None:
                     task_status.started(urls)  # Hypercorn listens even after a failed startup
                 await app.shutdown_requested.wait()

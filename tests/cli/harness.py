@@ -19,7 +19,14 @@ TESTS = Path(__file__).parents[1]
 SERVER_KEY = "cli-test-server-key"
 
 APPS = """
+import multiprocessing
+import os
+import signal
+import socket
+import stat
+import sys
 import time
+import warnings
 
 import trio
 from rollout import AgentWorkflow
@@ -38,7 +45,46 @@ class Blocking(AgentWorkflow):
         time.sleep(600)
 
 
+class Forks(AgentWorkflow):
+    # Ends children by a signal, and has one say what it has inherited.
+    def run(self, ctx):
+        warnings.simplefilter("ignore")  # later Pythons warn about forks beside threads
+        fork = multiprocessing.get_context("fork")
+        child = fork.Process(target=time.sleep, args=(600,))
+        child.start()
+        child.terminate()
+        child.join(30)
+        with fork.Pool(2) as pool:
+            pool.map(abs, range(2))
+        receive, send = fork.Pipe(duplex=False)
+        with receive, send:
+            looking = fork.Process(target=_look, args=(send,))
+            looking.start()
+            found = {"ended": child.exitcode == -signal.SIGTERM, **receive.recv()}
+        return [{**found, "stdin": os.read(0, 1).decode()}]
+
+
+def _look(send):
+    sockets = []
+    for fd in range(3, 100):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as sock:
+                    sockets.append(sock.family != socket.AF_UNIX)
+        except OSError:
+            pass
+    send.send(
+        {
+            "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+            "wakes": signal.set_wakeup_fd(-1),
+            "internet": any(sockets),
+            "masked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        }
+    )
+
+
 app = make_app(local_backend(max_concurrent=1))
+forking = make_app(local_backend(Forks))
 locked = make_app(api_key="cli-test-server-key")
 blocking = make_app(local_backend(Blocking), watchdog_sec=None)
 stubborn = make_app(local_backend(Stubborn))

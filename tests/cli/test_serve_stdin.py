@@ -10,8 +10,11 @@ from http.client import HTTPConnection
 
 import httpx
 import pytest
+import trio
 from cli.harness import command_line, environment
 from support import prompt
+
+from rollout.client import RolloutClient
 
 QUICK = (
     "--drain-sec",
@@ -45,6 +48,27 @@ def start(folder, app, *, stdin=subprocess.PIPE):
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def test_processes_of_user_code_inherit_what_a_plain_program_gives_them(apps):
+    async def use(url):
+        async with RolloutClient(url=url) as client:
+            return await client.run_rollout(prompt(), "http://x", "forks", grade=False)
+
+    with start(apps, "cli_apps:forking") as server:
+        result = trio.run(use, server.stdout.readline().split()[-1])
+        server.terminate()
+        assert server.wait(timeout=60) == 0
+    assert result.err_message is None
+    (found,) = result.sample.messages
+    assert found == {
+        "ended": True,
+        "interrupt": True,
+        "wakes": -1,
+        "internet": False,
+        "masked": 0,
+        "stdin": "",
+    }
 
 
 def test_shuts_down_when_stdin_closes_and_not_before(apps):

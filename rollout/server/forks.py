@@ -1,0 +1,114 @@
+"""Children that user code forks get what a plain Python program would give them.
+
+`multiprocessing` forks on many systems. Such a child would inherit the server's signal handlers,
+so that SIGTERM does not end it; the descriptor that wakes the server's event loop; and its
+sockets, so that the address stays taken and closed connections stay open for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+__all__ = ["Inheritance", "plain_children"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@define(eq=False)
+class Inheritance:
+    """What a forked child must not inherit of one server.
+
+    Attributes:
+        handlers: The signal handlers from before the server, by number.
+        addresses: The ports and socket files that it listens on.
+    """
+
+    handlers: dict[int, Any]
+    addresses: set[int | str] = field(factory=set)
+
+    def listening(self, urls: list[str]) -> None:
+        """Note where the server listens."""
+        for url in urls:
+            address = url.partition("://")[2]
+            path = address.removeprefix("unix:")
+            self.addresses.add(path if path != address else int(address.rpartition(":")[2]))
+
+    def drop(self) -> None:
+        """Undo it, in the child."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        null = os.open(os.devnull, os.O_RDWR)
+        for path in list(Path("/dev/fd").iterdir()):
+            fd = int(path.name)
+            if _local_address(fd) in self.addresses:
+                # Not closed: an object of the server may close the number when it is collected.
+                os.dup2(null, fd, inheritable=False)
+        os.close(null)
+
+
+_servers: list[Inheritance] = []
+_forking = threading.local()
+
+
+@contextmanager
+def plain_children() -> Generator[Inheritance, None, None]:
+    """Have children that are forked while the block runs inherit nothing of a server."""
+    handlers: dict[int, Any] = {
+        number: signal.getsignal(number) or signal.SIG_DFL for number in _SIGNALS
+    }
+    if callable(handlers[signal.SIGINT]):
+        handlers[signal.SIGINT] = signal.default_int_handler  # by now, it is trio's
+    server = Inheritance(handlers)
+    _servers.append(server)
+    try:
+        yield server
+    finally:
+        _servers.remove(server)
+
+
+def _local_address(fd: int) -> int | str | None:
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return None
+        sock = socket.socket(fileno=fd)
+        try:
+            address: Any = sock.getsockname()
+        finally:
+            sock.detach()
+    except OSError:
+        return None  # the descriptor of the list itself, for one
+    known: int | str = address[1] if isinstance(address, tuple) else address
+    return known
+
+
+def _before_fork() -> None:
+    # A signal for the child must not meet the handlers that it is born with.
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS if _servers else ())
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _in_child() -> None:
+    for server in reversed(_servers):
+        with contextlib.suppress(OSError):  # no /dev/fd
+            server.drop()
+    _servers.clear()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
