@@ -1,4 +1,7 @@
-"""Write files so that a reader, or a crash, never sees half of one. Blocking; use a thread."""
+"""Write files so that a reader, or a crash, never sees half of one. Blocking; use a thread.
+
+They are for their user alone: prompts and answers are in them.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def writing_atomic(
         OSError: It cannot be written; what was there before still is.
     """
     temporary = path.with_name(_temporary(path.name))
-    descriptor = os.open(temporary, _NEW_FILE, 0o666, dir_fd=dir_fd)
+    descriptor = os.open(temporary, _NEW_FILE, 0o600, dir_fd=dir_fd)
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor has no path
             yield file
@@ -90,7 +93,7 @@ def write_quickly(name: str, data: bytes, dir_fd: int) -> None:
         OSError: It cannot be written; what was there before still is.
     """
     temporary = _temporary(name)
-    descriptor = os.open(temporary, _NEW_FILE, 0o666, dir_fd=dir_fd)
+    descriptor = os.open(temporary, _NEW_FILE, 0o600, dir_fd=dir_fd)
     try:
         try:
             rest = memoryview(data)

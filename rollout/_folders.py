@@ -22,7 +22,10 @@ from attrs import frozen
 
 from rollout._files import write_atomic, write_quickly
 
-__all__ = ["Folder", "folder_name", "open_root"]
+__all__ = ["PRIVATE", "Folder", "folder_name", "open_root", "refuse_link"]
+
+PRIVATE = 0o700
+"""The permissions of the folders that are made: they are for their user alone."""
 
 _DESCRIPTORS = {os.open, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd and hasattr(
     os, "O_DIRECTORY"
@@ -106,7 +109,7 @@ class Folder:
             if make:
                 self.make(name)
             path = self.path / name
-            _refuse_link(path)
+            refuse_link(path)
             yield Folder(path, None)
             return
         if make and not likely:
@@ -131,7 +134,7 @@ class Folder:
         """
         target = name if self.descriptor is not None else self.path / name
         try:
-            os.mkdir(target, dir_fd=self.descriptor)
+            os.mkdir(target, PRIVATE, dir_fd=self.descriptor)
         except FileExistsError:
             return False  # what it is, opening it tells
         return True
@@ -203,26 +206,22 @@ class Folder:
 
 
 @contextmanager
-def open_root(path: Path, *, mode: int = 0o777) -> Generator[Folder, None, None]:
-    """Open the root for the length of the block, and make it if it is missing.
+def open_root(path: Path) -> Generator[Folder, None, None]:
+    """Open the root for the length of the block, and make it, private, if it is missing.
 
     The root, and what leads to it, may be a link: whoever names it decides where it is.
-
-    Args:
-        path: The root.
-        mode: With which permissions it is made, less those that the process masks.
 
     Raises:
         OSError: It cannot be made or opened, or is no folder.
     """
     if not _DESCRIPTORS:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        path.mkdir(PRIVATE, parents=True, exist_ok=True)
         yield Folder(path, None)
         return
     try:
         descriptor = os.open(path, _READ)
     except FileNotFoundError:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        path.mkdir(PRIVATE, parents=True, exist_ok=True)
         descriptor = os.open(path, _READ)
     try:
         yield Folder(path, descriptor)
@@ -230,7 +229,12 @@ def open_root(path: Path, *, mode: int = 0o777) -> Generator[Folder, None, None]
         os.close(descriptor)
 
 
-def _refuse_link(path: Path) -> None:
+def refuse_link(path: Path) -> None:
+    """Refuse a link, or anything else than a folder.
+
+    Raises:
+        OSError: It is one, or it is missing.
+    """
     found = path.lstat()
     attributes = getattr(found, "st_file_attributes", 0)
     reparse = attributes & getattr(stat, "FILE_ATTRIBUTE_REPARSE_POINT", 0)

@@ -12,11 +12,15 @@ from urllib.parse import quote, quote_plus
 
 from rollout.jsonfit import utf8
 
-__all__ = ["Redactor", "redact"]
+__all__ = ["RedactedStream", "Redactor", "redact"]
 
 _REDACTED = "[redacted]"
 _SHORTEST_SECRET = 4
 """Shorter ones are blanked out as a bearer token alone: anywhere else it would shred the text."""
+
+_LONGEST_LINE = 65_536
+_LONGEST_FORM = 4_096
+"""Bytes at the end of a longer line that may be the beginning of a secret."""
 
 _PLAIN = re.compile(r"[\w.~-]+", re.ASCII)
 """What no encoding but base64 and hex changes."""
@@ -126,6 +130,35 @@ def _escaped(char: str) -> str:
 def _lower_escapes(quoted: str) -> str:
     head, *rest = quoted.split("%")
     return head + "".join(f"%{part[:2].lower()}{part[2:]}" for part in rest)
+
+
+class RedactedStream:
+    """Redacts bytes that come in pieces, line by line, and very long lines bit by bit."""
+
+    def __init__(self, secrets: Iterable[str | None]) -> None:
+        self._redactor = Redactor(secrets)
+        self._pending = b""
+
+    def feed(self, data: bytes | bytearray) -> bytes:
+        """Return what may be written by now."""
+        self._pending += data
+        end = self._pending.rfind(b"\n") + 1
+        if not end and len(self._pending) > _LONGEST_LINE:
+            self._pending = self._redacted(self._pending)
+            end = max(len(self._pending) - _LONGEST_FORM, 0)
+            whole, self._pending = self._pending[:end], self._pending[end:]
+            return whole
+        whole, self._pending = self._pending[:end], self._pending[end:]
+        return self._redacted(whole)
+
+    def rest(self) -> bytes:
+        """Return what is left at the end."""
+        whole, self._pending = self._pending, b""
+        return self._redacted(whole)
+
+    def _redacted(self, data: bytes) -> bytes:
+        text = data.decode("utf-8", "surrogateescape")
+        return self._redactor.text(text).encode("utf-8", "surrogateescape")
 
 
 def redact(text: str, secrets: Iterable[str | None]) -> str:

@@ -50,7 +50,6 @@ _PATIENCE_SEC = 0.25
 """How long a call waits before another thread is called, since one may be stuck."""
 
 _MOST_THREADS = 8
-_PRIVATE = 0o700
 
 T = TypeVar("T")
 
@@ -73,7 +72,7 @@ class ArtifactStore:
     """
 
     def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
-        self.root, self._mode = _resolve(root)
+        self.root = _resolve(root)
         self._crew: Crew[_Call[Any]] = Crew(self._work, _MOST_THREADS)
         self._exact_case: bool | None = None
         self._abandoned: list[_Call[Any]] = []
@@ -139,7 +138,7 @@ class ArtifactStore:
         if self.root is None:
             raise OSError(errno.ENOENT, "nothing is kept")
         with (
-            open_root(self.root, mode=self._mode) as root,
+            open_root(self.root) as root,
             root.enter(self._name(root, rollout_id), make=True) as folder,
         ):
             put_tree(tree, folder, name, move=move, without=without)
@@ -210,7 +209,7 @@ class ArtifactStore:
     # --- in the thread --------------------------------------------------------------------------
 
     def _work(self, calls: Iterator[_Call[Any]]) -> None:
-        with suppress(OSError), _Root(self.root, self._mode, self._crew) as root:
+        with suppress(OSError), _Root(self.root, self._crew) as root:
             for call in calls:
                 call.run(root)
 
@@ -254,10 +253,9 @@ class _Root:
         tried_for: Up to which call it is known that files can be written below it.
     """
 
-    def __init__(self, path: Path | None, mode: int, crew: Crew[Any]) -> None:
+    def __init__(self, path: Path | None, crew: Crew[Any]) -> None:
         self.tried_for = 0
         self._path = path
-        self._mode = mode
         self._crew = crew
         self._call = 0
         self._opened_for = 0
@@ -291,7 +289,7 @@ class _Root:
             raise OSError(errno.ENOENT, "nothing is kept")
         if self._folder is None:
             self._opened_for = self._crew.submitted
-            self._folder = self._stack.enter_context(open_root(self._path, mode=self._mode))
+            self._folder = self._stack.enter_context(open_root(self._path))
         return self._folder
 
     def close(self) -> None:
@@ -331,17 +329,15 @@ class _Call(Job, Generic[T]):
         self.ended = True
 
 
-def _resolve(root: Any) -> tuple[Path | None, int]:
-    """Return the root as an absolute path, and the permissions with which it is made."""
+def _resolve(root: Any) -> Path | None:
+    """Return the root as an absolute path."""
     if root is None:
         named = os.environ.get(ARTIFACT_ROOT_VARIABLE)
         if named is None:
-            return platformdirs.user_data_path(
-                "trio-rollout", appauthor=False
-            ) / "rollouts", _PRIVATE
+            return platformdirs.user_data_path("trio-rollout", appauthor=False) / "rollouts"
         root = named or False
     if root is False:
-        return None, 0
+        return None
     try:
         path = os.fspath(root)
     except TypeError:
@@ -350,7 +346,7 @@ def _resolve(root: Any) -> tuple[Path | None, int]:
         raise BackendConfigurationError(
             "artifact_root must be the path of a folder, False to keep nothing, or None"
         )
-    return Path(os.path.abspath(os.path.expanduser(path))), 0o777  # noqa: PTH100, PTH111
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 
 
 def _clock_jumps() -> bool:

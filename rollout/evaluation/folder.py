@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import filelock
 
 from rollout._files import is_leftover, sync_folder, write_atomic
+from rollout._folders import PRIVATE, refuse_link
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
 from rollout.evaluation.journal import EVENTS
 from rollout.evaluation.manifest import MANIFEST
@@ -52,8 +53,8 @@ def locked(folder: Path) -> Generator[None, None, None]:
         EvaluationError: The folder cannot be made or written to.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / _LOCK, blocking=False, thread_local=False)
+        folder.mkdir(PRIVATE, parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / _LOCK, mode=0o600, blocking=False, thread_local=False)
         lock.acquire()
     except filelock.Timeout:
         raise EvaluationLockedError(
@@ -88,7 +89,8 @@ def archive(folder: Path, name: str) -> Path | None:
         while os.path.lexists(target):
             number += 1
             target = folder / _ARCHIVE / f"{name}-{number}"
-        target.mkdir(parents=True)
+        _make(folder / _ARCHIVE)
+        target.mkdir(PRIVATE)
         write_atomic(target / _UNFINISHED, b"")
         sync_folder(folder / _ARCHIVE)
         sync_folder(folder)
@@ -135,14 +137,28 @@ def tidy(folder: Path) -> None:
     """
     trajectories = folder / TRAJECTORIES
     try:
-        trajectories.mkdir(exist_ok=True)
+        _make(trajectories)
+        if os.path.lexists(folder / ROLLOUTS):
+            refuse_link(folder / ROLLOUTS)
         for place in (folder, trajectories):
             with os.scandir(place) as entries:
                 leftovers = [entry.path for entry in entries if is_leftover(entry.name)]
             for path in leftovers:
                 Path(path).unlink()
     except OSError as error:
-        raise EvaluationError(f"{trajectories}: {error.strerror or error}") from None
+        place = error.filename or trajectories
+        raise EvaluationError(f"{place}: {error.strerror or error}") from None
+
+
+def _make(folder: Path) -> None:
+    """Make a folder unless it is there; a link in its place is refused.
+
+    Raises:
+        OSError: It cannot be made, or is no folder.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(PRIVATE)
+    refuse_link(folder)
 
 
 def check_orphans(folder: Path) -> None:

@@ -39,6 +39,7 @@ __all__ = [
 
 EVENTS = "events.jsonl"
 _SCHEMA = "rollout-events/1"
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _MOST_RETRIES = 2**31
 
 
@@ -236,9 +237,9 @@ def recover(folder: Path, run_id: str) -> Iterator[AttemptRecord]:
         EvaluationError: It cannot be read or written.
     """
     path = folder / EVENTS
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDWR | os.O_CREAT | _FLAGS
     try:
-        with open(os.open(path, flags, 0o666), "r+b") as file:  # noqa: PTH123 - opened with flags
+        with open(os.open(path, flags, 0o600), "r+b") as file:  # noqa: PTH123 - opened with flags
             lines = _Lines(path, file, run_id)
             yield from lines.records()
             _mend(file, lines.whole, _head(run_id))
@@ -347,7 +348,7 @@ def _append(path: Path, data: bytes, size: int | None) -> int:
     Raises:
         OSError: That failed, or the file does not have the *size* that it had before.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS)
     try:
         before = os.fstat(descriptor).st_size
         if size not in {None, before}:

@@ -146,6 +146,7 @@ async def _connect(
                 config.server.app,
                 log=run.folder / SERVER_LOG,
                 environment=_server_environment(config, run.folder),
+                secrets=credentials.secrets,
             )
         )
     assert url is not None  # noqa: S101 - the config has one of both

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from attrs import define, field
 
 from rollout._beside import beside
 from rollout._logs import get_logger
+from rollout._redaction import RedactedStream
 from rollout.errors import EvaluationError, EvaluationStoppedError
 
 __all__ = ["server_process"]
@@ -42,14 +43,15 @@ _TAIL_BYTES = 4096
 
 @asynccontextmanager
 async def server_process(
-    app: str, *, log: Path, environment: dict[str, str]
+    app: str, *, log: Path, environment: dict[str, str], secrets: Iterable[str | None] = ()
 ) -> AsyncGenerator[str, None]:
     """Serve an application for the length of the block; yields its URL.
 
     Args:
         app: ``MODULE:APP`` or ``FILE.py:APP``.
-        log: The file that gets what the server writes.
+        log: The file that gets what the server writes, less the secrets.
         environment: Variables for it, on top of this process's own.
+        secrets: What must not get into the log, see `rollout._redaction.Redactor`.
 
     Raises:
         EvaluationError: It does not start; the message has the last line that it wrote.
@@ -59,7 +61,7 @@ async def server_process(
     """
     with _opened(log) as file:
         process, address = await _start(app, os.environ | environment)
-        output = _Output(process, log, file, file.tell())
+        output = _Output(process, log, file, file.tell(), RedactedStream(secrets))
         try:
             async with address, beside(output.copy):
                 url = await _first_line(address)
@@ -74,8 +76,9 @@ async def server_process(
 
 
 def _opened(log: Path) -> IO[bytes]:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     try:
-        return log.open("ab")
+        return open(os.open(log, flags, 0o600), "ab")  # noqa: PTH123 - opened with flags
     except OSError as error:
         raise EvaluationError(f"{log}: {error.strerror or error}") from None
 
@@ -130,18 +133,27 @@ class _Output:
     log: Path
     _file: IO[bytes]
     begin: int
+    _redacted: RedactedStream
     _copied: trio.Event = field(factory=trio.Event)
 
     async def copy(self) -> None:
         """Copy into the log until the pipe ends; a full pipe would stop the server."""
         assert self.process.stdout is not None  # noqa: S101 - it was asked for
         async for data in self.process.stdout:
-            try:
-                self._file.write(data)
-                self._file.flush()
-            except OSError as error:
-                logger.warning("what the rollout server prints cannot be kept: %s", error)
+            self._write(self._redacted.feed(data))
+        self.finish()
         self._copied.set()
+
+    def finish(self) -> None:
+        """Write the last line, if it has no line break yet."""
+        self._write(self._redacted.rest())
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            logger.warning("what the rollout server prints cannot be kept: %s", error)
 
     async def end(self) -> str:
         """Say how the process, which has ended, came to it."""
@@ -184,6 +196,7 @@ async def _stop(output: _Output) -> None:
             await process.wait()
         await output.end()
         nursery.cancel_scope.cancel()
+    output.finish()
     await process.stdout.aclose()
 
 

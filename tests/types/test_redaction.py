@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+from itertools import pairwise
 from urllib.parse import quote, quote_plus
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollout._redaction import Redactor, redact
+from rollout._redaction import RedactedStream, Redactor, redact
 from rollout._urls import public_url, url_secrets
 
 WRITERS = {
@@ -37,6 +38,7 @@ WRITERS = {
     "hex": lambda text: text.encode().hex(),
     "upper hex": lambda text: text.encode().hex().upper(),
 }
+KEY_OF_STREAM = "key-of-a-stream"
 keys = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=4, max_size=30)
 
 
@@ -90,6 +92,27 @@ def test_many_keys_that_become_the_same_are_all_kept():
     value = {f"{n} sk-secret": n for n in range(5)} | {"sk-secret": 5}
     clean = Redactor(["sk-secret", *(f"{n} sk-secret" for n in range(5))]).value(value)
     assert clean == {f"[redacted] ({n + 1})" if n else "[redacted]": n for n in range(6)}
+
+
+@given(
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+    text=st.lists(st.sampled_from(["a", "\n", "\xff", KEY_OF_STREAM]), max_size=20),
+)
+def test_a_stream_is_redacted_wherever_it_is_cut(cuts, text):
+    data = "".join(text).encode("latin-1")
+    stream = RedactedStream([KEY_OF_STREAM])
+    pieces = [data[a:b] for a, b in pairwise([0, *sorted(cuts), len(data)]) if a <= b]
+    written = b"".join(map(stream.feed, pieces)) + stream.rest()
+    assert written == data.replace(KEY_OF_STREAM.encode(), b"[redacted]")
+
+
+def test_a_line_without_end_is_redacted_too():
+    stream = RedactedStream([KEY_OF_STREAM])
+    data = b"x" * 65_530 + KEY_OF_STREAM.encode() + b"x" * 70_000
+    written = [stream.feed(data[at : at + 7_000]) for at in range(0, len(data), 7_000)]
+    assert any(written)
+    whole = b"".join(written) + stream.rest()
+    assert whole == data.replace(KEY_OF_STREAM.encode(), b"[redacted]")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,21 @@ async def test_trajectories_that_are_a_file(tmp_path, server):
     assert (config.run.output / "trajectories").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "name", ["trajectories", "rollouts", "events.jsonl", "server.log", ".lock"]
+)
+async def test_planted_links_are_not_followed(tmp_path, server, name):
+    config = config_of(tmp_path, server={"app": "nowhere:app"}, rows=scripted(1))
+    folder = config.run.output
+    target = tmp_path / "target"
+    target.write_text("theirs") if "." in name else target.mkdir()
+    folder.mkdir()
+    (folder / name).symlink_to(target)
+    with pytest.raises(EvaluationError, match=f"{re.escape(name)}: |cannot hold a run"):
+        await run_all(config)
+    assert list(target.iterdir()) == [] if target.is_dir() else target.read_text() == "theirs"
+
+
 async def test_journal_without_manifest(tmp_path, server):
     config = config_of(tmp_path, server="http://fake", rows=scripted(2))
     await run_all(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -36,6 +37,8 @@ APP = """
                 script = ctx.prompt[0] = {**script, "answer": os.environ.get("ROLLOUT_MODEL", "-")}
             if "print" in script:
                 print("x" * script["print"], flush=True)
+            if "say" in script:
+                print(script["say"], file=sys.stderr, flush=True)
             if "pid" in script:
                 with open(script["pid"], "w") as file:
                     file.write(str(os.getpid()))
@@ -127,10 +130,32 @@ async def test_without_a_model_there_is_none(tmp_path, app, monkeypatch):
     assert answer(run, "0-0-0") == "-"
 
 
-async def test_artifacts_of_its_rollouts_are_kept_with_the_run(tmp_path, app, monkeypatch):
+@pytest.fixture
+def lenient_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+async def test_no_key_gets_into_the_log(tmp_path, app, monkeypatch):
+    monkeypatch.setenv("OWN_CHAT_KEY", "sk-of-the-chat")
+    chat = {"url": "http://me:pw-of-url@127.0.0.1:9/v1", "api_key_env": "OWN_CHAT_KEY"}
+    rows = scripted(1, say="sk-of-the-chat and http://me:pw-of-url@127.0.0.1:9/v1")
+    run, _ = await run_all(config_of(tmp_path, server={"app": f"{app}:app"}, rows=rows, chat=chat))
+    log = (run.folder / "server.log").read_text()
+    assert "[redacted] and http://[redacted]127.0.0.1:9/v1" in log
+    assert "of-the-chat" not in log
+    assert "pw-of-url" not in log
+
+
+async def test_the_folder_is_private_and_has_artifacts(tmp_path, app, monkeypatch, lenient_umask):
     monkeypatch.delenv("ROLLOUT_ARTIFACT_ROOT")
     config = config_of(tmp_path, server={"app": f"{app}:app"}, rows=scripted(2))
     run, records = await run_all(config)
+    paths = [run.folder, *run.folder.rglob("*")]
+    assert {path.name for path in paths} >= {"server.log", "events.jsonl", ".lock", "report.html"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()} == {0o600}
     kept = {path.name for path in (run.folder / "rollouts").iterdir()}
     assert kept == {record.rollout_id for record in records}
 
