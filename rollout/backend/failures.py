@@ -102,6 +102,11 @@ def _describe_plain(error: BaseException) -> str:
     if not text or isinstance(error, KeyError) or not isinstance(error, Exception):
         # Their messages say nothing without the type: a bare key, an exit code.
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, ValueError) and text.startswith("signal only works in main thread"):
+        text += (
+            "; a plain def runs in a worker thread: turn off timeouts that use signals, since "
+            "agent_timeout_sec and grader_timeout_sec bound it, or run the code in a process"
+        )
     return text
 
 

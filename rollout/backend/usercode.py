@@ -19,6 +19,7 @@ from attrs import define, field
 
 from rollout._groups import sole_error
 from rollout._logs import get_logger
+from rollout.backend.alarms import await_with_alarms
 
 __all__ = ["Outcome", "UserCall"]
 
@@ -60,6 +61,8 @@ class UserCall:
     deadline: float = math.inf
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
     _left: _ThreadCall | None = None
+    _failure: BaseException | None = None
+    _over: bool = False
 
     def cancel(self) -> None:
         """Interrupt the call, now or as soon as it starts."""
@@ -82,7 +85,11 @@ class UserCall:
             # Nothing but trio itself raises here: the code has left a cancel scope of its own
             # open, and trio has closed it.
             outcome = Outcome(error=error)
-        outcome.interrupted = self._scope.cancelled_caught
+        self._over = True
+        if self._failure is not None:
+            outcome = Outcome(error=self._failure)
+        else:
+            outcome.interrupted = self._scope.cancelled_caught
         if self._left is not None:
             with trio.CancelScope(deadline=self.deadline) as waiting:
                 await self._left.ended.wait()
@@ -131,9 +138,24 @@ class UserCall:
     async def invoke(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function within `run`: async in place, plain in a worker thread."""
         if inspect.iscoroutinefunction(function):
-            return await function(*args)
-        value = await self._run_in_thread(partial(function, *args))
+            value = function(*args)
+        else:
+            value = await self._run_in_thread(partial(function, *args))
+        if inspect.iscoroutine(value):
+            return await await_with_alarms(value, self._fail)
         return await value if inspect.isawaitable(value) else value
+
+    def _fail(self, error: BaseException) -> None:
+        """End the call with an error that its code has raised out of turn."""
+        if self._over:
+            logger.error(
+                "rollout %s: a signal handler of its %s raised after the end: %s",
+                self.rollout_id,
+                self.phase,
+                type(error).__name__,
+            )
+        self._failure = error
+        self._scope.cancel()
 
     async def _capture(self, body: Callable[[], Awaitable[Any]]) -> Outcome:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import threading
 
 import pytest
@@ -180,6 +181,14 @@ async def test_whatever_a_thread_raises_ends_the_rollout_alone(error, category, 
     assert outcome.result.err_category == category
     assert outcome.result.err_message == message
     assert_nothing_is_left(local)
+
+
+async def test_signals_in_a_thread_are_refused_with_a_hint():
+    def grade(ctx):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    outcome = await execute(backend(grade=grade), grade=True, label="x")
+    assert "turn off timeouts that use signals" in outcome.result.err_message
 
 
 async def test_stop_iteration_from_a_thread_is_a_failure():

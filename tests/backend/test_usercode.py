@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+from functools import partial
 
 import pytest
 import trio
@@ -124,6 +126,67 @@ async def test_cancellation_from_outside_passes_through_a_group():
             await trio.testing.wait_all_tasks_blocked()
             scope.cancel()
     assert scope.cancelled_caught
+
+
+def on_alarm(number, frame):
+    raise TimeoutError("too slow")
+
+
+@pytest.fixture
+def alarm():
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there is no SIGALRM here")
+@pytest.mark.parametrize("first_set_by", ["this call", "an earlier call"])
+async def test_what_an_alarm_raises_while_the_code_waits_ends_the_call(alarm, first_set_by):
+    async def set_handler():
+        signal.signal(signal.SIGALRM, on_alarm)
+
+    async def wait():
+        if first_set_by == "this call":
+            await set_handler()
+        await trio.lowlevel.checkpoint()
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        await trio.sleep_forever()
+
+    if first_set_by == "an earlier call":
+        await call().run(partial(call().invoke, set_handler))
+    user_call = call()
+    outcome = await user_call.run(partial(user_call.invoke, wait))
+    assert isinstance(outcome.error, TimeoutError)
+    assert not outcome.interrupted
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there is no SIGALRM here")
+async def test_what_an_alarm_raises_while_the_code_runs_is_raised_there(alarm):
+    async def busy():
+        signal.signal(signal.SIGALRM, on_alarm)
+        await trio.lowlevel.checkpoint()
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        try:
+            while True:
+                pass
+        except TimeoutError:
+            return "caught"
+
+    user_call = call()
+    assert (await user_call.run(partial(user_call.invoke, busy))).value == "caught"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there is no SIGALRM here")
+async def test_an_alarm_after_the_end_of_the_call_is_logged(alarm, caplog):
+    async def leave():
+        signal.signal(signal.SIGALRM, on_alarm)
+
+    user_call = call()
+    await user_call.run(partial(user_call.invoke, leave))
+    signal.raise_signal(signal.SIGALRM)
+    await trio.testing.wait_all_tasks_blocked()
+    assert "raised after the end: TimeoutError" in caplog.text
 
 
 async def test_code_that_cancels_the_scope_around_its_task_has_failed():
