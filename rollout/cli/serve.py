@@ -142,25 +142,24 @@ async def _serve(app: RolloutServer, start: Any, address_fd: int | None) -> None
                 watching.start_soon(last_resort.watch)
                 async with trio.open_nursery() as serving:
                     urls = await serving.start(start)
-                    if app.failure is None:  # a lifespan that failed is still on its way out
-                        listening = True
-                        last_resort.start_with_signals()
-                        click.echo(f"listening on {' '.join(urls)}")
-                        if address_fd is not None:
-                            os.write(address_fd, f"{urls[0]}\n".encode())
-                            os.close(address_fd)
+                    listening = True
+                    last_resort.start_with_signals()
+                    click.echo(f"listening on {' '.join(urls)}")
+                    if address_fd is not None:
+                        os.write(address_fd, f"{urls[0]}\n".encode())
+                        os.close(address_fd)
                 watching.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         plain = sole_error(group)
-        if isinstance(plain, RolloutServerError) and _stopped_early(app, listening):
+        if isinstance(plain, RolloutServerError) and not listening and _stopped_early(app, plain):
             raise interrupted(signal.SIGTERM, "the server had not started") from plain
         if isinstance(plain, RolloutServerError):
             raise _explained(plain, listening) from plain
         raise
 
 
-def _stopped_early(app: RolloutServer, listening: bool) -> bool:
-    return not listening and app.failure is None and app.shutdown_requested.is_set()
+def _stopped_early(app: RolloutServer, error: RolloutServerError) -> bool:
+    return error.__cause__ is None and app.shutdown_requested.is_set()
 
 
 def _take_stdin() -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import time
-from typing import Any
+from typing import Any, cast
 
 import trio
 from quart import Response, request
@@ -68,7 +68,7 @@ def create_chat_app(model: ScriptedModel, api_key: str | None) -> QuartTrio:
 
     @app.after_request
     async def read_to_the_end(response: Response) -> Response:
-        return await drain(request._get_current_object(), response)  # type: ignore[attr-defined]  # noqa: SLF001
+        return await drain(cast("RolloutRequest", request), response)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -49,7 +49,6 @@ from rollout.server.batch import (
 from rollout.server.body import RolloutRequest, drain
 from rollout.server.connection import RolloutHTTPConnection
 from rollout.server.feed import Feed, FeedHub
-from rollout.server.guard import guard_connections
 from rollout.server.lifespan import RolloutLifespan
 from rollout.server.refusals import RefusalLog
 from rollout.server.registry import RolloutRegistry
@@ -93,6 +92,7 @@ class RolloutServer(QuartTrio):
         process_id: New for every application object, so for every process.
         instance_id: ``ROLLOUT_INSTANCE_ID`` from the environment, else `process_id`.
         shutdown_stages: The staged shutdown; running it twice waits for the first.
+        authorized: Says whether the headers of a request carry the server's key.
     """
 
     asgi_http_class = RolloutHTTPConnection
@@ -112,7 +112,7 @@ class RolloutServer(QuartTrio):
         self.feeds = FeedHub(registry)
         self.refusals = RefusalLog()
         self.feed_route: FeedRoute | None = None
-        self.failure: BaseException | None = None
+        self.authorized = authorizer(None)
         self.shutdown_requested = trio.Event()
         self._user_lifespan = lifespan
 
@@ -208,7 +208,6 @@ def create_rollout_server(
     """
     if configure_logging:
         _configure_logging()
-    guard_connections()
     registry = RolloutRegistry(
         backend=backend,
         result_wait_timeout_sec=result_wait_timeout_sec,
@@ -225,18 +224,17 @@ def create_rollout_server(
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
-    authorized = authorizer(key)
+    app.authorized = authorizer(key)
     app.feed_route = FeedRoute(
         app.feeds,
-        authorized=lambda headers: authorized(
-            [v for k, v in headers if k.lower() == b"authorization"]
-        ),
+        authorized=app.authorized,
         accepting=lambda: app.registry.serving,
         refusals=app.refusals,
         heartbeat_sec=registry.result_wait_timeout_sec,
         max_request_bytes=max_request_bytes,
     )
-    _add_authentication(app, key)
+    if key is not None:
+        _add_authentication(app)
     _add_refusals(app)
     _add_routes(app)
     return app
@@ -272,25 +270,27 @@ def _refuse_fields(where: str, problems: tuple[FieldProblem, ...]) -> Response:
     return _refuse(422, field_problems(where, problems))
 
 
-def authorizer(key: str | None) -> Callable[[list[bytes]], bool]:
-    """Return what says whether the Authorization headers of a request carry the key."""
+def authorizer(key: str | None) -> Callable[[list[tuple[bytes, bytes]]], bool]:
+    """Return what says whether the headers of a request carry the key."""
     expected = b"" if key is None else f"Bearer {key}".encode()
 
-    def authorized(given: list[bytes]) -> bool:
-        return key is None or hmac.compare_digest(b"\n".join(given), expected)
+    def authorized(headers: list[tuple[bytes, bytes]]) -> bool:
+        if key is None:
+            return True
+        given = [value for name, value in headers if name.lower() == b"authorization"]
+        return hmac.compare_digest(b"\n".join(given), expected)
 
     return authorized
 
 
-def _add_authentication(app: RolloutServer, key: str | None) -> None:
-    if key is None:
-        return
-    authorized = authorizer(key)
-
+def _add_authentication(app: RolloutServer) -> None:
     async def authenticate(asked: Request | Websocket) -> Response | None:
-        given = [v.encode("latin-1", "replace") for v in asked.headers.getlist("Authorization")]
+        given = [
+            (b"authorization", value.encode("latin-1", "replace"))
+            for value in asked.headers.getlist("Authorization")
+        ]
         await trio.lowlevel.checkpoint()
-        if authorized(given):
+        if app.authorized(given):
             return None
         app.refusals.note(401, asked.method, asked.path, asked.remote_addr)
         return _refuse(401, "missing or wrong api key", WWW_Authenticate="Bearer")
@@ -328,7 +328,7 @@ def _add_refusals(app: RolloutServer) -> None:
 
     @app.after_request
     async def read_to_the_end(response: Response) -> Response:
-        return await drain(request._get_current_object(), response)  # type: ignore[attr-defined]  # noqa: SLF001
+        return await drain(cast("RolloutRequest", request), response)
 
 
 def _too_large(app: RolloutServer) -> str:

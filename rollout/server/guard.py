@@ -1,45 +1,138 @@
-"""Connections that cannot harm the server that they belong to.
+"""A connection that cannot harm the server that it belongs to.
 
-Hypercorn's trio worker runs all connections in one nursery and lets some errors of its
-protocols out: bytes after a WebSocket handshake, an HTTP/2 path beyond ASCII and other things
-that anybody can send, without a key, would end the whole server with all of its rollouts. It
-also shields every write, so that a peer which reads nothing would keep a server from ever
-stopping. Here a connection fails alone, writes are bounded, and HTTP/1.1 is all that is
-spoken on plain connections: an offer to upgrade is ignored, as the standard allows.
-
-Hypercorn has no setting for the class of its connections, so `guard_connections` replaces it
-for the process. Other applications on the same worker are only better off with it.
+Hypercorn turns HTTP/1.1 into ASGI. Its own connections let some errors out (bytes after a
+WebSocket handshake, an HTTP/2 path beyond ASCII), shield every write from cancellation and
+hold on to a peer that is gone while another request of it waits. Here a connection fails
+alone, reads and writes are bounded, and HTTP/1.1 is all that is spoken: an offer to upgrade is
+ignored, as the standard allows.
 """
 
 from __future__ import annotations
 
-import math
+# The server asks for this codec at its first request, when there may be no descriptor left.
+import encodings.idna  # noqa: F401
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import h11
-import hypercorn.trio.run
 import trio
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import EventWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Request, Response
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.utils import parse_socket_addr
 
 from rollout._logs import get_logger
+from rollout.codec import dump_json
+from rollout.server.connections import Connections
 
-__all__ = ["GuardedConnection", "guard_connections"]
+__all__ = ["GuardedConnection"]
 
 logger = get_logger(__name__)
+
+Authorized = Callable[[list[tuple[bytes, bytes]]], bool]
+"""Says whether the headers of a request carry the server's key."""
 
 _STALL_SEC = 60.0
 """How long a peer may take nothing of an answer before its connection is given up."""
 
+_LINGER_SEC = 2.0
+"""How long a peer may still send after the server's last word. What is left unread when a
+connection is closed resets it, and the peer would lose that word."""
+
+_READ_BYTES = 64 * 1024
 _PIECE = 256 * 1024
 
 
 class _PlainHttp(H11Protocol):
     """HTTP/1.1 without upgrades, and with the head of a response in one write with its body."""
 
-    _held = b""
+    def __init__(self, authorized: Authorized, *args: Any) -> None:
+        super().__init__(*args)
+        self._authorized = authorized
+        self._may_continue = False
+        self._body_unasked = False
+        self._closed = False
+        self._held = b""
+
+    async def handle(self, event: Event) -> None:
+        """Take bytes, or the end of the connection."""
+        if isinstance(event, Closed):
+            self._closed = True
+            await self.can_read.set()  # another request may wait for its turn, which never comes
+        await super().handle(event)
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of an answer."""
+        if isinstance(event, Response) and self._body_unasked:
+            event = replace(event, headers=[*event.headers, (b"connection", b"close")])
+        await super().stream_send(event)
+
+    async def _handle_events(self) -> None:
+        connection = self.connection
+        while not self._closed:
+            if self._may_continue and connection.they_are_waiting_for_100_continue:
+                await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+            try:
+                event: Any = connection.next_event()
+            except h11.RemoteProtocolError as error:
+                if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+                    await self._refuse(error.error_status_hint, str(error))
+                await self.send(Closed())
+                return
+            if isinstance(event, h11.Request):
+                await self._start(event)
+            elif event is h11.PAUSED:
+                await self.can_read.clear()
+                await self.can_read.wait()
+            elif self.stream is None:
+                return
+            elif isinstance(event, h11.Data):
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
+            elif isinstance(event, h11.EndOfMessage):
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            else:  # more bytes are needed, or there are none
+                return
+
+    async def _start(self, request: h11.Request) -> None:
+        """Hand a request to the application."""
+        await self.send(Updated(idle=False))
+        headers = list(request.headers)
+        if _is_ambiguous(request):
+            await self._refuse(400, "the length of the body is ambiguous")
+            await self.send(Closed())
+            return
+        self._may_continue = self._authorized(headers)
+        self.stream = HTTPStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=headers,
+                http_version=request.http_version.decode(),
+                method=request.method.decode("ascii").upper(),
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        if self.connection.they_are_waiting_for_100_continue and not self._may_continue:
+            self._body_unasked = True  # it is not sent either, so nobody shall wait for it
+            await self.stream.handle(EndBody(stream_id=STREAM_ID))
 
     async def _send_h11_event(self, event: Any) -> None:
         try:
@@ -54,107 +147,56 @@ class _PlainHttp(H11Protocol):
         data, self._held = self._held, b""
         await self.send(RawData(data=data))
 
-    async def _check_protocol(self, event: h11.Request) -> None:
-        """Stay with HTTP/1.1, whatever the peer offers."""
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        kept = [item for item in request.headers.raw_items() if item[0].lower() != b"upgrade"]
-        await super()._create_stream(
-            h11.Request(
-                method=request.method,
-                target=request.target,
-                headers=kept,
-                http_version=request.http_version,
-            )
-        )
+    async def _refuse(self, status: int, detail: str) -> None:
+        content = dump_json({"detail": detail})
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(content)).encode()),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status, headers=headers))
+        await self._send_h11_event(h11.Data(data=content))
+        await self._send_h11_event(h11.EndOfMessage())
 
 
-class _Stop(EventWrapper):
-    """Hypercorn's event for the end of a server; once set, no write takes long any more.
-
-    Attributes:
-        writes: The writes that are under way.
-        clocks: The idle clocks of the open connections.
-        give_up_at: When the last of them is given up (trio time).
-    """
-
-    def __init__(self, grace_sec: float) -> None:
-        super().__init__()
-        self.writes: dict[trio.CancelScope, None] = {}
-        self.clocks: dict[_IdleClock, None] = {}
-        self.give_up_at = math.inf
-        self._grace_sec = grace_sec
-
-    async def set(self) -> None:
-        """Take the end."""
-        await super().set()
-        self.give_up_at = trio.current_time() + self._grace_sec
-        for scope in self.writes:
-            scope.deadline = min(scope.deadline, self.give_up_at)
-        for clock in self.clocks:
-            clock.server_stops()
+def _is_ambiguous(request: h11.Request) -> bool:
+    """Whether another server may see another end of the body: with two lengths, or HTTP/1.0."""
+    names = {name for name, _ in request.headers}
+    return b"transfer-encoding" in names and (
+        b"content-length" in names or request.http_version < b"1.1"
+    )
 
 
-class _IdleClock:
-    """Says how long a connection may wait for its next request.
-
-    It has the face of Hypercorn's idle task, which is a new task for every request; this is
-    the deadline of the read that waits anyway.
-    """
-
-    def __init__(self, keep_alive_sec: float) -> None:
-        self.scope = trio.CancelScope()
-        self.idle = False
-        self._keep_alive_sec = keep_alive_sec
-        self._stopping = False
-        self._until = math.inf
-
-    def waiting(self) -> trio.CancelScope:
-        """Return the scope for one read."""
-        self.scope = trio.CancelScope()
-        self._apply()
-        return self.scope
-
-    async def restart(self, task_group: Any, action: Any) -> None:
-        """Take that the connection is idle from now on."""
-        del task_group, action
-        self.idle = True
-        self._until = trio.current_time() + self._keep_alive_sec
-        self._apply()
-
-    async def stop(self) -> None:
-        """Take that a request is under way."""
-        self.idle = False
-        self._apply()
-
-    def server_stops(self) -> None:
-        """Take that idle connections are closed at once from now on."""
-        self._stopping = True
-        self._apply()
-
-    def _apply(self) -> None:
-        if not self.idle:
-            self.scope.deadline = math.inf
-        elif self._stopping:
-            self.scope.deadline = -math.inf
-        else:
-            self.scope.deadline = self._until
-
-
-class GuardedConnection(TCPServer):
+class GuardedConnection:
     """One connection; what goes wrong on it stays there."""
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        connections: Connections,
+        authorized: Authorized,
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+    ) -> None:
+        self.stream = stream
+        self.protocol: H11Protocol
+        self._app = app
+        self._config = config
+        self._context = context
+        self._connections = connections
+        self._authorized = authorized
+        self._clock = connections.opened()
+        self._sending = trio.Lock()
+        self._ended = False
 
     async def run(self) -> None:
         """Serve the connection to its end. Only a cancellation comes out of here."""
-        stop = self._stop  # before anything waits for the event that it replaces
-        clock = _IdleClock(self.config.keep_alive_timeout)
-        self.idle_task = clock  # type: ignore[assignment]  # it has the same two methods
-        self._clock = clock
-        stop.clocks[clock] = None
-        if stop.is_set():
-            clock.server_stops()
         try:
-            await super().run()
+            await self._serve()
+        except (OSError, trio.BrokenResourceError):
+            pass  # the peer is gone
         except Exception as error:  # noqa: BLE001 - the reason for this class
             _log(error)
         except BaseExceptionGroup as group:
@@ -164,43 +206,81 @@ class GuardedConnection(TCPServer):
             _log(real)
             await trio.lowlevel.checkpoint()  # raises the cancellation that was in the group
         finally:
-            stop.clocks.pop(clock, None)
+            self._connections.closed(self._clock)
+            await trio.aclose_forcefully(self.stream)
 
-    async def _read_data(self) -> None:
-        wrapper = self.protocol
-        if isinstance(wrapper.protocol, H11Protocol):
-            wrapper.protocol = _PlainHttp(
-                wrapper.app,
-                wrapper.config,
-                wrapper.context,
-                wrapper.task_group,
-                wrapper.state,
-                wrapper.ssl,
-                wrapper.client,
-                wrapper.server,
-                wrapper.send,
+    async def _serve(self) -> None:
+        ssl = isinstance(self.stream, trio.SSLStream)
+        if isinstance(self.stream, trio.SSLStream):
+            with self._clock.reading() as scope:
+                await self.stream.do_handshake()
+            if scope.cancelled_caught:
+                return
+            sock = self.stream.transport_stream.socket
+        else:
+            sock = self.stream.socket
+        async with TaskGroup() as tasks:
+            self.protocol = _PlainHttp(
+                self._recognized,
+                self._app,
+                self._config,
+                self._context,
+                tasks,
+                ConnectionState({}),
+                ssl,
+                parse_socket_addr(sock.family, sock.getpeername()),
+                parse_socket_addr(sock.family, sock.getsockname()),
+                self.protocol_send,
             )
+            await self._read()
+
+    def _recognized(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        if not self._authorized(headers):
+            return False
+        self._connections.recognized(self._clock)
+        return True
+
+    async def _read(self) -> None:
+        """Read until the peer ends, or the clock does; after the last word, for nothing."""
         while True:
-            data = b""
-            with self._clock.waiting() as scope:
+            with self._clock.reading() as scope:
                 try:
-                    data = bytes(await self.stream.receive_some(MAX_RECV))
+                    data = bytes(await self.stream.receive_some(_READ_BYTES))
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     break
             if scope.cancelled_caught:
-                await self._initiate_server_close()
-                return
-            await self.protocol.handle(RawData(data))
+                break
+            if not self._ended:
+                await self.protocol.handle(RawData(data))
             if not data:
                 break
         await self.protocol.handle(Closed())
 
     async def protocol_send(self, event: Event) -> None:
         """Take what a protocol has to say; a write to a peer that reads nothing ends."""
-        if not isinstance(event, RawData):
-            await super().protocol_send(event)
-        elif not await self._write(event.data):
+        if isinstance(event, RawData):
+            if not await self._write(event.data):
+                await self.protocol.handle(Closed())
+        elif isinstance(event, Updated):
+            await trio.lowlevel.checkpoint()
+            if event.idle:
+                self._clock.start_idle()
+            else:
+                self._clock.stop_idle()
+        else:
+            await self._end()
             await self.protocol.handle(Closed())
+
+    async def _end(self) -> None:
+        """Say no more, and give the peer a moment to read it."""
+        self._ended = True
+        self._clock.start_idle(_LINGER_SEC)
+        transport: Any = getattr(self.stream, "transport_stream", self.stream)  # below TLS, if any
+        async with self._sending:
+            try:
+                await transport.send_eof()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await trio.aclose_forcefully(self.stream)
 
     async def _write(self, data: bytes) -> bool:
         """Write *data*; ``False`` when the connection is lost or the peer takes nothing.
@@ -209,14 +289,14 @@ class GuardedConnection(TCPServer):
         longer than the server allows once it stops.
         """
         written = False
-        stop = self._stop
-        async with self.send_lock:
+        writes = self._connections.writes
+        async with self._sending:
             with trio.CancelScope(shield=True) as scope:
-                stop.writes[scope] = None
+                writes.add(scope)
                 try:
                     written = await self._write_pieces(data, scope)
                 finally:
-                    del stop.writes[scope]
+                    writes.discard(scope)
             if not written:
                 await trio.aclose_forcefully(self.stream)
         return written
@@ -225,20 +305,11 @@ class GuardedConnection(TCPServer):
         view = memoryview(data)
         try:
             for start in range(0, len(view), _PIECE):
-                scope.deadline = min(trio.current_time() + _STALL_SEC, self._stop.give_up_at)
+                scope.deadline = min(trio.current_time() + _STALL_SEC, self._connections.give_up_at)
                 await self.stream.send_all(view[start : start + _PIECE])
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True
-
-    @property
-    def _stop(self) -> _Stop:
-        """Return the event of this connection's server that says that it stops."""
-        stop = self.context.terminated
-        if not isinstance(stop, _Stop):
-            stop = _Stop(self.config.graceful_timeout)
-            vars(self.context)["terminated"] = stop
-        return stop
 
 
 def _log(error: BaseException) -> None:
@@ -250,9 +321,3 @@ def _kinds(error: BaseException) -> set[str]:
     if isinstance(error, BaseExceptionGroup):
         return {kind for inner in error.exceptions for kind in _kinds(inner)}
     return {type(error).__name__}
-
-
-def guard_connections() -> None:
-    """Make Hypercorn's trio worker use `GuardedConnection` from now on."""
-    worker: Any = hypercorn.trio.run
-    worker.TCPServer = GuardedConnection

@@ -42,7 +42,6 @@ class RolloutLifespan(TrioASGILifespan):
                 plain, ExceptionGroup
             ):
                 raise
-            self.app.failure = plain
             message = f"{type(plain).__name__}: {plain}"
             await send({"type": f"lifespan.{stage}.failed", "message": message})
         else:

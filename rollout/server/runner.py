@@ -1,27 +1,31 @@
-"""Run a rollout server on Hypercorn's trio worker, and stop it in stages."""
+"""Run a rollout server: listen, serve connections, and stop in stages."""
 
 from __future__ import annotations
 
 import gc
-import logging
-import math
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import hypercorn.trio
 import trio
 from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.utils import repr_socket_addr, wrap_app
 
 from rollout._groups import sole_error
 from rollout._logs import get_logger
 from rollout.errors import RolloutServerError
 from rollout.server.app import RolloutServer
+from rollout.server.binding import BACKLOG, bound_socket
+from rollout.server.connections import Connections, LimitedListener, descriptors_for_connections
 from rollout.server.forks import plain_children
+from rollout.server.guard import GuardedConnection
 from rollout.server.shutdown import ShutdownBudget
 
 __all__ = ["serve"]
@@ -32,8 +36,6 @@ KEEP_ALIVE_SEC = 75.0
 """How long an idle connection stays open; longer than any client of ours keeps one."""
 
 _GRACE_SEC = 3.0
-_BACKLOG = 4096
-"""Connections that may wait to be accepted; a loop that starts thousands at once needs it."""
 
 _LONGEST_REQUEST_HEAD = 128 * 1024
 
@@ -86,57 +88,101 @@ async def serve(
     lead through the stages.
 
     While it serves, Python's garbage collector looks for cycles less often, unless
-    `gc.set_threshold` has it look even less or never.
+    `gc.set_threshold` has it look even less or never. The soft limit of open files is raised
+    towards the hard one, and stays so; connections take three quarters of it at most.
     """
     if shutdown is not None:
         app.shutdown_stages.budget = shutdown
-    config = _config(app, bind, certfile, keyfile, keyfile_password, ca_certs)
-    _check_address(bind)
-    stop_listening = trio.Event()
+    tls = _tls(certfile, keyfile, keyfile_password, ca_certs)
     started = trio.Event()
     try:
         async with AsyncExitStack() as stack:
+            sock = stack.enter_context(bound_socket(bind))
             stack.enter_context(_seldom_collected())
             children = stack.enter_context(plain_children())
             received = await stack.enter_async_context(_signals(handle_signals))
             watchers = await stack.enter_async_context(trio.open_nursery())
             if received is not None:
                 watchers.start_soon(_watch_signals, app, received)
+            # A task of its own: context variables that the lifespan sets stay in it.
             async with trio.open_nursery() as nursery:
                 watchers.start_soon(_give_up_start, app, started, nursery.cancel_scope)
-                urls = await nursery.start(
-                    partial(
-                        hypercorn.trio.serve,
-                        app,
-                        config,
-                        shutdown_trigger=stop_listening.wait,
-                    )
-                )
+                url = await nursery.start(_serve, app, bind, sock, tls)
                 started.set()
-                children.listening(urls)
-                if app.failure is None:
-                    task_status.started(urls)  # Hypercorn listens even after a failed startup
-                await app.shutdown_requested.wait()
-                await app.shutdown_stages.run()
-                stop_listening.set()
+                children.listening([url])
+                task_status.started([url])
             watchers.cancel_scope.cancel()
     except BaseException as error:
-        _raise_plain(error, app, bind)
-        raise
+        plain = sole_error(error)
+        if isinstance(plain, RolloutServerError):
+            raise plain from plain.__cause__
+        if not isinstance(plain, Exception):
+            raise
+        raise RolloutServerError(f"the server failed: {type(plain).__name__}: {plain}") from plain
     if not started.is_set():
         raise RolloutServerError("the server was asked to stop before it had started")
 
 
-def _raise_plain(error: BaseException, app: RolloutServer, bind: str) -> None:
-    plain = sole_error(error)
-    if app.failure is not None:
-        raise RolloutServerError(
-            f"the server failed: {type(app.failure).__name__}: {app.failure}"
-        ) from app.failure
-    if isinstance(plain, OSError):
-        raise RolloutServerError(f"cannot listen on {bind}: {plain}") from plain
-    if isinstance(plain, Exception) and plain is not error:
-        raise plain
+async def _serve(
+    app: RolloutServer,
+    bind: str,
+    sock: socket.socket,
+    tls: ssl.SSLContext | None,
+    *,
+    task_status: trio.TaskStatus[str],
+) -> None:
+    """Enter what the application owns, and serve connections until its shutdown is over."""
+    with trio.CancelScope() as leaving:
+        async with app.serving():
+            try:
+                sock.listen(BACKLOG)
+            except OSError as error:
+                raise RolloutServerError(f"cannot listen on {bind}: {error}") from error
+            address = repr_socket_addr(sock.family, sock.getsockname())
+            task_status.started(f"{'http' if tls is None else 'https'}://{address}")
+            await _serve_connections(app, sock, tls)
+            leaving.deadline = (
+                trio.current_time() + app.shutdown_stages.budget.total_sec + _GRACE_SEC
+            )
+    if leaving.cancelled_caught:
+        raise RolloutServerError("the lifespan did not end in time")
+
+
+async def _serve_connections(
+    app: RolloutServer, sock: socket.socket, tls: ssl.SSLContext | None
+) -> None:
+    connections = Connections(
+        limit=descriptors_for_connections(), keep_alive_sec=KEEP_ALIVE_SEC, grace_sec=_GRACE_SEC
+    )
+    config = _config()
+    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
+    context = WorkerContext(max_requests=None)
+
+    async def serve_connection(
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+    ) -> None:
+        await GuardedConnection(wrapped, config, context, connections, app.authorized, stream).run()
+
+    listener: trio.abc.Listener[Any] = LimitedListener(
+        trio.SocketListener(trio.socket.from_stdlib_socket(sock)), connections
+    )
+    if tls is not None:
+        listener = trio.SSLListener(listener, tls, https_compatible=True)
+    async with trio.open_nursery() as handlers:
+        try:
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(
+                    partial(
+                        trio.serve_listeners, serve_connection, [listener], handler_nursery=handlers
+                    )
+                )
+                await app.shutdown_requested.wait()
+                await app.shutdown_stages.run()
+                accepting.cancel_scope.cancel()
+        finally:
+            await context.terminated.set()
+            connections.stop()
+            handlers.cancel_scope.deadline = trio.current_time() + _GRACE_SEC
 
 
 @contextmanager
@@ -183,59 +229,37 @@ async def _watch_signals(app: RolloutServer, received: AsyncIterator[int]) -> No
             app.request_shutdown()
 
 
-def _check_address(bind: str) -> None:
-    """Find out that an address is taken before the lifespan has warmed anything up."""
-    host, _, port = bind.rpartition(":")
-    if bind.startswith(("unix:", "fd://")) or not port.isdigit():
-        return
-    host = host.strip("[]")
-    try:
-        with socket.create_server(
-            (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ):
-            pass
-    except (OSError, OverflowError) as error:
-        raise RolloutServerError(f"cannot listen on {bind}: {error}") from error
-
-
-def _config(
-    app: RolloutServer,
-    bind: str,
+def _tls(
     certfile: str | Path | None,
     keyfile: str | Path | None,
     keyfile_password: str | None,
     ca_certs: str | Path | None,
-) -> Config:
+) -> ssl.SSLContext | None:
     if (certfile is None) != (keyfile is None):
         raise RolloutServerError("TLS needs both a certfile and a keyfile")
     for name, path in (("certfile", certfile), ("keyfile", keyfile), ("ca_certs", ca_certs)):
         if path is not None and not Path(path).is_file():
             raise RolloutServerError(f"{name}: there is no file {path}")
-    config = Config()
-    config.bind = [bind]
-    config.certfile = None if certfile is None else str(certfile)
-    config.keyfile = None if keyfile is None else str(keyfile)
-    config.keyfile_password = keyfile_password
-    config.ca_certs = None if ca_certs is None else str(ca_certs)
-    if ca_certs is not None:
-        import ssl  # noqa: PLC0415 - only with client certificates
-
-        config.verify_mode = ssl.VerifyMode.CERT_REQUIRED
+    if certfile is None or keyfile is None:
+        if ca_certs is not None:
+            raise RolloutServerError("ca_certs needs TLS: give a certfile and a keyfile too")
+        return None
     try:
-        config.create_ssl_context()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca_certs)
+        context.load_cert_chain(certfile, keyfile, keyfile_password)
     except (OSError, ValueError) as error:
         raise RolloutServerError(f"TLS: the certificate or key cannot be used: {error}") from error
-    config.keep_alive_timeout = KEEP_ALIVE_SEC
-    config.backlog = _BACKLOG
-    config.alpn_protocols = ["http/1.1"]  # one stream a connection; a reset ends just that
+    context.set_alpn_protocols(["http/1.1"])  # one stream a connection; a reset ends just that
+    if ca_certs is not None:
+        context.verify_mode = ssl.VerifyMode.CERT_REQUIRED
+    return context
+
+
+def _config() -> Config:
+    config = Config()
     config.keep_alive_max_requests = 2**62
-    config.graceful_timeout = _GRACE_SEC
-    config.startup_timeout = math.inf
-    config.shutdown_timeout = app.shutdown_stages.budget.total_sec + _GRACE_SEC
     config.h11_max_incomplete_size = _LONGEST_REQUEST_HEAD
     config.include_server_header = False
     config.accesslog = None
-    http_log = get_logger("rollout.server.http")
-    http_log.setLevel(logging.WARNING)  # its start message speaks of one process of many
-    config.errorlog = http_log
+    config.errorlog = get_logger("rollout.server.http")
     return config

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.http import parse_options_header
+from werkzeug.sansio.utils import get_content_length
 
 from rollout.codec import dump_json
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
@@ -67,7 +68,10 @@ class FeedRoute:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request; a disconnect ends it, and closes its feed."""
-        body = IncomingBody(limit=self._limit, declared=None)
+        declared = get_content_length(
+            _header(scope, b"content-length"), _header(scope, b"transfer-encoding")
+        )
+        body = IncomingBody(limit=self._limit, declared=declared)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive_into, body, receive, nursery.cancel_scope)
             await self._answer(scope, body, send)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import struct
+import subprocess
+import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+import hypercorn.trio.run
+import hypercorn.trio.tcp_server
 import pytest
 import trio
 import trio.testing
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from server.faults import (
+    API_KEY,
+    admission,
     admit,
     assert_serves,
     finished,
@@ -30,6 +38,7 @@ from server.faults import (
 from support import connected, make_app, prompt, receive_until_closed
 
 from rollout.server import runner, serve
+from rollout.server.connections import Connections
 from rollout.server.guard import GuardedConnection
 from rollout.types import SEEN_STATE_HEADER
 
@@ -205,6 +214,148 @@ async def test_a_peer_that_reads_nothing_does_not_hold_up_the_end(how: str, monk
     assert received < 12_000_000
 
 
+@pytest.mark.parametrize(
+    "lengths", ["Content-Length: 3\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked"]
+)
+async def test_a_body_whose_end_is_ambiguous_is_refused_and_the_connection_closed(lengths: str):
+    """With two lengths, or chunked in HTTP/1.0, something in front may see another request."""
+    version = "1.1" if "Content-Length" in lengths else "1.0"
+    head = f"POST /rollout/cancel HTTP/{version}\r\nHost: test\r\n{lengths}\r\n\r\n".encode()
+    async with served_http(make_app()) as http, connected(str(http.base_url)) as stream:
+        await stream.send_all(head + b"0\r\n\r\n" + GET + b"\r\n")
+        received = await receive_until_closed(stream)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1") == 1
+    assert b"ambiguous" in received
+
+
+async def test_a_feeds_body_beyond_all_bounds_is_refused_before_it_comes():
+    request = request_bytes("POST", "/rollouts/feed", length=9_999_999_999_999_999_999)
+    async with served_http(make_app()) as http:
+        assert (await raw(http.base_url, request))[0] == 413
+
+
+@pytest.mark.parametrize(
+    "path", ["/rollout", "/rollout/x/result", "/rollouts/feed", "/no/such/path"]
+)
+async def test_no_body_is_asked_for_before_the_key_was_checked(path: str):
+    body = json.dumps(admission()).encode()
+    expecting = {"Expect": "100-continue", "Content-Type": "application/json"}
+    head = request_bytes("POST", path, headers=expecting, length=len(body))
+    async with served_http(make_app(api_key=API_KEY)) as http:
+        async with connected(str(http.base_url)) as stream:
+            await stream.send_all(head)
+            received = await receive_until_closed(stream)
+        assert received.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in received
+        expecting["Authorization"] = f"Bearer {API_KEY}"
+        head = request_bytes("POST", "/rollout", headers=expecting, length=len(body))
+        async with connected(str(http.base_url)) as stream:
+            await stream.send_all(head)
+            assert (await read_answer(stream))[0] == 100
+            await stream.send_all(body)
+            assert (await read_answer(stream))[0] == 202
+
+
+async def test_connections_without_the_key_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr(runner, "descriptors_for_connections", lambda: 3)
+    app = make_app(api_key=API_KEY)
+    options = {"headers": {"Authorization": f"Bearer {API_KEY}"}}
+    refused = request_bytes("POST", "/rollout", length=5)  # which waits for the body
+    async with served_http(app, **options) as http:
+        for beginning in (b"", b"GET", refused):
+            streams = [
+                await trio.open_tcp_stream("127.0.0.1", http.base_url.port) for _ in range(9)
+            ]
+            for stream in streams:
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(beginning)
+            assert (await http.get("/health")).status_code == 200
+            for stream in streams:
+                await stream.aclose()
+        await assert_serves(http)
+
+
+async def test_with_the_key_a_connection_waits_for_room(monkeypatch):
+    monkeypatch.setattr(runner, "descriptors_for_connections", lambda: 1)
+    async with served_http(make_app()) as http, connected(str(http.base_url)) as first:
+        await first.send_all(GET + b"\r\n")
+        assert (await read_answer(first))[0] == 200
+        async with connected(str(http.base_url)) as second:
+            await second.send_all(GET + b"\r\n")
+            with trio.move_on_after(0.01) as scope:
+                await second.receive_some(1)
+            assert scope.cancelled_caught
+            await first.send_all(GET + b"\r\n")
+            assert (await read_answer(first))[0] == 200
+            await first.aclose()
+            assert (await read_answer(second))[0] == 200
+
+
+async def test_a_peer_that_is_gone_leaves_no_connection_behind(monkeypatch):
+    """Also while another of its requests waited for its turn."""
+    monkeypatch.setattr(runner, "descriptors_for_connections", lambda: 1)
+    async with served_http(make_app(result_wait_timeout_sec=0.05)) as http:
+        patient = await admit(http, initial_messages=prompt(sleep=300))
+        await poll(http, *patient)
+        held = request_bytes("GET", result_path(patient[0]), headers=patient[1])
+        await http.aclose()
+        for end in ENDS:
+            await misbehave(str(http.base_url), [held * 3], b"", end)
+            assert (await raw(http.base_url, GET + b"Connection: close\r\n\r\n"))[0] == 200
+
+
+NO_DESCRIPTORS = """
+import json, os, resource, sys
+from functools import partial
+import trio, trio.testing
+from server.faults import admission, read_answer, request_bytes
+from support import make_app
+from rollout.server import serve
+
+hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 512)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, make_app(), bind=f"unix:{sys.argv[1]}"))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+        async with await trio.open_unix_socket(sys.argv[1]) as stream:
+            await trio.testing.wait_all_tasks_blocked()  # it is accepted
+            try:
+                while True:
+                    os.dup(0)
+            except OSError:
+                pass
+            body = json.dumps(admission()).encode()
+            await stream.send_all(request_bytes("POST", "/rollout", body))
+            print((await read_answer(stream))[0])
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit of open files")
+def test_a_rollout_is_admitted_when_no_descriptor_is_left(tmp_path):
+    """The soft limit was raised before, and nothing is opened or imported for the first request."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_DESCRIPTORS, str(tmp_path / "server.sock")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("202\n", 0), done.stderr
+
+
+def test_other_applications_of_the_process_keep_their_connections():
+    make_app()
+    assert hypercorn.trio.run.TCPServer is hypercorn.trio.tcp_server.TCPServer
+
+
 class Protocol:
     """Notes what a connection tells its protocol."""
 
@@ -219,10 +370,22 @@ class Protocol:
 def connection() -> tuple[GuardedConnection, Any, Protocol]:
     """A connection without a server, the peer's end of it, and its protocol."""
     ours, theirs = trio.testing.lockstep_stream_pair()
-    guarded = GuardedConnection(None, Config(), WorkerContext(None), {}, ours)  # type: ignore[arg-type]
+    connections = Connections(limit=1, keep_alive_sec=75, grace_sec=3)
+    guarded = GuardedConnection(None, Config(), WorkerContext(None), connections, None, ours)  # type: ignore[arg-type]
     protocol = Protocol()
     guarded.protocol = protocol  # type: ignore[assignment]
     return guarded, theirs, protocol
+
+
+async def test_a_connection_waits_for_a_request_as_long_as_its_peer_has_earned(autojump_clock):
+    guarded, _, protocol = connection()
+    await guarded._read()
+    assert trio.current_time() == 10
+    assert protocol.told == [Closed()]
+    guarded._connections.recognized(guarded._clock)
+    guarded._clock.start_idle()
+    await guarded._read()
+    assert trio.current_time() == 85
 
 
 async def test_a_peer_that_takes_nothing_of_its_answer_is_given_up(autojump_clock):
@@ -255,17 +418,16 @@ async def test_a_slow_peer_gets_the_whole_answer(autojump_clock):
 
 async def test_a_server_that_stops_waits_for_its_peers_no_longer_than_it_said(autojump_clock):
     guarded, _, protocol = connection()
-    guarded.config.graceful_timeout = 3
     async with trio.open_nursery() as nursery:
         nursery.start_soon(guarded.protocol_send, RawData(data=b"answer"))
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
-        await guarded.context.terminated.set()
+        guarded._connections.stop()
     assert trio.current_time() == 4
     assert protocol.told == []
 
 
-@pytest.mark.parametrize("error", [ValueError("secret"), OSError(), LookupError("secret")])
+@pytest.mark.parametrize("error", [ValueError("secret"), LookupError("secret")])
 async def test_what_goes_wrong_on_a_connection_is_logged_without_its_text(
     error: Exception, log_lines, monkeypatch
 ):
@@ -273,7 +435,7 @@ async def test_what_goes_wrong_on_a_connection_is_logged_without_its_text(
         await trio.lowlevel.checkpoint()
         raise ExceptionGroup("group", [error])
 
-    monkeypatch.setattr(TCPServer, "run", fail)
+    monkeypatch.setattr(GuardedConnection, "_serve", fail)
     guarded, _, _ = connection()
     await guarded.run()
     assert type(error).__name__ in log_lines[-1]
@@ -289,7 +451,7 @@ async def test_a_cancelled_connection_that_fails_is_cancelled(monkeypatch):
             finally:
                 raise ValueError
 
-    monkeypatch.setattr(TCPServer, "run", fail)
+    monkeypatch.setattr(GuardedConnection, "_serve", fail)
     guarded, _, _ = connection()
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -302,7 +464,7 @@ async def test_what_is_no_exception_of_a_connection_comes_out(monkeypatch):
         await trio.lowlevel.checkpoint()
         raise BaseExceptionGroup("group", [KeyboardInterrupt(), ValueError()])
 
-    monkeypatch.setattr(TCPServer, "run", fail)
+    monkeypatch.setattr(GuardedConnection, "_serve", fail)
     guarded, _, _ = connection()
     with pytest.raises(BaseExceptionGroup):
         await guarded.run()

@@ -67,6 +67,67 @@ async def test_a_port_in_use_is_a_plain_error():
             await serve(make_app(), bind=bind)
 
 
+@pytest.mark.parametrize("kind", ["port", "path"])
+async def test_an_address_that_is_served_is_left_to_its_server(kind, tmp_path):
+    path = tmp_path / "server.sock"
+    first = make_app()
+    async with trio.open_nursery() as nursery:
+        bind = "127.0.0.1:0" if kind == "port" else f"unix:{path}"
+        (url,) = await nursery.start(partial(serve, first, bind=bind, handle_signals=False))
+        if kind == "port":
+            bind = url.removeprefix("http://")
+        for _ in range(2):
+            with pytest.raises(RolloutServerError, match=f"cannot listen on {bind}: .*in use"):
+                await serve(make_app(), bind=bind)
+        transport = httpx.AsyncHTTPTransport(uds=str(path) if kind == "path" else None)
+        async with httpx.AsyncClient(transport=transport) as http:
+            address = url if kind == "port" else "http://server"
+            assert (await http.get(f"{address}/health")).status_code == 200
+        first.request_shutdown()
+    assert not path.exists()
+
+
+async def test_a_path_that_a_killed_server_has_left_is_taken(tmp_path):
+    path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    app = make_app()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, app, bind=f"unix:{path}", handle_signals=False))
+        path.unlink()
+        path.write_text("of somebody else")
+        app.request_shutdown()
+    assert path.read_text() == "of somebody else"
+    with pytest.raises(RolloutServerError, match="cannot listen on unix:"):
+        await serve(app, bind=f"unix:{path}")
+    assert path.read_text() == "of somebody else"
+
+
+@pytest.mark.parametrize("bind", ["nowhere", "127.0.0.1", "::1:8000", "127.0.0.1:99999", "a:b"])
+async def test_an_address_that_is_none_is_a_plain_error(bind):
+    with pytest.raises(RolloutServerError, match=r"bind must be|cannot listen"):
+        await serve(make_app(), bind=bind)
+
+
+async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
+    monkeypatch.setattr("rollout.server.runner._GRACE_SEC", 0.01)
+
+    @asynccontextmanager
+    async def lifespan(app):
+        yield
+        await trio.sleep_forever()
+
+    nothing = ShutdownBudget(
+        drain_sec=0, cleanup_sec=0, forced_sec=0, delivery_sec=0, backend_sec=0
+    )
+    app = make_app(lifespan=lifespan)
+    expected = pytest.RaisesExc(RolloutServerError, match="the lifespan did not end")
+    with pytest.RaisesGroup(expected):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve, app, bind="127.0.0.1:0", shutdown=nothing))
+            app.request_shutdown()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -74,6 +135,7 @@ async def test_a_port_in_use_is_a_plain_error():
         ({"keyfile": "a.pem"}, "both a certfile and a keyfile"),
         ({"certfile": "missing.pem", "keyfile": "missing.pem"}, "certfile: there is no file"),
         ({"ca_certs": "missing.pem"}, "ca_certs: there is no file"),
+        ({"ca_certs": __file__}, "ca_certs needs TLS"),
     ],
 )
 async def test_tls_files_are_checked_first(options, message):
