@@ -18,51 +18,47 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 
 from rollout.integrations._model_answers import Choice
 from rollout.integrations._model_calls import Call
+from rollout.jsonfit import fit
 from rollout.trajectory.steps import COPIED
 
 __all__ = ["Conversation", "Conversations", "Entry"]
 
 
-@frozen
+@frozen(eq=False)
 class Entry:
     """A message of a conversation.
 
     Attributes:
         message: It, in chat form.
-        key: What it says, for comparisons.
         call: The call that brought it; a reply if `choice` is there, else a message that was
             first sent with it.
         choice: The reply that it is, or the first message of.
-        bare_key: The key without the ids of its calls.
         replied: Whether the model said it.
+        sent: The form in which the agent sent it last, if that is another one.
     """
 
     message: dict[str, Any]
-    key: str
     call: Call
     choice: Choice | None = None
-    bare_key: str = ""
     replied: bool = False
+    sent: dict[str, Any] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        message: dict[str, Any],
-        call: Call,
-        choice: Choice | None = None,
-        *,
-        replied: bool = False,
-    ) -> Entry:
-        """Return a message as part of a conversation."""
-        key = _key(message)
-        bare = _key(message, ids=False) if _calls(message) else key
-        return cls(message, key, call, choice, bare, replied)
+    @cached_property
+    def key(self) -> list[Any]:
+        """What it says, for comparisons."""
+        return _key(self.message)
+
+    @cached_property
+    def bare_key(self) -> list[Any]:
+        """The key without the ids of its calls."""
+        return _key(self.message, ids=False) if _calls(self.message) else self.key
 
     def enriched(self) -> dict[str, Any]:
         """Return the message with what trajectories keep of it."""
@@ -73,17 +69,20 @@ class Entry:
 
     def says(self, sent: Entry) -> bool:
         """Whether it is what was sent, but for ids that it may lack."""
-        return self.key in (sent.key, sent.bare_key)
+        return self is sent or self.key in (sent.key, sent.bare_key)
 
-    def with_ids(self, sent: Entry) -> Entry:
-        """Return it with the ids of what was sent."""
-        if self.key == sent.key:
+    def as_sent(self, sent: Entry) -> Entry:
+        """Return it with the ids of what was sent, and with the form of that."""
+        if self is sent or sent.message in (self.message, self.sent):
             return self
-        calls = [
-            {**mine, "id": theirs.get("id")} if isinstance(mine, dict) else mine
-            for mine, theirs in zip(_calls(self.message), _calls(sent.message), strict=True)
-        ]
-        return evolve(self, message={**self.message, "tool_calls": calls})
+        message = self.message
+        if self.key != sent.key:
+            calls = [
+                {**mine, "id": theirs.get("id")} if isinstance(mine, dict) else mine
+                for mine, theirs in zip(_calls(message), _calls(sent.message), strict=True)
+            ]
+            message = {**message, "tool_calls": calls}
+        return evolve(self, message=message, sent=sent.message)
 
 
 @define(eq=False)
@@ -125,8 +124,10 @@ class Conversation:
             for each in self.entries
         )
 
-    def shared(self, history: Sequence[Entry]) -> int:
+    def shared(self, history: list[Entry]) -> int:
         """Return how many messages it has in common with a history, from the beginning on."""
+        if self.entries == history[: len(self.entries)]:
+            return len(self.entries)  # the very same, as a rule
         count = 0
         for entry, other in zip(self.entries, history, strict=False):
             if not entry.says(other):
@@ -147,9 +148,30 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, call: Call, messages: Sequence[dict[str, Any]]) -> None:
+    def history(self, call: Call, messages: Sequence[Any]) -> list[Entry]:
+        """Return what is sent with a call.
+
+        Messages that are known to the letter are neither copied nor read again, since each call
+        sends the whole history.
+        """
+        known: list[Entry] = []
+        for each in reversed(self._all):
+            if each.name != call.conversation:
+                continue
+            count = 0
+            for entry, message in zip(each.entries, messages, strict=False):
+                if message not in (entry.message, entry.sent):
+                    break
+                count += 1
+            if count > len(known):
+                known = each.entries[:count]
+            if count == len(each.entries):
+                break
+        new: list[Any] = fit(list(messages[len(known) :]))[0]
+        return [*known, *(Entry(each, call) for each in new if isinstance(each, dict))]
+
+    def add(self, call: Call, sent: list[Entry]) -> None:
         """Take what was sent with a call that has been answered, in whole or in part."""
-        sent = [Entry.of(message, call) for message in messages]
         extended: Conversation | None = None
         closest: Conversation | None = None
         common = 0
@@ -168,14 +190,13 @@ class Conversations:
         base = extended or closest
         history = sent
         if base is not None:
-            known = [
-                entry.with_ids(each)
-                for entry, each in zip(base.entries[:common], sent, strict=False)
-            ]
-            history = [*known, *sent[common:]]
+            known = base.entries[:common]
+            if known != sent[:common]:
+                known = [entry.as_sent(each) for entry, each in zip(known, sent, strict=False)]
+                history = [*known, *sent[common:]]
         for choice in call.choices:
             reply = [
-                Entry.of(message, call, choice if not place else None, replied=True)
+                Entry(message, call, choice if not place else None, replied=True)
                 for place, message in enumerate(choice.messages)
             ]
             target = extended
@@ -212,17 +233,16 @@ def _calls(message: dict[str, Any]) -> list[Any]:
     return calls if isinstance(calls, list) else []
 
 
-def _key(message: dict[str, Any], *, ids: bool = True) -> str:
+def _key(message: dict[str, Any], *, ids: bool = True) -> list[Any]:
     role = message.get("role")
     said: list[Any] = [role, _said(message.get("content"), strip=role == "assistant")]
-    if isinstance(message.get("tool_calls"), list):
-        said.append([_call_key(call, ids=ids) for call in message["tool_calls"]])
+    said += [_call_key(call, ids=ids) for call in _calls(message)]
     if message.get("function_call"):
         said.append(_call_key({"function": message["function_call"]}, ids=ids))
     said += [message[name] for name in ("tool_call_id", "name") if message.get(name)]
     if role is None:
         said.append({key: value for key, value in message.items() if key != "status"})
-    return json.dumps(said, sort_keys=True)
+    return said
 
 
 def _said(content: Any, *, strip: bool) -> Any:
@@ -241,8 +261,20 @@ def _call_key(call: Any, *, ids: bool) -> Any:
     inner = call.get("function") or call.get("custom") or {}
     if not isinstance(inner, dict):
         return call
-    given: Any = inner.get("arguments", inner.get("input"))
-    # Text that is no JSON, or too much of it, is compared as it is.
-    with suppress(TypeError, ValueError, RecursionError):
-        given = json.dumps(json.loads(given), sort_keys=True)
+    given = _meaning(inner.get("arguments", inner.get("input")))
     return [call.get("id") or None if ids else None, inner.get("name"), given]
+
+
+def _meaning(arguments: Any) -> Any:
+    """Return the same for all the ways to write the same arguments."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    # Text that is no JSON, or too much of it, is compared as it is.
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text.strip() or "null", parse_float=_number)
+        return json.dumps({} if value is None else value, sort_keys=True)
+    return arguments
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number

@@ -97,7 +97,7 @@ class FrameworkSource(ConversationRecorder):
             call = super().start(body, api=api, conversation=conversation, at=at, retry=retry)
             head = _system_message(body)
             if head != self._head:
-                self._head = head
+                self._head = fit(head)[0]
             self._heads[call.number] = self._head  # the same object, again and again
         return call
 
@@ -105,7 +105,9 @@ class FrameworkSource(ConversationRecorder):
         """Take the answer of a call, see `ConversationRecorder.finish`."""
         with self._lock:
             if call.number in self._sent:
-                self._asked[call.number] = _end_of(self._sent[call.number])
+                self._asked[call.number] = _end_of(
+                    [entry.message for entry in self._sent[call.number]]
+                )
             super().finish(call, answer, latency_sec)
 
     def take_history(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from attrs import define, field
 
@@ -106,7 +106,7 @@ def _joined(before: list[Any], new: list[Any]) -> list[Any]:
     return before
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: Any) -> TypeGuard[dict[str, Any]]:
     return (
         isinstance(part, dict)
         and part.keys() == {"type", "text"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any
 
 import httpx
 
 from rollout.errors import IntegrationError, InvalidFieldError
 from rollout.integrations._connections import timeouts
-from rollout.integrations._watched_calls import NO_KEY, Endpoint
+from rollout.integrations._watched_calls import BODY, NO_KEY, Endpoint
 
 __all__ = ["load_sdk", "make_client"]
 
@@ -51,10 +52,10 @@ def make_client(
     make: Any
     http: httpx.AsyncClient | httpx.Client
     if isinstance(transport, httpx.AsyncBaseTransport):
-        make = sdk.AsyncOpenAI
+        make = _noting_bodies(sdk.AsyncOpenAI)
         http = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
     else:
-        make = sdk.OpenAI
+        make = _noting_bodies(sdk.OpenAI)
         http = httpx.Client(transport=transport, timeout=timeout, trust_env=False)
     client = make(
         api_key=endpoint.api_key or NO_KEY,
@@ -71,6 +72,21 @@ def make_client(
     if "project" not in options:
         client.project = None
     return client
+
+
+@cache
+def _noting_bodies(client: Any) -> Any:
+    """Return a class of clients whose requests hold what their bodies were made of, see `BODY`."""
+
+    def build_request(self: Any, options: Any, **more: Any) -> Any:
+        request = client._build_request(self, options, **more)  # noqa: SLF001 - the only place
+        parts = [options.json_data, options.extra_json]
+        if isinstance(parts[0], dict):
+            request.extensions[BODY] = {k: v for part in parts for k, v in (part or {}).items()}
+        return request
+
+    parts = {"_build_request": build_request, "__module__": client.__module__}
+    return type(client.__name__, (client,), parts)
 
 
 def load_sdk() -> Any:

@@ -13,10 +13,11 @@ from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.context import RolloutContext, SampleSource, get_rollout_context
 from rollout.errors import IntegrationError, InvalidFieldError, SampleSourceError
-from rollout.integrations._conversations import Conversation, Conversations
+from rollout.integrations._conversations import Conversation, Conversations, Entry
 from rollout.integrations._model_answers import Answer
 from rollout.integrations._model_calls import Call
 from rollout.integrations._responses_items import input_as_messages
+from rollout.jsonfit import fit
 from rollout.trajectory.totals import token_count
 from rollout.types import RolloutSample
 
@@ -122,10 +123,9 @@ class ConversationRecorder(SampleSource):
         self._conversations = Conversations()
         self._unrecorded: Counter[str] = Counter()
         self._redactor = Redactor(secrets)
-        # Histories grow with every call, so that each is kept once: until its answer has come,
-        # and then in its conversation.
-        self._sent: dict[int, list[dict[str, Any]]] = {}
-        self._last_unanswered: list[dict[str, Any]] = []
+        # Until the answer has come; then a conversation has it.
+        self._sent: dict[int, list[Entry]] = {}
+        self._last_unanswered: list[Entry] = []
         self._tools: list[Any] = []
         self._chosen: Conversation | None = None
         self._chosen_name = MAIN
@@ -144,25 +144,26 @@ class ConversationRecorder(SampleSource):
         """Take a request that is about to be sent.
 
         Args:
-            body: Its body.
+            body: Its body. What is kept of it is copied.
             api: ``chat`` or ``responses``.
             conversation: The name of the conversations that it belongs to.
             at: The wall clock, in UTC.
             retry: How many times it was tried before.
         """
         if api == "responses":
-            messages = input_as_messages(body)
+            said = {name: body[name] for name in ("instructions", "input") if name in body}
+            messages = input_as_messages(fit(said)[0])
             previous = body.get("previous_response_id")
             if isinstance(previous, str):
                 messages = [*(self._conversations.before_response(previous) or ()), *messages]
         else:
-            messages = [each for each in _list(body.get("messages")) if isinstance(each, dict)]
+            messages = _list(body.get("messages"))
         model = body.get("model")
         tools = _list(body.get("tools")) or [
             {"type": "function", "function": each} for each in _list(body.get("functions"))
         ]
         if tools != self._tools:
-            self._tools = tools
+            self._tools = fit(tools)[0]
         call = Call(
             number=len(self.calls) + 1,
             conversation=conversation,
@@ -174,13 +175,13 @@ class ConversationRecorder(SampleSource):
             started_at=at,
         )
         self.calls.append(call)
-        self._sent[call.number] = messages
+        self._sent[call.number] = self._conversations.history(call, messages)
         return call
 
     def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
         """Take the answer of a call, or as much of it as there is. Only the first one counts."""
-        messages = self._sent.pop(call.number, None)
-        if messages is None:
+        sent = self._sent.pop(call.number, None)
+        if sent is None:
             return
         call.latency_sec = latency_sec
         call.take(answer)
@@ -190,9 +191,9 @@ class ConversationRecorder(SampleSource):
         else:
             call.outcome = "complete" if answer.complete else "interrupted"
         if call.choices:
-            self._conversations.add(call, messages)
+            self._conversations.add(call, sent)
         else:
-            self._last_unanswered = messages
+            self._last_unanswered = sent
 
     def note_unrecorded(self, path: str, *, warn: bool = True) -> None:
         """Take a request that a conversation cannot be made of.
@@ -293,7 +294,8 @@ class ConversationRecorder(SampleSource):
 
     def _only_sent(self) -> list[dict[str, Any]]:
         """Return what was sent last where nothing was ever answered."""
-        return next(reversed(self._sent.values()), self._last_unanswered)
+        sent = next(reversed(self._sent.values()), self._last_unanswered)
+        return [entry.message for entry in sent]
 
     def _extra_fields(self, main: Conversation | None) -> dict[str, Any]:
         extra: dict[str, Any] = {}

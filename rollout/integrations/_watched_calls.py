@@ -28,7 +28,10 @@ from rollout.integrations._model_calls import Call
 from rollout.integrations._model_streams import Events, StreamedAnswer
 from rollout.integrations._recorder import ConversationRecorder
 
-__all__ = ["NO_KEY", "Endpoint", "ReadAlong", "Reading", "WatchingTransport"]
+__all__ = ["BODY", "NO_KEY", "Endpoint", "ReadAlong", "Reading", "WatchingTransport"]
+
+BODY = "rollout.body"
+"""The extension of a request that holds what its body was made of; reading it again takes long."""
 
 NO_KEY = "no-key-needed"
 """Stands for the key of an endpoint that needs none; it is never sent."""
@@ -142,14 +145,17 @@ class WatchingTransport(httpx.AsyncBaseTransport):
                 if path.endswith(end):
                     recorder.note_unrecorded(path, warn=warn)
             return await self.send(request)
-        body = parse(await request.aread())
+        content = await request.aread()
+        body = request.extensions.get(BODY)
+        if not isinstance(body, dict):
+            body = parse(content)
         body = body if isinstance(body, dict) else {}
         asks = self._ask_usage and api == "chat" and _wants_usage(body)
         if self._hide and body.get("stream") is True:
             # Nothing can be taken out of a compressed stream.
             request.headers["Accept-Encoding"] = "identity"
         if asks:
-            request = _asking_for_usage(request)
+            request = _asking_for_usage(request, content, body)
         call = recorder.start(
             body,
             api=api,
@@ -188,17 +194,23 @@ def _wants_usage(body: dict[str, Any]) -> bool:
     )
 
 
-def _asking_for_usage(request: httpx.Request) -> httpx.Request:
-    # Not out of the parsed body, which holds no more than what JSON can say faithfully.
-    body = json.loads(request.content)
-    body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+def _asking_for_usage(
+    request: httpx.Request, content: bytes, body: dict[str, Any]
+) -> httpx.Request:
+    if "stream_options" in body:
+        # Not out of the parsed body, which holds no more than what JSON can say faithfully.
+        whole = json.loads(content)
+        whole["stream_options"] = {**(whole["stream_options"] or {}), "include_usage": True}
+        content = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+    else:
+        content = content.rstrip()[:-1] + b',"stream_options":{"include_usage":true}}'
     headers = request.headers.copy()
     headers.pop("Content-Length", None)
     return httpx.Request(
         request.method,
         request.url,
         headers=headers,
-        content=json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(),
+        content=content,
         extensions=request.extensions,
     )
 

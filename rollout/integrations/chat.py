@@ -24,7 +24,7 @@ from rollout.integrations._recorder import (
     recorder_of,
 )
 from rollout.integrations._recording_transport import RecordingTransport
-from rollout.integrations._watched_calls import Endpoint
+from rollout.integrations._watched_calls import BODY, Endpoint
 
 __all__ = ["ChatReply", "ConversationRecorder", "chat", "get_recorder", "share_connections"]
 
@@ -111,6 +111,7 @@ async def chat(
             params=endpoint.query or None,
             headers=headers,
             json=body,
+            extensions={BODY: body},
         )
     return _reply(response, context.secrets)
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from rollout import RolloutContext, SampleSource
 from rollout.errors import InvalidFieldError, SampleSourceError
+from rollout.integrations import _conversations
 from rollout.integrations._model_answers import read_answer
 from rollout.integrations._model_streams import Events, StreamedAnswer
 from rollout.integrations.chat import ConversationRecorder, get_recorder
+from rollout.jsonfit import fit
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -291,6 +293,65 @@ def called(*calls, **more):
         ],
         **more,
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "given_back"),
+    [
+        ("", "{}"),
+        ("", " {} "),
+        (None, "{}"),
+        ("{}", ""),
+        ("null", "{}"),
+        ('{"x": 1.0, "y": [1e2]}', '{"y":[100],"x":1}'),
+        ('{"x": "\\u00e9"}', '{"x": "é"}'),
+        ('{"x": 1}', {"x": 1}),
+    ],
+)
+async def test_a_call_that_comes_back_in_other_words_is_the_same_call(said, given_back):
+    talk = Talk()
+    talk.ask(user("a"), reply=called(("c1", "f", said)), usage={"completion_tokens": 7})
+    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    talk.ask(user("a"), called(("c1", "f", given_back)), result, reply=model("b", tool_calls=[]))
+    talk.ask(
+        user("a"),
+        called(("c1", "f", given_back)),
+        result,
+        model("b", tool_calls=[]),
+        user("c"),
+        reply=model("d"),
+    )
+    sample = await talk.sample()
+    assert sample.extra_fields == {}
+    assert sample.messages[1] == called(("c1", "f", said))
+    assert sample.trajectory_messages[1]["usage"] == {"completion_tokens": 7}
+
+
+@pytest.mark.parametrize(("said", "given_back"), [("0", "{}"), ("[]", "{}"), ("true", "1")])
+def test_a_call_with_other_arguments_is_another_call(said, given_back):
+    talk = Talk()
+    talk.ask(user("a"), reply=called(("c1", "f", said)))
+    talk.ask(user("a"), called(("c1", "f", given_back)), reply=model("b"))
+    assert len(talk.recorder._conversations) == 2
+
+
+@pytest.mark.parametrize("back", [{}, {"refusal": None}])
+def test_a_history_is_read_once(monkeypatch, back):
+    """Each call sends all of it, so that long ones would take longer to record than to send."""
+    copied, compared = [], []
+    key = _conversations._key
+    monkeypatch.setattr(_conversations, "fit", lambda new: (copied.extend(new), fit(new))[1])
+    monkeypatch.setattr(
+        _conversations, "_key", lambda each, **how: (compared.append(each), key(each, **how))[1]
+    )
+    talk, history = Talk(), []
+    for number in range(20):
+        history.append(user(f"question {number}"))
+        talk.ask(*history, reply=model(f"reply {number}"))
+        history.append(model(f"reply {number}", **back))
+    assert len(talk.recorder.messages) == 40
+    assert len(copied) <= 40
+    assert len(compared) <= 80
 
 
 @pytest.mark.parametrize("missing", [None, ""])

@@ -16,6 +16,7 @@ from integrations.scripted import refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
 from rollout.errors import IntegrationError
+from rollout.integrations import _watched_calls
 from rollout.integrations.chat import chat
 from rollout.integrations.openai import get_recorder, rollout_client, share_connections
 
@@ -192,3 +193,31 @@ async def test_a_client_that_outlives_the_shared_connections_still_works():
             await ask(client)
         await endpoint.all_closed()
     assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize("way", ["sdk", "stream", "chat"])
+async def test_a_request_is_recorded_without_reading_it_again(monkeypatch, way):
+    """Nor is it recorded as what its caller makes of it later."""
+    read = []
+    monkeypatch.setattr(_watched_calls, "parse", lambda data: read.append(data))
+    history = [{"role": "user", "content": "first"}]
+    async with scripted_endpoint(say("13")) as endpoint:
+        with entered(endpoint) as rollout:
+            if way == "chat":
+                await chat(history, model="policy", seed=7)
+            else:
+                options = {"stream": True} if way == "stream" else {}
+                reply = await rollout_client().chat.completions.create(
+                    model="other", messages=history, extra_body={"model": "policy"}, **options
+                )
+                if way == "stream":
+                    async with reply:
+                        assert [chunk async for chunk in reply]
+            history[0]["content"] = "changed"
+            sample = await rollout.get_sample()
+    assert read == []
+    assert [each["content"] for each in sample.messages] == ["first", "13"]
+    assert sample.metrics["completion_tokens"] == 1
+    (sent,) = endpoint.requests
+    assert sent.body["messages"] == [{"role": "user", "content": "first"}]
+    assert sent.body["model"] == "policy"
