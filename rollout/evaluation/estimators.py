@@ -15,6 +15,8 @@ from itertools import islice
 
 from attrs import frozen
 
+from rollout.evaluation.intervals import row_rate
+
 __all__ = ["KEstimate", "curve", "pass_at_k", "pass_hat_k", "percentile"]
 
 EXACT_ATTEMPTS = 256
@@ -29,11 +31,16 @@ class KEstimate:
         k: How many attempts it is about.
         value: The mean over the rows, ``None`` where no row has k attempts.
         rows: How many rows it is the mean of: those with at least k attempts that count.
+        low: Lower end of its interval, see `rollout.evaluation.intervals.row_rate`; ``None``
+            for fewer than two rows.
+        high: Upper end of it.
     """
 
     k: int
     value: float | None
     rows: int
+    low: float | None = None
+    high: float | None = None
 
 
 def pass_at_k(n: int, c: int, k: int) -> float | None:
@@ -101,7 +108,8 @@ def curve(
 
     Formula: for each k the mean of `pass_at_k` (or `pass_hat_k`) over the rows that have at
     least k attempts that count. The others are left out, since nothing unbiased can be said
-    of them; `KEstimate.rows` tells how many remain.
+    of them; `KEstimate.rows` tells how many remain. The interval is
+    `rollout.evaluation.intervals.row_rate`.
 
     Args:
         rows: How many rows there are with this many attempts and passes, by ``(n_i, c_i)``.
@@ -120,17 +128,28 @@ def curve(
             rough.setdefault(size, []).append((weight, shares(size, passed)))
     found = []
     for k in range(1, n + 1):
-        used, total = 0, Fraction()
+        used, attempts, total, squares = 0, 0, Fraction(), Fraction()
         for size, kinds in exact.items():
             if size >= k:
-                used += sum(weight for weight, _ in kinds)
-                held = sum(weight * next(series) for weight, series in kinds)
-                total += Fraction(held, math.comb(size, k))
+                held = [(weight, next(series)) for weight, series in kinds]
+                every = math.comb(size, k)
+                weights = sum(weight for weight, _ in held)
+                used, attempts = used + weights, attempts + weights * size
+                total += Fraction(sum(weight * some for weight, some in held), every)
+                squares += Fraction(sum(weight * some * some for weight, some in held), every**2)
         for size, members in rough.items():
             if size >= k:
-                used += sum(weight for weight, _ in members)
-                total += Fraction(math.fsum(weight * next(series) for weight, series in members))
-        found.append(KEstimate(k, min(1.0, float(total / used)) if used else None, used))
+                parts = [(weight, next(series)) for weight, series in members]
+                weights = sum(weight for weight, _ in parts)
+                used, attempts = used + weights, attempts + weights * size
+                total += Fraction(math.fsum(weight * share for weight, share in parts))
+                squares += Fraction(math.fsum(weight * share * share for weight, share in parts))
+        if not used:
+            found.append(KEstimate(k, None, 0))
+            continue
+        mean = min(Fraction(1), total / used)
+        ends = row_rate(mean, squares / used, used, Fraction(attempts, k))
+        found.append(KEstimate(k, float(mean), used, *ends))
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "cluster_mean",
     "cluster_rate",
     "paired_difference",
+    "row_rate",
     "sign_test",
     "t_cdf",
     "t_quantile",
@@ -122,6 +123,40 @@ def cluster_rate(sums: ClusterSums) -> Estimate:
     quantile = t_quantile((1 + LEVEL) / 2, sums.clusters - 1)
     ends = _score_interval(to_float(rate), float(draws), quantile)
     return _estimate(sums, sqrt_float(variance), "cluster-wilson", ends)
+
+
+def row_rate(
+    mean: Fraction, mean_square: Fraction, rows: int, most: Fraction
+) -> tuple[float, float] | tuple[None, None]:
+    """Interval of a mean over rows of what lies between 0 and 1 for each, such as pass@k.
+
+    Formula: with the mean p of R rows and the sample variance s**2 of their values, the rows are
+    worth as much as this many draws of ones and zeros::
+
+        E = min(N / k, R * p * (1 - p) / s**2)
+
+    N / k is how many groups of k the N attempts of these rows make. The interval is the Wilson
+    score interval of p and E draws, with t(0.975; R - 1) in place of z, as in `cluster_rate`:
+    for pass@1, and rows with as many attempts each, it is the same one. Where all rows have the
+    same value it is the Wilson interval for R draws. ``benchmarks/interval_coverage.py``
+    simulates its coverage.
+
+    Args:
+        mean: The mean.
+        mean_square: The mean of the squares.
+        rows: How many rows there are.
+        most: N / k.
+
+    Returns:
+        Its ends, ``None`` for fewer than two rows.
+    """
+    if rows <= 1:
+        return None, None
+    variance = max(Fraction(0), (mean_square - mean * mean) / (rows - 1))
+    if not variance:
+        return wilson(to_float(mean), rows)
+    draws = min(most, mean * (1 - mean) / variance)
+    return _score_interval(to_float(mean), to_float(draws), t_quantile((1 + LEVEL) / 2, rows - 1))
 
 
 _NOTHING = Estimate(None, None, None, None, LEVEL, "none", 0, 0)

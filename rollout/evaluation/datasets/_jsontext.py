@@ -18,6 +18,7 @@ from rollout.evaluation.datasets._place import Place, shown
 __all__ = ["KEEP_NUMBERS", "LABEL", "VALUE", "parse_members", "parse_value", "too_deep"]
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_NOT_ZERO = re.compile(r"-?[0.]*[1-9]")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -38,6 +39,13 @@ def _float(text: str) -> float:
     return value
 
 
+def _kept_float(text: str) -> float:
+    value = _float(text)
+    if not value and _NOT_ZERO.match(text):
+        raise InvalidFieldError("", "holds a number too small for a float, which would become 0")
+    return value
+
+
 def _constant(name: str) -> Any:
     raise InvalidFieldError("", f"holds {name}, which is no JSON")
 
@@ -51,7 +59,7 @@ def _decoder(parse_int: Callable[[str], Any], parse_float: Callable[[str], Any])
     )
 
 
-VALUE = _decoder(int, _float)
+VALUE = _decoder(int, _kept_float)
 """For values that are used as such."""
 
 LABEL = _decoder(str, _float)

@@ -18,6 +18,9 @@ from rollout.evaluation.datasets.selection import Picker
 __all__ = ["ParquetRecord", "import_pyarrow", "read_parquet"]
 
 _BATCH_ROWS = 256
+_BATCH_BYTES = 256 << 20
+_LARGEST_TEXT = 64 << 20
+"""A server takes no larger request, unless it is told to."""
 _BUFFER_BYTES = 1 << 20
 _SHORT_FLOATS = {"halffloat": "e", "float": "f"}
 
@@ -52,8 +55,15 @@ class ParquetRecord:
         return self._columns.keys()
 
     def _get(self, column: str) -> Any:
+        value = self._columns[column][self._at]
+        buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
+        if buffer is not None and buffer.size > _LARGEST_TEXT:
+            raise self._place.error(
+                f"holds {buffer.size >> 20} MiB, and {_LARGEST_TEXT >> 20} MiB are the most",
+                column=column,
+            )
         try:
-            return self._columns[column][self._at].as_py()
+            return value.as_py()
         except UnicodeDecodeError as error:
             raise self._place.error(
                 f"is not UTF-8 (at byte {error.start} of the text)", column=column
@@ -183,7 +193,10 @@ def read_parquet(
                 place.row = first
                 try:
                     batches = reader.iter_batches(
-                        _BATCH_ROWS, row_groups=[group], columns=chosen, use_threads=False
+                        _batch_rows(reader.metadata.row_group(group)),
+                        row_groups=[group],
+                        columns=chosen,
+                        use_threads=False,
                     )
                     yield from _rows(batches, wanted, place, picker)
                 except faults as error:
@@ -193,6 +206,15 @@ def read_parquet(
                     raise place.error(f"is damaged here: the row group has {size} rows")
             first += size
             place.row = place.count = first
+
+
+def _batch_rows(group: Any) -> int:
+    """How many rows to read at a time: a cell may be as large as its whole row group.
+
+    A few bytes of a file can stand for many cells of hundreds of megabytes, since a value that
+    repeats is kept once.
+    """
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, group.total_byte_size)))
 
 
 def _rows(

@@ -123,6 +123,24 @@ def test_numbers_beyond_floats_are_refused_by_column(dataset, column, text):
     assert "beyond the range of floats" in error.reason or "no JSON" in error.reason
 
 
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("1e-400", True),
+        ("-0.001E-500", True),
+        ("0e-400", False),
+        ("-0.0", False),
+        ("5e-324", False),
+    ],
+)
+def test_a_number_that_would_become_zero_is_refused(dataset, text, refused):
+    source = dataset("a.jsonl", f'{{"user_prompt": "u", "metadata": {{"a": {text}}}}}')
+    if refused:
+        assert "too small for a float" in failure(source).reason
+    else:
+        assert [row.metadata["a"] for row in source.rows()] == [float(text)]
+
+
 def test_a_whole_number_too_long_to_be_sent_is_refused(dataset):
     text = f'{{"user_prompt": "u", "metadata": {{"a": {"1" * 10_000}}}}}'
     error = failure(dataset("a.jsonl", text))

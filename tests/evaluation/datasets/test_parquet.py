@@ -290,3 +290,18 @@ def test_without_pyarrow_the_error_says_what_to_install(dataset, monkeypatch):
         dataset("a.parquet", b"")
     assert 'pip install "trio-rollout[parquet]"' in caught.value.reason
     assert dataset("a.jsonl", '{"user_prompt": "u"}').scan().rows == 1
+
+
+def test_cells_much_larger_than_their_file_are_read_one_at_a_time(dataset, monkeypatch):
+    """A value that repeats is kept once, so a small file can stand for any amount of memory."""
+    monkeypatch.setattr(_parquet, "_BATCH_BYTES", 4 << 20)
+    monkeypatch.setattr(_parquet, "_LARGEST_TEXT", 2 << 20)
+    data = file_of({"user_prompt": ["a" * (3 << 20)] * 5}, compression="zstd")
+    assert len(data) < 10_000
+    error = failure(dataset("a.parquet", data))
+    assert (error.row, error.column) == (0, "user_prompt")
+    assert error.reason == "holds 3 MiB, and 2 MiB are the most"
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    assert _parquet._batch_rows(group) == 1
+    data = file_of({"user_prompt": ["a" * (1 << 20)] * 5}, compression="zstd")
+    assert len(list(dataset("b.parquet", data).rows())) == 5

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import statistics
+from collections import Counter
 from fractions import Fraction
 from itertools import combinations
 from math import comb, prod
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout.evaluation._exact import ClusterSums
 from rollout.evaluation.estimators import (
     EXACT_ATTEMPTS,
     KEstimate,
@@ -19,6 +22,7 @@ from rollout.evaluation.estimators import (
     pass_hat_k,
     percentile,
 )
+from rollout.evaluation.intervals import cluster_rate, wilson
 
 SMALL = [(n, c, k) for n in range(1, 8) for c in range(n + 1) for k in range(1, n + 1)]
 LARGE = [
@@ -142,6 +146,42 @@ def test_a_curve_may_mix_rows_with_few_and_with_many_attempts():
 def test_no_row_at_all_has_a_curve_of_nothing():
     assert curve({}, 2) == (KEstimate(1, None, 0), KEstimate(2, None, 0))
     assert curve({(0, 0): 7}, 1) == (KEstimate(1, None, 0),)
+
+
+@pytest.mark.parametrize("all_pass", [False, True])
+def test_the_interval_of_one_attempt_is_that_of_the_pass_rate(all_pass):
+    counts = [0, 1, 1, 2, 4, 4, 3, 0]
+    sums = ClusterSums()
+    for passed in counts:
+        sums.add(passed, 4)
+    rate = cluster_rate(sums)
+    first = curve(Counter((4, passed) for passed in counts), 4, all_pass=all_pass)[0]
+    assert (first.value, first.low, first.high) == (rate.value, rate.low, rate.high)
+
+
+def test_an_interval_needs_two_rows_and_has_a_width_where_all_rows_are_alike():
+    (one,) = curve({(1, 1): 1}, 1)
+    assert (one.value, one.low, one.high) == (1.0, None, None)
+    for size in (8, EXACT_ATTEMPTS + 1):
+        last = curve({(size, size): 6}, 3)[-1]
+        assert (last.low, last.high) == wilson(1.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "k"), [((0.3, 2.0), 5, 4), ((0.5, 0.5), 10, 8), ((4.0, 1.0), 10, 4)]
+)
+def test_intervals_hold_the_truth_about_as_often_as_they_say(shape, count, k):
+    """Rows that differ, eight attempts each; benchmarks/interval_coverage.py draws more."""
+    a, b = shape
+    truth = 1 - prod((b + j) / (a + b + j) for j in range(k))
+    draw = random.Random(0)
+    hits = 0
+    for _ in range(300):
+        chances = [draw.betavariate(a, b) for _ in range(count)]
+        rows = Counter((8, sum(draw.random() < chance for _ in range(8))) for chance in chances)
+        found = curve(rows, k)[-1]
+        hits += found.low <= truth <= found.high
+    assert hits >= 0.92 * 300
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=40))

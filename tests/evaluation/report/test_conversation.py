@@ -175,6 +175,13 @@ def test_a_shown_line_fits_and_is_harmless(text: str, limit: int) -> None:
     assert not set("\u202e\u2066\0\u2028") & set(found)
 
 
+def test_what_hides_is_replaced_and_what_shapes_letters_stays() -> None:
+    hidden = "\xad\u180e\u3164\u200b\u206a\u206f\ufff9\ufffb\U000e0001\U000e007f\U000e0100\u115f"
+    assert shown(f"a{hidden}b") == f"a{chr(0xFFFD) * len(hidden)}b"
+    shaped = "\u0646\u200c\u0627 \U0001f469\u200d\U0001f52c \u2764\ufe0f \u3042"
+    assert shown(shaped) == shaped
+
+
 def test_numbers() -> None:
     values = [1, 1.5, -0.0, 1e308, float("nan"), float("inf"), 10**400, True, "1", None]
     assert [number(value) for value in values] == [1, 1.5, -0.0, 1e308, *[None] * 6]

@@ -110,18 +110,21 @@ R.NAMES = {
 // number, so that a message reads the way it was written.
 const MOST_MARKS = 200;
 
+// Joiners and variation selectors 1 to 16 shape letters and emoji.
+const ODD = /((?:(?![\u200c\u200d\ufe00-\ufe0f])[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u2028\u2029\ufff9-\ufffb\p{Default_Ignorable_Code_Point}])+)/u;
+
 R.plain = (text, parent) => {
-  const odd = /([\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]+)/;
-  text.split(odd).forEach((part, index, parts) => {
+  text.split(ODD).forEach((part, index, parts) => {
     if (!part || index > 2 * MOST_MARKS) return;
-    if (index === 2 * MOST_MARKS) part = parts.slice(index).join("");
+    if (index === 2 * MOST_MARKS) part = parts.slice(index).map((one, at) => (at % 2 ? "\ufffd" : one)).join("");
     if (index % 2 === 0) {
       parent.append(document.createTextNode(part));
       return;
     }
     // A run of them is one mark: no text makes thousands of elements.
-    const names = Array.from(part.slice(0, 4), (c) => "U+" + c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0"));
-    const more = part.length > 4 ? " +" + (part.length - 4) : "";
+    const points = Array.from(part);
+    const names = points.slice(0, 4).map((c) => "U+" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0"));
+    const more = points.length > 4 ? " +" + (points.length - 4) : "";
     parent.append(R.el("span", { class: "control" }, names.join(" ") + more));
   });
   return parent;

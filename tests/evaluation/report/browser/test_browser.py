@@ -345,6 +345,16 @@ class TestSize:
         assert "This run has no attempts yet." in page.inner_text("#table")
         assert "There is nothing to draw yet." in page.inner_text("#charts")
 
+    def test_what_hides_is_shown_by_its_number(self, opened: Open, tmp_path: Path) -> None:
+        run = RunFolder(tmp_path / "run", rows=1, n=1)
+        hidden = "a\xadb\u3164c\ufffad\U000e0041e\u200c\u2764\ufe0ff"
+        run.add(record(), {"steps": [{"source": "user", "message": hidden}]})
+        page = opened(write_report(run.write()), "#attempt=0-0")
+        text = wait_open(page, "0-0").inner_text()
+        for name in ("U+00AD", "U+3164", "U+FFFA", "U+E0041"):
+            assert name in text
+        assert "e\u200c\u2764\ufe0ff" in text
+
     @pytest.mark.parametrize("text", ["x" * 100_000, "\u202e" * 100_000, "\u202ex" * 50_000])
     def test_a_huge_text_is_few_elements(self, opened: Open, tmp_path: Path, text: str) -> None:
         run = RunFolder(tmp_path / "run", rows=1, n=1)
@@ -353,3 +363,4 @@ class TestSize:
         wait_open(page, "0-0")
         page.click("text=/^Show all/")
         assert nodes(page) < 2_500
+        assert "\u202e" not in page.inner_text("body")
