@@ -334,7 +334,7 @@ def _resolve(root: Any) -> Path | None:
     if root is None:
         named = os.environ.get(ARTIFACT_ROOT_VARIABLE)
         if named is None:
-            return platformdirs.user_data_path("trio-rollout", appauthor=False) / "rollouts"
+            return _default_root()
         root = named or False
     if root is False:
         return None
@@ -347,6 +347,22 @@ def _resolve(root: Any) -> Path | None:
             "artifact_root must be the path of a folder, False to keep nothing, or None"
         )
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
+
+
+def _default_root() -> Path | None:
+    """Return the folder in the user's data folder; ``None``, and a warning, without a home."""
+    try:
+        root = platformdirs.user_data_path("trio-rollout", appauthor=False) / "rollouts"
+    except RuntimeError:
+        root = Path()
+    if root.is_absolute():
+        return root
+    logger.warning(
+        "the files of rollouts are not kept: this user has no home folder; name a folder with %s "
+        "(set but empty, it keeps nothing)",
+        ARTIFACT_ROOT_VARIABLE,
+    )
+    return None
 
 
 def _clock_jumps() -> bool:

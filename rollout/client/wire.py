@@ -7,8 +7,6 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 from __future__ import annotations
 
 import base64
-import os
-import ssl
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar, cast
@@ -22,6 +20,7 @@ from rollout._logs import printable
 from rollout._pools import SpreadTransport, limits_of_pools
 from rollout._proxies import proxy_for
 from rollout._redaction import Redactor
+from rollout._tls import tls_context
 from rollout.client.bodies import OneBody, read_body, unwind
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
@@ -52,8 +51,6 @@ _LONGEST_DETAIL = 500
 _LONGEST_TYPE = 100
 _LONGEST_PATH = 200
 _CLOSE_SEC = 2.0
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Variables that name trusted certificates; the first that is set counts."""
 
 _MIB = 1024 * 1024
 _LARGEST_ANSWER = 16 * _MIB
@@ -101,27 +98,18 @@ def own_http_client(url: str) -> httpx.AsyncClient:
         InvalidFieldError: The certificates that the environment names cannot be read.
     """
     limits = limits_of_pools()
+    context = tls_context(url)
     transport: httpx.AsyncBaseTransport | None = None
     if proxy_for(url) is None:
-        # With a transport of its own httpx asks the environment for certificates only.
-        context = _trusted()
+        # With a transport of its own httpx asks the environment for nothing.
         transport = SpreadTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
     return httpx.AsyncClient(
         transport=transport,
+        verify=context,
         limits=limits,
         timeout=httpx.Timeout(_REQUEST_TIMEOUT_SEC, connect=_CONNECT_TIMEOUT_SEC, pool=None),
         follow_redirects=False,
     )
-
-
-def _trusted() -> ssl.SSLContext:
-    try:
-        return httpx.create_ssl_context()
-    except OSError as error:
-        named = next((name for name in _CERTIFICATES if os.environ.get(name)), "the system")
-        raise InvalidFieldError(
-            named, f"names certificates that cannot be read: {error}"
-        ) from error
 
 
 class _Bearer(httpx.Auth):

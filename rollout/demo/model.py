@@ -25,6 +25,7 @@ import trio
 from attrs import define, field, frozen
 
 from rollout._beside import beside
+from rollout._tls import tls_context
 from rollout.errors import IntegrationError, InvalidFieldError, RolloutServerError
 from rollout.types._fields import is_finite_number
 
@@ -212,7 +213,9 @@ async def _announced(process: trio.Process, settings: dict[str, Any]) -> str:
 
 async def _answers(url: str) -> None:
     """Wait until the endpoint has its model ready."""
-    async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_SEC, trust_env=False) as http:
+    async with httpx.AsyncClient(
+        timeout=_HEALTH_TIMEOUT_SEC, verify=tls_context(url), trust_env=False
+    ) as http:
         while True:
             try:
                 response = await http.get(f"{url}/health")

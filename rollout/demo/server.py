@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from rollout._tls import tls_context
 from rollout.backend import LocalBackend
 from rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context
 from rollout.demo.arithmetic import MODEL_NAME, last_number
@@ -112,7 +113,10 @@ async def _shared_http_client(_: RolloutServer) -> AsyncGenerator[None, None]:
     """Open one HTTP client for the server's life; rollouts find it in a context variable."""
     limits = httpx.Limits(max_connections=None, keepalive_expiry=4.0)
     async with httpx.AsyncClient(
-        timeout=httpx.Timeout(_CHAT_TIMEOUT_SEC, pool=None), limits=limits, trust_env=False
+        timeout=httpx.Timeout(_CHAT_TIMEOUT_SEC, pool=None),
+        limits=limits,
+        verify=tls_context("http:"),  # the demo's endpoint speaks nothing else
+        trust_env=False,
     ) as http:
         _http.set(http)
         yield

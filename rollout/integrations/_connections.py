@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache
-from ssl import SSLContext
 from typing import Any
 
 import httpx
@@ -22,17 +21,14 @@ from attrs import define, field
 
 from rollout._pools import SpreadTransport, limits_of_pools
 from rollout._proxies import proxy_for
+from rollout._tls import tls_context
 
 __all__ = ["Connections", "current_connections", "share_connections", "timeouts"]
 
 _CONNECT_TIMEOUT_SEC = 30.0
 
+_tls = cache(tls_context)
 _shared: ContextVar[Connections | None] = ContextVar("model_connections", default=None)
-
-
-@cache
-def _tls() -> SSLContext:
-    return httpx.create_ssl_context()
 
 
 @define(eq=False)
@@ -44,21 +40,22 @@ class Connections:
     """
 
     kept: bool
-    _ways: dict[str | None, SpreadTransport] = field(factory=dict)
+    _ways: dict[tuple[str | None, str], SpreadTransport] = field(factory=dict)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
-        return await self.way(proxy_for(str(request.url))).handle_async_request(request)
+        way = self.way(proxy_for(str(request.url)), request.url.scheme)
+        return await way.handle_async_request(request)
 
-    def way(self, proxy: str | None) -> SpreadTransport:
-        """Return the pools for a proxy, ``None`` for the direct way."""
-        found = self._ways.get(proxy)
+    def way(self, proxy: str | None, scheme: str = "http") -> SpreadTransport:
+        """Return the pools for a scheme and a proxy, ``None`` for the direct way."""
+        found = self._ways.get((proxy, scheme))
         if found is None:
             # A transport of its own asks the environment for nothing.
             options: dict[str, Any] = {} if proxy is None else {"proxy": proxy}
-            limits = limits_of_pools(kept=self.kept)
-            found = self._ways[proxy] = SpreadTransport(
-                lambda: httpx.AsyncHTTPTransport(verify=_tls(), limits=limits, **options)
+            options |= {"verify": _tls(f"{scheme}:"), "limits": limits_of_pools(kept=self.kept)}
+            found = self._ways[proxy, scheme] = SpreadTransport(
+                lambda: httpx.AsyncHTTPTransport(**options)
             )
         return found
 

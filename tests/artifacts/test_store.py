@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from support import local_backend
 
 from rollout import _folders, artifacts
 from rollout.artifacts import ArtifactStore
@@ -46,6 +47,16 @@ def test_roots(tmp_path, monkeypatch):
     default = ArtifactStore().root
     assert default.is_absolute()
     assert default.parts[-2:] == ("trio-rollout", "rollouts")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="home folders are found otherwise")
+def test_without_a_home_folder_there_is_one_warning(monkeypatch, warnings):
+    for name in ("ROLLOUT_ARTIFACT_ROOT", "HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # raises KeyError, for any uid
+    assert local_backend().artifacts.root is None
+    assert len(warnings()) == 1
+    assert "no home folder; name a folder with ROLLOUT_ARTIFACT_ROOT" in warnings()[0]
 
 
 def test_a_relative_root_stays_where_it_was(tmp_path, monkeypatch):

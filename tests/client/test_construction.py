@@ -149,6 +149,20 @@ def test_loopback_addresses(url, loopback):
     assert is_loopback(url) is loopback
 
 
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSLKEYLOGFILE"])
+def test_plain_http_asks_for_no_file(monkeypatch, tmp_path, name):
+    monkeypatch.setenv(name, str(tmp_path / "missing" / "file"))
+    for proxy in ("", "http://127.0.0.1:9"):
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        RolloutClient(url="http://10.0.0.1:9")
+
+
+def test_a_key_log_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "missing" / "log"))
+    with pytest.raises(InvalidFieldError, match=r"^SSLKEYLOGFILE names a file that "):
+        RolloutClient(url="https://127.0.0.1:9")
+
+
 def test_certificates_that_cannot_be_read_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
     says = "^SSL_CERT_FILE names certificates that cannot be read"
