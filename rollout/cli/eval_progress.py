@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -23,6 +22,7 @@ from rich.text import Text
 from rollout.cli.bars import can_draw
 from rollout.cli.eval_speed import Speed, duration_text, rate_text
 from rollout.cli.text import one_line
+from rollout.cli.warning_lines import WarningLines
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
 
 __all__ = ["OUTCOME_STYLES", "EvaluationView", "attempt_line", "reward_text"]
@@ -55,10 +55,10 @@ class EvaluationView:
         self._total = 0
         self._settled = 0
         self._bar = _Bar(self._console) if self._live else None
-        self._warnings = _Warnings(self)
+        self._warnings = WarningLines(self._warn)
 
     def __enter__(self) -> Self:
-        logging.getLogger("rollout").addHandler(self._warnings)
+        self._warnings.__enter__()
         if self._bar is not None:
             self._bar.start()
         return self
@@ -73,7 +73,7 @@ class EvaluationView:
 
     def close(self) -> None:
         """Take the bar away; more than once does no harm."""
-        logging.getLogger("rollout").removeHandler(self._warnings)
+        self._warnings.__exit__(None, None, None)
         if self._bar is not None:
             self._bar.stop()
 
@@ -99,9 +99,8 @@ class EvaluationView:
         if self._bar is not None:
             self._bar.stopping = True
 
-    def warn(self, text: str) -> None:
-        """Tell of a warning."""
-        self._console.print(Text(f"rollout: warning: {one_line(text)}"), soft_wrap=True)
+    def _warn(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
 
 
 def attempt_line(record: AttemptRecord) -> str:
@@ -209,17 +208,3 @@ def _counts(progress: EvaluationProgress) -> Text:
     line.append(f"reward {reward_text(progress.mean_reward)}  ")
     line.append(f"{progress.in_flight} in flight", "dim")
     return line
-
-
-class _Warnings(logging.Handler):
-    """Hands warnings to the view, which knows where there is room for them."""
-
-    def __init__(self, view: EvaluationView) -> None:
-        super().__init__(logging.WARNING)
-        self._view = view
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._view.warn(record.getMessage())
-        except Exception:  # noqa: BLE001 - as every handler does
-            self.handleError(record)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import click
 import trio
 from rich.console import Console
 from rich.status import Status
@@ -14,6 +16,7 @@ from rich.text import Text
 from rollout._logs import printable
 from rollout.cli.bars import can_draw
 from rollout.cli.text import one_line, print_fields
+from rollout.cli.warning_lines import WarningLines
 from rollout.codec import format_timestamp
 from rollout.types import RolloutResultResponse, RolloutSample, RolloutStatus
 
@@ -35,10 +38,12 @@ class PhaseView:
     def __init__(self, *, silent: bool) -> None:
         self._console = Console(highlight=False, markup=False, quiet=silent)
         self._spinner: Status | None = None
+        self._warnings = WarningLines(partial(click.echo, err=True))
         self._started = 0.0
 
     def __enter__(self) -> Self:
         self._started = trio.current_time()
+        self._warnings.__enter__()
         if can_draw(self._console) and not self._console.quiet:
             self._spinner = self._console.status("waiting for admission")
             self._spinner.start()
@@ -50,6 +55,7 @@ class PhaseView:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._warnings.__exit__(exc_type, exc, traceback)
         if self._spinner is not None:
             self._spinner.stop()
 

@@ -16,7 +16,14 @@ from rollout.client.bulk import FinishedRollout, first_successes, run_many
 from rollout.client.handle import RolloutHandle
 from rollout.client.idle import wait_until_idle
 from rollout.client.link import Link
-from rollout.client.polling import Admission, Poller, Progress, SingleAdmitter, admit
+from rollout.client.polling import (
+    Admission,
+    BusyNotice,
+    Poller,
+    Progress,
+    SingleAdmitter,
+    admit,
+)
 from rollout.client.wire import Wire, check_url, own_http_client
 from rollout.errors import (
     InvalidFieldError,
@@ -107,6 +114,7 @@ class RolloutClient:
         self._handle_ended = trio.Event()
         self._wants_feed = feed
         self._link: Link | None = None
+        self._busy = BusyNotice()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -317,8 +325,13 @@ class RolloutClient:
     ) -> Admission:
         self._check_usable()
         admitter = SingleAdmitter(self._wire) if self._link is None else self._link
-        timeout_sec = self.admission_timeout_sec
-        return await admit(admitter, request, timeout_sec=timeout_sec, progress=progress)
+        return await admit(
+            admitter,
+            request,
+            timeout_sec=self.admission_timeout_sec,
+            progress=progress,
+            notice=self._busy,
+        )
 
     async def _poll(self, handle: RolloutHandle, admission: Admission) -> None:
         try:

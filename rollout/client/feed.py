@@ -14,6 +14,7 @@ end. Nothing is sent for it: at the time of the next renewal the feed is opened 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -27,10 +28,10 @@ from rollout.client.followed import Expectation, Followed
 from rollout.client.polling import RETRYABLE, Poller
 from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json, structure
-from rollout.errors import InvalidBodyError, RolloutProtocolError
+from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
 from rollout.rules import is_terminal
 from rollout.rules.retry import GATEWAY_STATUS_CODES, RESULT_READ_GRACE_SEC, FailureKind
-from rollout.types import RolloutResultResponse
+from rollout.types import RolloutResultResponse, RolloutStatus
 
 __all__ = ["ResultFeed"]
 
@@ -44,6 +45,9 @@ _HELLO_SEC = 10.0
 _SHORT_LIFE_SEC = 1.0
 _MOST_SHORT_LIVES = 5
 """So many feeds in a row may end as soon as they are open: a gateway may cut all of them off."""
+
+_MOST_REFUSALS = 3
+"""So many times in a row a gateway may answer in the server's place, before polls are tried."""
 
 _IDLE_SEC = 30.0
 _SHORTEST_RENEWAL_SEC = 0.01
@@ -76,6 +80,7 @@ class ResultFeed:
     _has_worked: bool = field(default=False, init=False)
     _opened_at: float | None = field(default=None, init=False)
     _short_lives: int = field(default=0, init=False)
+    _refusals: int = field(default=0, init=False)
     _left_behind: bool = field(default=False, init=False)
     _joined: int = field(default=0, init=False)
     _renewal_sec: float = field(default=math.inf, init=False)
@@ -195,12 +200,19 @@ class ResultFeed:
                 while not self._missing:
                     await self._missed.wait()
                 await self._keep_open()
+        except RolloutClientClosedError:
+            logger.debug("the result feed ends: the HTTP client was closed")  # polls raise it
+        except Exception:
+            logger.exception("the result feed failed; polling instead")
         finally:
             self.usable = False
             self.token = None
             self._opened.set()
-            for followed in self._all():
-                self._end(followed)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        for followed in self._all():
+            self._end(followed)
 
     async def _keep_open(self) -> None:
         """Open a feed, read it to its end, and see to what that end means."""
@@ -218,6 +230,12 @@ class ResultFeed:
                     return
             except RolloutProtocolError as error:  # of a gateway
                 failure, kind = error, FailureKind.GATEWAY
+                self._refusals += 1
+                if self._refusals > _MOST_REFUSALS:
+                    logger.info("a gateway refuses the result feed (%s); polling instead", error)
+                    self.usable = self._has_worked
+                    self._give_back()
+                    return
             except httpx.TransportError as error:
                 failure = error
                 for followed in self._all():
@@ -226,11 +244,6 @@ class ResultFeed:
                 continue
             except _FeedUnusableError as error:
                 logger.info("the result feed does not come through (%s); polling instead", error)
-                self.usable = False
-                return
-            except Exception as error:  # noqa: BLE001 - a transport of the user's own, a closed one
-                # Whatever it is, the polls will meet it too, and say it to those whom it concerns.
-                logger.info("the result feed failed (%s); polling instead", type(error).__name__)
                 self.usable = False
                 return
             await self._back_off(kind, failure)
@@ -244,20 +257,25 @@ class ResultFeed:
         return self._short_lives > _MOST_SHORT_LIVES
 
     async def _back_off(self, kind: FailureKind, failure: Exception) -> None:
-        """Wait as the rules have it; give up on those that they allow no further attempt."""
-        delay = 0.0
+        """Wait as the rules have it; give up on those that they allow no further attempt.
+
+        The earliest backoff counts. Those whose own is not over yet have lost no attempt.
+        """
+        now = trio.current_time()
+        draw = random.random()  # noqa: S311 - no secret
         concerned = [followed for followed in self._all() if followed.asked]
         for followed in concerned:
-            own = followed.delay_after(kind, trio.current_time())
-            if own is None:
+            if followed.retry_at <= now and not followed.put_off(kind, now, draw):
                 self._end(followed, failure=failure)
-            else:
-                delay = max(delay, own)
-        if self._followed:
+        concerned = [followed for followed in concerned if not followed.over.is_set()]
+        earliest = min((followed.retry_at for followed in concerned), default=now)
+        if concerned:
             logger.warning(
-                "opening the result feed again in %.2f s after %s", delay, type(failure).__name__
+                "opening the result feed again in %.2f s after %s",
+                earliest - now,
+                type(failure).__name__,
             )
-        await trio.sleep(delay)
+        await trio.sleep_until(earliest)
         for followed in concerned:
             if not followed.over.is_set() and not followed.may_try(trio.current_time()):
                 self._end(followed, failure=failure)
@@ -326,6 +344,7 @@ class ResultFeed:
             raise _FeedUnusableError("its first line is none of a feed")
         unknown = {rollout_id for rollout_id in refused if isinstance(rollout_id, str)}
         self.token, self._has_worked = token, True
+        self._refusals = 0
         self._opened_at = trio.current_time()
         self._stream_scope.deadline = math.inf
         self._opened.set()
@@ -359,6 +378,8 @@ class ResultFeed:
             result = structure(value, RolloutResultResponse)
         except InvalidBodyError:
             raise _FeedUnusableError("a line is no result") from None
+        if result.status is RolloutStatus.UNKNOWN:
+            raise _FeedUnusableError("a line has status 'unknown'")
         self._short_lives, self._opened_at = 0, None
         for expectation in self._expected.get(result.rollout_id, ()):
             expectation.hear(result, self.token)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import trio
 from attrs import define, field
 
 from rollout._groups import copy_error
 from rollout.client.polling import Poller
 from rollout.rules import is_terminal
-from rollout.rules.retry import RESULT_READ_GRACE_SEC, FailureKind, ResultRetrySchedule
+from rollout.rules.retry import (
+    RESULT_READ_GRACE_SEC,
+    FailureKind,
+    ResultRetrySchedule,
+    shortened,
+)
 from rollout.types import RolloutResultResponse
 
 __all__ = ["Expectation", "Followed"]
@@ -51,12 +58,14 @@ class Followed:
         poller: Knows what has been seen, and the lease.
         attached: Whether the open feed reports it.
         asked: Whether a feed was ever asked for it, so that failures of feeds concern it.
+        retry_at: When its backoff is over.
         over: Set once there is a result, an error, or nothing more to expect from the feed.
     """
 
     poller: Poller
     attached: bool = False
     asked: bool = False
+    retry_at: float = -math.inf
     result: RolloutResultResponse | None = None
     failure: Exception | None = None
     over: trio.Event = field(factory=trio.Event)
@@ -99,13 +108,17 @@ class Followed:
         """Take an open feed: the lease is renewed, and failures before it are forgotten."""
         self.renewed(sent_at)
         self._schedule = None
+        self.retry_at = -math.inf
 
-    def delay_after(self, kind: FailureKind, now: float) -> float | None:
-        """Count a failure; return the backoff before the next attempt, ``None`` to give up."""
+    def put_off(self, kind: FailureKind, now: float, draw: float) -> bool:
+        """Count a failure and begin the backoff after it; return whether there is one."""
         if self._schedule is None:
             deadline = self.poller.admission.lease_deadline
             self._schedule = ResultRetrySchedule(self.request_sec, deadline)
-        return self._schedule.delay_after(kind, now)
+        delay = self._schedule.delay_after(kind, now)
+        if delay is not None:
+            self.retry_at = now + shortened(delay, draw)
+        return delay is not None
 
     def may_try(self, now: float) -> bool:
         """Whether a full request still fits before the last confirmed end of the lease."""

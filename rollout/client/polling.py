@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +27,7 @@ from rollout.rules.retry import (
     RESULT_READ_GRACE_SEC,
     FailureKind,
     ResultRetrySchedule,
+    lengthened,
     retry_after_sec,
 )
 from rollout.types import (
@@ -40,6 +43,7 @@ __all__ = [
     "Admitted",
     "Admitter",
     "Attempt",
+    "BusyNotice",
     "Poller",
     "Progress",
     "SingleAdmitter",
@@ -53,6 +57,7 @@ _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _LONGEST_PAUSE_SEC = 0.5
 _SHORTEST_PAUSE_SEC = 0.01
 _TOO_MANY_REQUESTS = 429
+_BUSY_SEC = 30.0
 
 
 @define
@@ -118,6 +123,24 @@ class Admitter(Protocol):
         ...
 
 
+@define(eq=False)
+class BusyNotice:
+    """Warns now and then, for all rollouts of a client, while a server has no room for any."""
+
+    _next_at: float = -math.inf
+
+    def put_off(self, rollout_id: str, waited_sec: float, now: float) -> None:
+        """Take that a rollout has been put off once more."""
+        if waited_sec >= _BUSY_SEC and now >= self._next_at:
+            self._next_at = now + _BUSY_SEC
+            logger.warning(
+                "rollout %s has waited %.0f s for admission: the server has no capacity (HTTP 429);"
+                " admission_timeout_sec bounds the wait",
+                rollout_id,
+                waited_sec,
+            )
+
+
 @define
 class SingleAdmitter:
     """Asks for each rollout in a request of its own."""
@@ -141,6 +164,7 @@ async def admit(
     *,
     timeout_sec: float | None,
     progress: Progress | None = None,
+    notice: BusyNotice | None = None,
 ) -> Admission:
     """Ask for admission until the server has room, or the time is up.
 
@@ -152,6 +176,7 @@ async def admit(
         request: What to ask for.
         timeout_sec: How long to ask, in seconds; ``None`` for as long as it takes.
         progress: Takes what is known of the admission, at each moment.
+        notice: Warns of a server that has no room.
 
     Raises:
         RolloutAdmissionTimeoutError: The time was up first.
@@ -163,6 +188,8 @@ async def admit(
     """
     body = dump_request(request)
     progress = progress or Progress()
+    notice = notice or BusyNotice()
+    started = trio.current_time()
 
     def sent() -> None:
         progress.admitted = "unknown"
@@ -184,7 +211,12 @@ async def admit(
                 deadline = answer.sent_at + admission.polling_lease_timeout_sec
                 return Admission(admission, deadline)
             header = answer.response.headers.get("Retry-After")
-            delay = retry_after_sec(header, datetime.now(UTC))
+            delay = lengthened(
+                retry_after_sec(header, datetime.now(UTC)),
+                random.random(),  # noqa: S311 - no secret
+            )
+            now = trio.current_time()
+            notice.put_off(request.rollout_id, now - started, now)
             logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
             await trio.sleep(delay)
     message = f"rollout {request.rollout_id} was not admitted within {timeout_sec:g} s"

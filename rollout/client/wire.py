@@ -38,6 +38,7 @@ from rollout.types import (
     RolloutInitRequest,
     RolloutInitResponse,
     RolloutResultResponse,
+    RolloutStatus,
 )
 
 __all__ = ["Wire", "check_url", "is_refusal", "own_http_client"]
@@ -328,6 +329,8 @@ class Wire:
             expected=200,
             secrets=(admission.polling_lease_token,),
         )
+        if result.status is RolloutStatus.UNKNOWN:
+            raise RolloutProtocolError(f"{route} answered with status 'unknown'", status_code=200)
         _expect_id(result.rollout_id, admission.rollout_id, response, route)
         return result
 

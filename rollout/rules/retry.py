@@ -23,7 +23,9 @@ __all__ = [
     "FailureKind",
     "ResultRetrySchedule",
     "fits",
+    "lengthened",
     "retry_after_sec",
+    "shortened",
 ]
 
 TRANSPORT_RETRY_DELAYS_SEC = (0.1, 0.5)
@@ -35,6 +37,8 @@ RESULT_READ_GRACE_SEC = 10.0
 DEFAULT_RETRY_AFTER_SEC = 1.0
 MIN_RETRY_AFTER_SEC = 0.05
 MAX_RETRY_AFTER_SEC = 60.0
+
+_JITTER = 0.5
 
 # Stricter than float(), which also takes underscores, exponents, "inf" and "nan".
 _SECONDS = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
@@ -95,6 +99,21 @@ class ResultRetrySchedule:
             request_sec=self.request_sec,
             lease_deadline=self.lease_deadline,
         )
+
+
+def lengthened(delay_sec: float, draw: float) -> float:
+    """Spread callers that were put off together over the time from a delay to half as much more.
+
+    Args:
+        delay_sec: The delay, which none of them undercuts.
+        draw: A random number from 0 to 1, another one for each caller.
+    """
+    return delay_sec * (1 + _JITTER * draw)
+
+
+def shortened(delay_sec: float, draw: float) -> float:
+    """Spread callers over the second half of a delay, which none of them exceeds."""
+    return delay_sec * (1 - _JITTER * draw)
 
 
 def retry_after_sec(header: str | None, wall_clock: datetime) -> float:

@@ -41,10 +41,10 @@ from rollout.jsonfit import fit
 from rollout.rules import SeenState
 from rollout.server.batch import (
     MAX_BATCH,
-    RETRY_AFTER_SEC,
     admission_of,
     admit_batch,
     field_problems,
+    retry_after_sec,
 )
 from rollout.server.body import RolloutRequest, drain
 from rollout.server.connection import RolloutHTTPConnection
@@ -385,9 +385,9 @@ def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:
     except DuplicateRolloutError as error:
         return _refuse(409, str(error))
     except RolloutCapacityError as error:
-        return _refuse(429, str(error), Retry_After=str(RETRY_AFTER_SEC))
+        return _refuse(429, str(error), Retry_After=str(retry_after_sec()))
     except AdmissionsClosedError as error:
-        return _refuse(503, str(error), Retry_After=str(RETRY_AFTER_SEC))
+        return _refuse(503, str(error), Retry_After=str(retry_after_sec()))
     return _json(dump_json(unstructure(admission_of(registry, entry, token))), 202)
 
 

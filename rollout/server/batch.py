@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import trio
@@ -20,12 +21,25 @@ from rollout.server.feed import Feed
 from rollout.server.registry import RolloutRegistry
 from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, RolloutStatus
 
-__all__ = ["MAX_BATCH", "RETRY_AFTER_SEC", "admission_of", "admit_batch", "field_problems"]
+__all__ = [
+    "MAX_BATCH",
+    "RETRY_AFTER_SEC",
+    "admission_of",
+    "admit_batch",
+    "field_problems",
+    "retry_after_sec",
+]
 
 MAX_BATCH = 4096
 """How many rollouts one request may ask for."""
 
-RETRY_AFTER_SEC = 5
+RETRY_AFTER_SEC = (5, 8)
+"""The shortest and the longest wait that is asked for where there is no room."""
+
+
+def retry_after_sec() -> int:
+    """Draw how long a refused caller waits, so that not all of them come back at once."""
+    return random.randint(*RETRY_AFTER_SEC)  # noqa: S311 - no secret
 
 
 def field_problems(where: str, problems: tuple[FieldProblem, ...]) -> list[dict[str, Any]]:
@@ -69,9 +83,9 @@ def _admit(registry: RolloutRegistry, item: Any, feed: Feed | None, now: float) 
     except DuplicateRolloutError as error:
         return {"status_code": 409, "detail": str(error)}
     except RolloutCapacityError as error:
-        return {"status_code": 429, "detail": str(error), "retry_after_sec": RETRY_AFTER_SEC}
+        return {"status_code": 429, "detail": str(error), "retry_after_sec": retry_after_sec()}
     except AdmissionsClosedError as error:
-        return {"status_code": 503, "detail": str(error), "retry_after_sec": RETRY_AFTER_SEC}
+        return {"status_code": 503, "detail": str(error), "retry_after_sec": retry_after_sec()}
     if feed is not None:
         feed.attach(entry, SeenState())
     return {"status_code": 202, "admission": unstructure(admission_of(registry, entry, token))}

@@ -4,8 +4,8 @@ Four things make a trio program differ from run to run: time, the order in which
 are ready get their turn, when garbage is collected (which may run code), and randomness of its
 own. A `trio.testing.MockClock` takes the first; trio's scheduler has a switch for the second,
 which Hypothesis' plugin uses too, and its own random generator can be seeded. Garbage that needs
-a collector waits until the end of the run. The last is the world's business: it draws everything
-from one seeded generator.
+a collector waits until the end of the run. For the last, the world draws everything from one
+seeded generator, and the generator of `random`, which client and server draw from, is seeded.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ def _deterministic_scheduling(seed: int) -> Generator[None, None, None]:
     before = getattr(scheduler, _SWITCH), generator.getstate()
     setattr(scheduler, _SWITCH, True)
     generator.seed(seed)
+    drawn = random.getstate()
+    random.seed(seed)  # what the client's backoffs draw from
     try:
         yield
     finally:
         setattr(scheduler, _SWITCH, before[0])
         generator.setstate(before[1])
+        random.setstate(drawn)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 
 import httpx
 import pytest
+import trio
 from cli.harness import SERVER_KEY, command_line, environment
 from support import fresh_id
 
@@ -139,6 +140,21 @@ def test_a_rollout_that_is_cancelled_elsewhere_is_exit_code_1(cli, server, on_ca
 def test_unreachable_server(cli):
     line = cli.fails(2, "run", "http://127.0.0.1:9", *CHAT, "-m", "a")
     assert line.startswith("rollout: no answer from http://127.0.0.1:9 (ConnectError")
+
+
+def test_a_server_without_room_is_spoken_of_on_stderr(cli, server, monkeypatch):
+    async def full(self, body):
+        await trio.lowlevel.checkpoint()
+        return httpx.Response(429, json={"detail": "full"}, headers={"Retry-After": "0.05"})
+
+    monkeypatch.setattr("rollout.client.wire.Wire.admit", full)
+    monkeypatch.setattr("rollout.client.polling._BUSY_SEC", 0.1)
+    result = cli(
+        "run", server, *CHAT, "-m", "a", "--id", "here", "--admission-timeout-sec", "0.3", "--json"
+    )
+    first = result.stderr.splitlines()[0]
+    assert first.startswith("rollout: warning: rollout here has waited 0 s for admission")
+    assert result.stdout == ""
 
 
 def test_id_that_is_taken(cli, server):

@@ -53,6 +53,36 @@ async def test_a_busy_server_is_asked_again_after_its_retry_after(autojump_clock
     assert server.times("/rollout") == pytest.approx([0.0, delay, 2 * delay])
 
 
+async def test_callers_that_were_put_off_together_do_not_come_back_together(autojump_clock, draws):
+    draws[:] = [0.0, 0.5, 1.0]
+    server = FakeServer(admissions=[refused(429, Retry_After="4")] * 3 + [admitted()])
+    client = bare_client(server)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(run, client)
+    assert server.times("/rollout") == pytest.approx([0, 0, 0, 4, 5, 6])
+
+
+async def test_a_server_that_only_answers_429_is_spoken_of_now_and_then(autojump_clock, caplog):
+    server = FakeServer(admissions=[refused(429, Retry_After="5")])
+    async with client_of(server, admission_timeout_sec=95) as client:
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(give_up, client, f"r{number}")
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.split(" has waited ")[1].split(" for ")[0] for text in warnings] == [
+        "30 s",
+        "60 s",
+        "90 s",
+    ]
+    assert all("HTTP 429" in text for text in warnings)
+
+
+async def give_up(client, rollout_id):
+    with pytest.raises(RolloutAdmissionTimeoutError):
+        await run(client, rollout_id)
+
+
 async def test_a_date_in_retry_after_is_waited_for(autojump_clock):
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     server = FakeServer(admissions=[refused(429, Retry_After=date), admitted()])

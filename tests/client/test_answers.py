@@ -63,6 +63,12 @@ async def test_bodies_that_are_no_answer(where, body, said):
     assert said in str(error)
 
 
+async def test_a_poll_answered_with_status_unknown_is_an_error():
+    error = await protocol_error(FakeServer(polls=[result("unknown")]))
+    assert error.status_code == 200
+    assert "GET /rollout/r/result answered with status 'unknown'" in str(error)
+
+
 async def test_html_where_json_is_due_is_named(autojump_clock):
     page = httpx.Response(200, html="<html>a proxy says hello</html>")
     error = await protocol_error(FakeServer(polls=[page]))

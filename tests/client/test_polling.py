@@ -96,7 +96,6 @@ async def test_a_status_never_goes_back(autojump_clock):
             result("grading"),
             after(30, result("running")),
             after(30, result("queued")),
-            after(30, result("unknown")),
             after(30, result("failure")),
         ]
     )
@@ -162,7 +161,7 @@ async def test_the_url_may_have_a_path_and_a_trailing_slash(autojump_clock):
     assert seen == [f"{URL}/team/a/rollout/r/result"]
 
 
-statuses = st.sampled_from(RolloutStatus)
+statuses = st.sampled_from([status for status in RolloutStatus if status != "unknown"])
 stamps = st.sampled_from([None, STARTED, LATER])
 
 

@@ -24,8 +24,8 @@ from rollout.server.app import (
     DEFAULT_POLLING_LEASE_TIMEOUT_SEC,
     DEFAULT_RESULT_RETENTION_SEC,
     DEFAULT_RESULT_WAIT_TIMEOUT_SEC,
-    RETRY_AFTER_SEC,
 )
+from rollout.server.batch import RETRY_AFTER_SEC
 from rollout.types import (
     CancelRolloutsResponse,
     RolloutInitResponse,
@@ -69,7 +69,7 @@ def _listed(delays: tuple[float, ...]) -> str:
         (SDK, f"| a poll is held for | {DEFAULT_RESULT_WAIT_TIMEOUT_SEC:g} s |"),
         (SDK, f"| the lease lasts, without a poll | {DEFAULT_POLLING_LEASE_TIMEOUT_SEC:g} s |"),
         (SDK, f"| a terminal result is kept for | {DEFAULT_RESULT_RETENTION_SEC:g} s |"),
-        (SDK, f"| `Retry-After` on 429 | {RETRY_AFTER_SEC} s |"),
+        (SDK, "| `Retry-After` on 429 | {} to {} s |".format(*RETRY_AFTER_SEC)),
         (SERVER, f"| {ShutdownBudget().drain_sec:g} s (`drain_sec`) |"),
         (SERVER, f"| {ShutdownBudget().cleanup_sec:g} s (`cleanup_sec`) |"),
         (SERVER, f"| {ShutdownBudget().forced_sec:g} s (`forced_sec`) |"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from client.conftest import draws
 from server.faults import no_secret_in_logs
+
+__all__ = ["draws", "log_lines"]
 
 
 @pytest.fixture(autouse=True)

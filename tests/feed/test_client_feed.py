@@ -74,11 +74,12 @@ async def never(_):
         (stream({"feed": "x"}, ...), 0),
         (stream(hello(), b"junk\n", ...), 0),
         (stream(hello(), {"rollout_id": "r", "status": "none"}, ...), 0),
+        (stream(hello(), {"rollout_id": "r", "status": "unknown"}, ...), 0),
         (RuntimeError("a transport of the user's own"), 0),
         (never, 10),
         (stream(...), 10),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 async def test_where_no_feed_comes_through_there_are_polls(feed, at, autojump_clock):
     server = ScriptedServer(feeds=[feed], polls=[DONE])
@@ -177,13 +178,68 @@ async def test_an_error_keeps_its_cause(autojump_clock):
     assert caught.value.__cause__ is error.__cause__
 
 
-async def test_a_gateway_has_a_schedule_of_its_own(autojump_clock):
-    server = ScriptedServer(feeds=[json_answer(503, {})])
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_gateway_that_refuses_the_feed_alone_costs_no_rollout(status, autojump_clock):
+    server = ScriptedServer(feeds=[json_answer(status, {})], polls=[DONE])
     async with client_of(server) as client:
-        with pytest.raises(RolloutProtocolError) as caught:
-            await run(client)
-        assert caught.value.status_code == 503
-    assert server.times(FEED) == pytest.approx([0, 0.25, 0.75, 1.75, 3.75, 7.75, 15.75])
+        for _ in range(2):
+            assert (await run(client)).status is RolloutStatus.SUCCESS
+    assert server.times(FEED) == pytest.approx([0, 0.25, 0.75, 1.75])
+    assert server.polled == ["r", "r"]
+
+
+async def test_a_feed_that_has_worked_is_tried_again_after_a_gateway_refused_it(autojump_clock):
+    refusals = [json_answer(502, {}) for _ in range(4)]
+    working = stream(hello("2"), line("success", "s"), ...)
+    server = ScriptedServer(feeds=[stream(hello(), 1, broken()), *refusals, working], polls=[DONE])
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+        assert (await run(client, "s")).status is RolloutStatus.SUCCESS
+    assert server.polled == ["r"]
+
+
+async def test_a_feed_is_opened_again_after_the_earliest_of_the_backoffs(autojump_clock):
+    news = stream(hello("2"), line("success", "a"), line("success", "b"), ...)
+    server = ScriptedServer(
+        feeds=[stream(hello(), 1, broken()), broken(), broken(), news], extensions=["result-feed"]
+    )
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(run, client, "a")
+        await trio.sleep(1.05)
+        nursery.start_soon(run, client, "b")
+    # At 1.2 the first backoff of b is over. That attempt fails, and counts for b alone.
+    assert server.times(FEED) == pytest.approx([0, 1.1, 1.2, 1.6])
+
+
+async def test_clients_of_a_server_that_is_away_do_not_come_back_together(autojump_clock, draws):
+    draws[:] = [0.0, 0.4, 1.0]
+    servers = [ScriptedServer(feeds=[broken(), stream(hello(), line("success"))]) for _ in draws]
+    async with trio.open_nursery() as nursery:
+        for server in servers:
+            nursery.start_soon(run_once, server)
+    ends = sorted(server.times(FEED)[1] for server in servers)
+    assert ends == pytest.approx([0.05, 0.08, 0.1])
+
+
+async def run_once(server):
+    async with client_of(server) as client:
+        await run(client)
+
+
+@pytest.mark.parametrize(
+    ("failure", "level"),
+    [(KeyError("a bug"), "ERROR"), (broken(), "WARNING")],
+    ids=["bug", "weather"],
+)
+async def test_a_bug_is_logged_with_its_traceback_and_weather_is_not(
+    failure, level, autojump_clock, caplog
+):
+    server = ScriptedServer(feeds=[failure, stream(hello(), line("success"))], polls=[DONE])
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+    (record,) = [record for record in caplog.records if record.name == "rollout.client.feed"]
+    assert record.levelname == level
+    assert bool(record.exc_info) == (level == "ERROR")
 
 
 async def test_a_retry_starts_only_within_the_rollouts_own_lease(autojump_clock):

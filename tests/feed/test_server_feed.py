@@ -283,7 +283,7 @@ async def test_a_batch_has_an_outcome_for_each_in_order():
         assert answer["attached"] is False
         codes = [outcome["status_code"] for outcome in answer["outcomes"]]
         assert codes == [202, 409, 422, 422, 422, 422, 202, 429]
-        assert answer["outcomes"][7]["retry_after_sec"] == 5
+        assert answer["outcomes"][7]["retry_after_sec"] in range(5, 9)
         assert [p["loc"] for p in answer["outcomes"][5]["detail"]] == [["body", "grade"]]
         singles = [
             (await http.post("/rollout", content=json.dumps(bodies[n]))).json()["detail"]

@@ -287,7 +287,7 @@ async def test_a_full_server_admits_once_there_is_room(pair):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(third)
         (refusal,) = await client.answered("rollout", status_code=429)
-        assert refusal["headers"]["retry-after"] == "5"
+        assert refusal["headers"]["retry-after"] in {"5", "6", "7", "8"}
         with pytest.raises(Failed) as too_late:
             await hasty.run(rollout_id=fresh_id(), label="42")
         assert "RolloutAdmissionTimeoutError" in too_late.value.kinds

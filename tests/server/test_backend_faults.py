@@ -137,7 +137,7 @@ async def test_a_reserve_that_says_no_in_any_way_is_429(garbage: Any):
     async with in_process_http(make_app(backend)) as http:
         response = await http.post("/rollout", json=admission())
         assert_refused(response, 429)
-        assert response.headers["retry-after"] == "5"
+        assert response.headers["retry-after"] in {"5", "6", "7", "8"}
         assert "release" not in backend.calls
 
 

@@ -309,7 +309,7 @@ async def test_a_burst_is_cut_at_exactly_slots_and_depth(slots: int, depth: int)
         for answer in answers:
             if answer.status_code == 429:
                 assert_refused(answer, 429)
-                assert answer.headers["retry-after"] == "5"
+                assert answer.headers["retry-after"] in {"5", "6", "7", "8"}
         assert (await http.get("/health")).json()["lifecycle"]["active_rollouts"] == slots + depth
 
 
@@ -352,7 +352,7 @@ async def test_while_shutting_down_admissions_are_503_and_polls_are_served(autoj
             await trio.sleep(1)
             response = await http.post("/rollout", json=admission())
             assert_refused(response, 503)
-            assert response.headers["retry-after"] == "5"
+            assert response.headers["retry-after"] in {"5", "6", "7", "8"}
             lifecycle = (await http.get("/health")).json()["lifecycle"]
             assert lifecycle == {"accepting_rollouts": False, "active_rollouts": 1}
             assert (await finished(http, *rollout))["status"] == "success"
