@@ -12,6 +12,8 @@ Writing escapes everything beyond ASCII, so lone surrogates that a model made su
 from __future__ import annotations
 
 import json
+import json.decoder
+import json.scanner
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -39,10 +41,11 @@ from rollout.types._fields import is_finite
 
 __all__ = [
     "MAX_JSON_DEPTH",
+    "TOO_MANY",
     "dump_json",
     "dump_request",
     "format_timestamp",
-    "nests_too_deep",
+    "nests_deeper",
     "parse_json",
     "structure",
     "unstructure",
@@ -53,6 +56,11 @@ T = TypeVar("T")
 MAX_JSON_DEPTH = 128
 """How deeply arrays and objects may nest in a body."""
 
+TOO_MANY = "too_many_values"
+
+_MOST_AT_ONCE = 64 * 1024
+"""How many values are decoded in one go, which takes some 30 ms at most."""
+
 LARGEST_WEIGHT = 256 * 1024 * 1024
 """How much a value may weigh that is to be written: the characters of all its strings and keys,
 and `VALUE_WEIGHT` for each value in it. What stands in several places counts in each."""
@@ -62,25 +70,18 @@ VALUE_WEIGHT = 16
 
 # --- JSON -------------------------------------------------------------------------------------
 
-# A string that is never closed reaches to the end. Without that, each of its quotes would be
-# tried as the start of another one, and a body of escaped quotes would take hours.
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]{}]")
-
-
-def nests_too_deep(data: bytes) -> bool:
-    """Whether JSON text nests deeper than `MAX_JSON_DEPTH`, which no peer would read."""
-    if data.count(b"[") + data.count(b"{") <= MAX_JSON_DEPTH:
-        return False
-    depth = 0
-    for match in _BRACKET.finditer(_STRING.sub(b"", data)):
-        if match[0] in b"[{":
-            depth += 1
-            if depth > MAX_JSON_DEPTH:
-                return True
-        else:
-            depth -= 1
-    return False
+def nests_deeper(value: Any, levels: int) -> bool:
+    """Whether parsed JSON nests deeper than so many levels of arrays and objects."""
+    containers = [value] if isinstance(value, (dict, list)) else []
+    while containers and levels:
+        levels -= 1
+        containers = [
+            item
+            for container in containers
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (dict, list))
+        ]
+    return bool(containers)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -112,17 +113,62 @@ def _refuse_constant(name: str) -> Any:
     raise InvalidFieldError("body", f"holds {name}, which is no JSON")
 
 
-_decoder = json.JSONDecoder(
-    object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant
-)
+_STRICT: dict[str, Any] = {
+    "object_pairs_hook": _object,
+    "parse_float": _finite_float,
+    "parse_constant": _refuse_constant,
+}
+_decoder = json.JSONDecoder(**_STRICT)
 
 
-def parse_json(data: bytes) -> Any:
+def _ascii_int(text: str) -> int:
+    if not text.isascii():  # which Python's own scanner lets pass before 3.12.8
+        raise InvalidFieldError("body", "holds a number with digits beyond ASCII")
+    return int(text)
+
+
+class _CountingDecoder(json.JSONDecoder):
+    """Decodes one document with Python's own scanner, and counts its values.
+
+    It is ten times slower than the scanner in C, which holds the interpreter lock until it has
+    read everything; this one lets other threads run between two values.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(**_STRICT, parse_int=_ascii_int)
+        left = most
+
+        def counted(text: str, at: int) -> tuple[Any, int]:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                raise InvalidFieldError("body", f"holds more than {most} values", kind=TOO_MANY)
+            return scan(text, at)
+
+        def array(start: Any, _: Any, *rest: Any) -> Any:
+            return json.decoder.JSONArray(start, counted, *rest)  # type: ignore[attr-defined]
+
+        def members(start: Any, strict: bool, _: Any, *rest: Any) -> Any:
+            return json.decoder.JSONObject(start, strict, counted, *rest)  # type: ignore[attr-defined]
+
+        self.parse_array = array
+        self.parse_object = members
+        scan = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+        self.scan_once = scan
+
+
+def parse_json(data: bytes, *, max_values: int | None = None) -> Any:
     """Parse strict JSON.
+
+    Args:
+        data: The text.
+        max_values: How many values it may hold, counting those in arrays and objects. With a
+            bound, no other thread waits long for the interpreter lock meanwhile.
 
     Raises:
         InvalidBodyError: The bytes are empty, no UTF-8, no JSON, nested deeper than
-            `MAX_JSON_DEPTH`, hold NaN, an infinity or a key twice in one object.
+            `MAX_JSON_DEPTH`, hold NaN, an infinity, a key twice in one object, or too many
+            values (`TOO_MANY` is the type of that problem).
     """
 
     def refuse(msg: str, kind: str = "json_invalid", *loc: str | int) -> InvalidBodyError:
@@ -134,20 +180,33 @@ def parse_json(data: bytes) -> Any:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise refuse(f"the body is not UTF-8 (at byte {error.start})") from None
-    if nests_too_deep(data):
-        raise refuse(f"the body nests deeper than {MAX_JSON_DEPTH} levels")
+    too_deep = refuse(f"the body nests deeper than {MAX_JSON_DEPTH} levels")
+    decoder = _decoder
+    if max_values is not None and _may_hold(data) > min(max_values, _MOST_AT_ONCE):
+        decoder = _CountingDecoder(max_values)
     try:
-        return _decoder.decode(text)
+        value = decoder.decode(text)
     except InvalidFieldError as error:
         if error.kind == "duplicate_key":
             raise refuse(error.reason, error.kind, error.field) from None
-        raise refuse(f"the body {error.reason}") from None
+        kind = TOO_MANY if error.kind == TOO_MANY else "json_invalid"
+        raise refuse(f"the body {error.reason}", kind) from None
     except json.JSONDecodeError as error:
         raise refuse(
             f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
     except ValueError:
         raise refuse("the body holds a number with too many digits") from None
+    except RecursionError:
+        raise too_deep from None
+    if nests_deeper(value, MAX_JSON_DEPTH):
+        raise too_deep
+    return value
+
+
+def _may_hold(data: bytes) -> int:
+    """Return how many values JSON text may hold at most: what is within strings counts too."""
+    return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))

@@ -78,7 +78,7 @@ logger = get_logger(__name__)
 DEFAULT_RESULT_WAIT_TIMEOUT_SEC = 30.0
 DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
 DEFAULT_RESULT_RETENTION_SEC = 900.0
-DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
+DEFAULT_MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
 
@@ -308,7 +308,8 @@ def _add_refusals(app: RolloutServer) -> None:
     @app.errorhandler(HTTPException)
     async def refuse_http(error: HTTPException) -> Response:
         await trio.lowlevel.checkpoint()
-        detail = _too_large(app) if isinstance(error, RequestEntityTooLarge) else error.name.lower()
+        too_large = isinstance(error, RequestEntityTooLarge)
+        detail = error.description if too_large else error.name.lower()
         response = _refuse(error.code or 500, detail)
         allowed = getattr(error, "valid_methods", None)
         if allowed:
@@ -329,10 +330,6 @@ def _add_refusals(app: RolloutServer) -> None:
     @app.after_request
     async def read_to_the_end(response: Response) -> Response:
         return await drain(cast("RolloutRequest", request), response)
-
-
-def _too_large(app: RolloutServer) -> str:
-    return f"the body exceeds {app.config['MAX_CONTENT_LENGTH']} bytes"
 
 
 async def _read_json() -> Any:

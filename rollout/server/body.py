@@ -11,6 +11,7 @@ knows the real end of a body that was too large.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import trio
@@ -18,14 +19,25 @@ from quart.wrappers import Response
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
-from rollout.codec import parse_json
+from rollout.codec import TOO_MANY, parse_json
 from rollout.errors import FieldProblem, InvalidBodyError
 
-__all__ = ["IncomingBody", "RolloutRequest", "drain", "receive_into"]
+__all__ = ["MAX_BODY_VALUES", "IncomingBody", "RolloutRequest", "drain", "receive_into"]
 
 _DRAIN_SEC = 10.0
 _DRAIN_IDLE_SEC = 1.0
 _DRAIN_FACTOR = 4
+
+_LARGE_BYTES = 64 * 1024
+"""Larger bodies are decoded in a thread; up to here it takes a few milliseconds."""
+
+MAX_BODY_VALUES = 256 * 1024
+"""How many JSON values a body may hold, counting those in arrays and objects.
+
+Their number, not their size, is what later steps cost: checks, copies, garbage collection."""
+
+_one_at_a_time = trio.CapacityLimiter(1)
+"""Bounds the memory and the interpreter time of what is decoded at the same time."""
 
 
 class IncomingBody:
@@ -70,7 +82,7 @@ class IncomingBody:
         """Return the whole body.
 
         Raises:
-            RequestEntityTooLarge: It exceeds the limit.
+            RequestEntityTooLarge: It exceeds the limit; the description says which.
             RequestTimeout: It took longer than *timeout_sec*.
         """
         with trio.CancelScope() as scope:
@@ -80,7 +92,7 @@ class IncomingBody:
             while not self.too_large and not self.ended.is_set():
                 await self._progress.wait()
         if self.too_large:
-            raise RequestEntityTooLarge
+            raise RequestEntityTooLarge(f"the body exceeds {self.limit} bytes")
         if not self.ended.is_set():
             raise RequestTimeout
         return bytes(self._data)
@@ -94,7 +106,7 @@ class IncomingBody:
 
         Raises:
             InvalidBodyError: It is not declared as JSON, or is none.
-            RequestEntityTooLarge: It exceeds the limit.
+            RequestEntityTooLarge: It exceeds the limit, or holds more than `MAX_BODY_VALUES`.
             RequestTimeout: It took too long.
         """
         if kind and kind != "application/json" and not kind.endswith("+json"):
@@ -102,7 +114,16 @@ class IncomingBody:
             raise InvalidBodyError(
                 [FieldProblem((), "the body must be sent as application/json", "content_type")]
             )
-        return parse_json(await self.read(timeout_sec))
+        data = await self.read(timeout_sec)
+        parse = partial(parse_json, data, max_values=MAX_BODY_VALUES)
+        try:
+            if len(data) <= _LARGE_BYTES:
+                return parse()
+            return await trio.to_thread.run_sync(parse, limiter=_one_at_a_time)
+        except InvalidBodyError as error:
+            if error.problems[0].type == TOO_MANY:
+                raise RequestEntityTooLarge(error.problems[0].msg) from None
+            raise
 
     async def drain(self, limit: int) -> bool:
         """Read on and throw away; ``False`` when *limit* bytes or a pause came before the end."""

@@ -97,8 +97,8 @@ class FeedRoute:
             except InvalidFieldError as error:
                 problem = FieldProblem((error.field,), error.reason, error.kind)
                 await refuse(422, field_problems("body", (problem,)))
-            except RequestEntityTooLarge:
-                await refuse(413, f"the body exceeds {self._limit} bytes")
+            except RequestEntityTooLarge as error:
+                await refuse(413, error.description)
             except RequestTimeout:
                 await refuse(408, "the body took too long")
             else:

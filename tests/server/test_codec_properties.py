@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
+from functools import partial
 from typing import Any
 
 import attrs
@@ -16,11 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout import codec
 from rollout.codec import (
     MAX_JSON_DEPTH,
+    TOO_MANY,
     dump_json,
     dump_request,
-    nests_too_deep,
+    nests_deeper,
     parse_json,
     structure,
     unstructure,
@@ -143,7 +146,29 @@ def test_random_bytes_are_parsed_or_refused(data: bytes):
 def test_text_that_looks_like_json_is_parsed_or_refused(text: str):
     data = text.encode("utf-8", errors="surrogatepass")
     value, problems = either(parse_json, data)
-    assert problems or (json.loads(data) == value and not nests_too_deep(data))
+    assert problems or (json.loads(data) == value and not nests_deeper(value, MAX_JSON_DEPTH))
+
+
+LOOKS_LIKE_JSON = st.text(alphabet='[]{}",:\\u01ue5.-tnN \n\x00٣', max_size=60)
+
+
+@examples
+@given(st.one_of(LOOKS_LIKE_JSON.map(str.encode), values.map(dump_json), st.binary(max_size=50)))
+def test_values_are_counted_without_another_result(data: bytes):
+    value, problems = either(parse_json, data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_MOST_AT_ONCE", 0)
+        counted, counted_problems = either(partial(parse_json, max_values=10_000), data)
+    assert (counted, bool(counted_problems)) == (value, bool(problems))
+    assert type(counted) is type(value)
+
+
+def test_the_values_of_a_body_have_a_bound_and_what_is_within_strings_is_none():
+    data = json.dumps([[1, 2.5], {"a": None}, ",[{" * 10, [], [[]]]).encode()
+    assert parse_json(data, max_values=10) == json.loads(data)
+    with pytest.raises(InvalidBodyError, match="holds more than 9 values") as caught:
+        parse_json(data, max_values=9)
+    assert [problem.type for problem in caught.value.problems] == [TOO_MANY]
 
 
 @examples
@@ -175,7 +200,6 @@ def test_any_value_in_any_field_is_taken_as_it_is_or_named(
 def test_the_depth_is_counted_exactly_and_not_within_strings():
     at_limit = b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH
     assert parse_json(at_limit)
-    assert not nests_too_deep(at_limit)
     with pytest.raises(InvalidBodyError, match="deeper"):
         parse_json(b"[" + at_limit + b"]")
     text = '\\"[{' * 1000

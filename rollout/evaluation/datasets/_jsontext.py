@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from rollout.codec import MAX_JSON_DEPTH, nests_too_deep
+from rollout.codec import MAX_JSON_DEPTH, nests_deeper
 from rollout.errors import InvalidFieldError
 from rollout.evaluation.datasets._place import Place, shown
 
-__all__ = ["KEEP_NUMBERS", "LABEL", "VALUE", "parse_members", "parse_value", "too_deep"]
+__all__ = ["KEEP_NUMBERS", "LABEL", "VALUE", "parse_members", "parse_value"]
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NOT_ZERO = re.compile(r"-?[0.]*[1-9]")
@@ -69,14 +69,6 @@ KEEP_NUMBERS = _decoder(str, str)
 """For what nobody uses: it has to be JSON, no more."""
 
 
-def too_deep(text: str) -> bool:
-    """Whether it nests too deeply to be a member of a body that a server takes."""
-    if text.count("[") + text.count("{") < MAX_JSON_DEPTH:
-        return False
-    # One level around it, as in the body that it will be sent in.
-    return nests_too_deep(b"[" + text.encode("utf-8", "surrogatepass") + b"]")
-
-
 def _read(decoder: Any, text: str, at: int, place: Place, column: str | None) -> tuple[Any, int]:
     try:
         value, end = decoder.raw_decode(text, at)
@@ -86,7 +78,16 @@ def _read(decoder: Any, text: str, at: int, place: Place, column: str | None) ->
         raise place.error(error.reason, column=column) from None
     except ValueError:
         raise place.error("holds a number with too many digits", column=column) from None
+    except RecursionError:
+        raise _too_deep(place, column) from None
+    # The body that it is sent in is one more level.
+    if nests_deeper(value, MAX_JSON_DEPTH - 1):
+        raise _too_deep(place, column)
     return value, _skip(text, end)
+
+
+def _too_deep(place: Place, column: str | None) -> Exception:
+    return place.error(f"nests deeper than {MAX_JSON_DEPTH - 1} levels", column=column)
 
 
 def _syntax(problem: str, at: int, text: str, place: Place, column: str | None) -> Exception:
@@ -104,8 +105,6 @@ def parse_value(text: str, place: Place, column: str) -> Any:
     Raises:
         DatasetError: It is no strict JSON, or nests too deeply.
     """
-    if too_deep(text):
-        raise place.error(f"nests deeper than {MAX_JSON_DEPTH - 1} levels", column=column)
     at = _skip(text, 0)
     value, end = _read(VALUE, text, at, place, column)
     if end != len(text):
@@ -129,8 +128,6 @@ def parse_members(
     at = _skip(text, 0)
     if not text.startswith("{", at):
         raise _no_object(text, at, place)
-    if _row_too_deep(text):
-        raise place.error(f"nests deeper than {MAX_JSON_DEPTH} levels")
     members: dict[str, tuple[Any, int, int]] = {}
     at = _skip(text, at + 1)
     key: str | None = None
@@ -162,13 +159,6 @@ def _key(text: str, at: int, members: Collection[str], place: Place) -> tuple[st
     if not text.startswith(":", at):
         raise _syntax("Expecting ':'", at, text, place, key)
     return key, _skip(text, at + 1)
-
-
-def _row_too_deep(text: str) -> bool:
-    """Whether a row nests too deeply."""
-    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
-        return False
-    return nests_too_deep(text.encode("utf-8", "surrogatepass"))
 
 
 def _skip(text: str, at: int) -> int:

@@ -221,8 +221,8 @@ def test_depth_has_a_limit(dataset, brackets, fine, column):
         assert source.scan().selected == 1
     else:
         error = failure(source)
-        assert error.row == 0
-        assert f"nests deeper than {MAX_JSON_DEPTH} levels" in error.reason
+        assert (error.row, error.column) == (0, column)
+        assert f"nests deeper than {MAX_JSON_DEPTH - 1} levels" in error.reason
 
 
 def test_a_nest_of_a_million_is_refused_as_well(dataset):
