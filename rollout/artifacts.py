@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ import trio
 from rollout._crew import Crew, Job
 from rollout._folders import Folder, folder_name, open_root
 from rollout._logs import get_logger
+from rollout._threads import clock_jumps
 from rollout._trees import put_tree
 from rollout.errors import BackendConfigurationError
 
@@ -84,7 +84,7 @@ class ArtifactStore:
     @property
     def keeps(self) -> bool:
         """Whether anything is kept, under the running clock; asked within a trio run."""
-        return self.root is not None and not _clock_jumps()
+        return self.root is not None and not clock_jumps()
 
     async def artifacts_dir(self, rollout_id: str) -> Path | None:
         """Make the artifacts folder of a rollout, and check that it can be written to.
@@ -363,15 +363,6 @@ def _default_root() -> Path | None:
         ARTIFACT_ROOT_VARIABLE,
     )
     return None
-
-
-def _clock_jumps() -> bool:
-    # Whoever runs a MockClock has loaded this module, so it need not be loaded for the question.
-    testing: Any = sys.modules.get("trio.testing")
-    if testing is None:
-        return False
-    clock: Any = trio.lowlevel.current_clock()
-    return isinstance(clock, testing.MockClock) and clock.autojump_threshold != float("inf")
 
 
 def _reason(error: BaseException) -> str:

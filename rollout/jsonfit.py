@@ -19,11 +19,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rollout.codec import LARGEST_WEIGHT, MAX_JSON_DEPTH, VALUE_WEIGHT
+from rollout.types import RolloutSample
 from rollout.types._fields import dumped, plain_number
 
-__all__ = ["fit", "utf8"]
+__all__ = ["fit", "is_large", "utf8"]
 
 _DROP: Any = object()
+
+_LARGE = 256 * 1024
+_VALUE_COST = 64
+"""What a value costs, where a character of a string costs 1."""
 
 _CUT = 1 << 30
 """Deeper than anything: of what was not fitted as a whole."""
@@ -54,6 +59,23 @@ def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]
     fitting = _Fitting(max_depth)
     fitted = fitting.item(value, None, 0)
     return (None if fitted is _DROP else fitted), fitting.dropped
+
+
+def is_large(sample: Any) -> bool:
+    """Whether it takes more than a few milliseconds to fit a sample and to write it."""
+    if not isinstance(sample, RolloutSample):
+        return False
+    left = _LARGE
+    parts: list[Any] = [sample.messages, sample.metrics, sample.extra_fields]
+    while parts and left > 0:
+        part = parts.pop()
+        if isinstance(part, str):
+            left -= len(part)
+        elif isinstance(part, (dict, list, tuple)):
+            left -= _VALUE_COST * len(part)
+            if left > 0:
+                parts.extend(part.values() if isinstance(part, dict) else part)
+    return left <= 0
 
 
 class _TooLargeError(Exception):

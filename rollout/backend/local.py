@@ -27,7 +27,7 @@ from rollout.backend.failures import (
     format_exception,
 )
 from rollout.backend.references import class_with, config_of
-from rollout.backend.saving import FinishedRollout
+from rollout.backend.saving import FinishedRollout, settle_end
 from rollout.backend.slotted import SlottedBackend
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import (
@@ -149,10 +149,11 @@ class LocalBackend(SlottedBackend):
         """Keep what is kept of a rollout; never raises, and waits for a bounded time."""
         if not self.artifacts.keeps:
             return
+        end = await settle_end(context, outcome)
         finished = FinishedRollout(
             request=request,
             outcome=outcome,
-            end=context.settle(outcome),
+            end=end,
             phase=execution.status,
             timings=execution.timings(trio.current_time()),
             secrets=tuple(context.secrets),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from attrs import field, frozen
 
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
-from rollout.codec import MAX_JSON_DEPTH, dump_json, format_timestamp
-from rollout.jsonfit import fit
+from rollout._threads import RESULTS, run_off_loop
+from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp
+from rollout.context import RolloutContext
+from rollout.jsonfit import fit, is_large
 from rollout.trajectory import build_trajectory
 from rollout.trajectory.build import package_version
 from rollout.types import (
@@ -22,7 +25,7 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["DIAGNOSTICS", "TRAJECTORY", "FinishedRollout"]
+__all__ = ["DIAGNOSTICS", "TRAJECTORY", "FinishedRollout", "settle_end"]
 
 logger = get_logger(__name__)
 
@@ -30,6 +33,14 @@ TRAJECTORY = "trajectory.json"
 DIAGNOSTICS = "diagnostics.json"
 _SCHEMA = "rollout-diagnostics/1"
 _EXTRA_DEPTH = MAX_JSON_DEPTH - 4
+
+
+async def settle_end(context: RolloutContext, outcome: ExecutionOutcome) -> RolloutResultResponse:
+    """Call `RolloutContext.settle`, in a thread if it has much to do."""
+    settle = partial(context.settle, outcome)
+    if is_large(outcome.result.sample):
+        return await run_off_loop(settle, RESULTS)
+    return settle()
 
 
 @frozen(kw_only=True)
@@ -91,7 +102,8 @@ class FinishedRollout:
                 secrets=self.secrets,
                 extra=extra,
             )
-            return dump_json(built if self.document is None else self._adopted(built["extra"]))
+            dump = dump_large_json if is_large(sample) else dump_json
+            return dump(built if self.document is None else self._adopted(built["extra"]))
         except Exception as error:  # noqa: BLE001 - a message may hold anything
             # Without its text, which may hold what no log should.
             logger.warning(

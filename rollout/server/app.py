@@ -12,7 +12,7 @@ import hmac
 import logging
 import math
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 from uuid import uuid4
@@ -64,6 +64,7 @@ from rollout.types import (
     CancelRolloutsResponse,
     RolloutInitRequest,
 )
+from rollout.types._fields import url_host
 
 __all__ = [
     "DEFAULT_POLLING_LEASE_TIMEOUT_SEC",
@@ -78,6 +79,7 @@ logger = get_logger(__name__)
 DEFAULT_RESULT_WAIT_TIMEOUT_SEC = 30.0
 DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
 DEFAULT_RESULT_RETENTION_SEC = 900.0
+MAX_CANCEL_IDS = 16 * 1024
 DEFAULT_MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
@@ -181,6 +183,7 @@ def create_rollout_server(
     result_retention_sec: float = DEFAULT_RESULT_RETENTION_SEC,
     api_key: str | None = None,
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
+    allowed_chat_hosts: Collection[str] | None = None,
     watchdog_sec: float | None = 1.0,
 ) -> RolloutServer:
     """Build a rollout server around a backend.
@@ -198,7 +201,10 @@ def create_rollout_server(
             seconds; must exceed the wait.
         result_retention_sec: How long a terminal result stays readable, in seconds.
         api_key: Ask for ``Authorization: Bearer <api_key>`` on every route.
-        max_request_bytes: Larger bodies are refused with 413.
+        max_request_bytes: Larger bodies are refused with 413. The event loop may wait for a
+            body of the default size for up to 50 ms, of a larger one in proportion.
+        allowed_chat_hosts: The hosts that a request's ``chat_completions_url`` may name, each
+            as ``host`` (any port) or ``host:port``; ``None`` allows any.
         watchdog_sec: Warn about code that blocks the event loop for longer than this many
             seconds; ``None`` to watch nothing.
 
@@ -214,6 +220,8 @@ def create_rollout_server(
         polling_lease_timeout_sec=polling_lease_timeout_sec,
         result_retention_sec=result_retention_sec,
     )
+    if allowed_chat_hosts is not None:
+        registry.chat_hosts = _chat_hosts(allowed_chat_hosts)
     key = check_api_key(api_key)
     app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan)
     if watchdog_sec is not None:
@@ -238,6 +246,17 @@ def create_rollout_server(
     _add_refusals(app)
     _add_routes(app)
     return app
+
+
+def _chat_hosts(given: Collection[str]) -> frozenset[str]:
+    name = "allowed_chat_hosts"
+    if isinstance(given, str) or not all(isinstance(host, str) for host in given):
+        raise InvalidFieldError(name, "must be a collection of strings", kind="type_error")
+    for host in given:
+        found = url_host(f"http://{host}")
+        if found is None or host.lower() not in {found[0], f"{found[0]}:{found[1]}"}:
+            raise InvalidFieldError(name, f"must hold hosts or host:port, not {host!r}")
+    return frozenset(host.lower() for host in given)
 
 
 def _configure_logging() -> None:
@@ -365,7 +384,7 @@ def _add_routes(app: RolloutServer) -> None:
 
     @app.post("/rollouts", provide_automatic_options=False)
     async def admit_many() -> Response:
-        return _admit_batch(app, await _read_json())
+        return await _admit_batch(app, await _read_json())
 
     @app.post("/rollouts/renew", provide_automatic_options=False)
     async def renew() -> Response:
@@ -388,14 +407,15 @@ def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:
     return _json(dump_json(unstructure(admission_of(registry, entry, token))), 202)
 
 
-def _admit_batch(app: RolloutServer, body: Any) -> Response:
+async def _admit_batch(app: RolloutServer, body: Any) -> Response:
     rollouts = body.get("rollouts") if isinstance(body, dict) else None
     if not isinstance(rollouts, list) or len(rollouts) > MAX_BATCH:
         msg = f"must be a list of at most {MAX_BATCH} objects"
         raise InvalidBodyError([FieldProblem(("rollouts",), msg, "type_error")])
     feed = _feed(app, body, required=False)
-    outcomes = admit_batch(app.registry, rollouts, feed)
-    return _json(dump_json({"outcomes": outcomes, "attached": feed is not None}))
+    outcomes = await admit_batch(app.registry, rollouts, feed)
+    attached = feed is not None and not feed.closed
+    return _json(dump_json({"outcomes": outcomes, "attached": attached}))
 
 
 def _renew(app: RolloutServer, body: Any) -> Response:
@@ -436,6 +456,9 @@ def _cancel(registry: RolloutRegistry, body: CancelRolloutsRequest) -> Response:
     if body.selectors != 1:
         msg = "must have exactly one of ids, prefix and all"
         raise InvalidBodyError([FieldProblem((), msg, "selector")])
+    if body.ids is not None and len(body.ids) > MAX_CANCEL_IDS:
+        msg = f"must have at most {MAX_CANCEL_IDS} items"
+        raise InvalidBodyError([FieldProblem(("ids",), msg, "too_long")])
     dispositions = registry.cancel(ids=body.ids, prefix=body.prefix, all_=body.all)
     logger.info("cancel request for %d rollout(s)", len(dispositions))
     return _json(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))

@@ -19,10 +19,18 @@ from quart.wrappers import Response
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
+from rollout._threads import BODIES, run_off_loop
 from rollout.codec import TOO_MANY, parse_json
 from rollout.errors import FieldProblem, InvalidBodyError
 
-__all__ = ["MAX_BODY_VALUES", "IncomingBody", "RolloutRequest", "drain", "receive_into"]
+__all__ = [
+    "MAX_BODY_VALUES",
+    "IncomingBody",
+    "RolloutRequest",
+    "drain",
+    "receive_into",
+    "send_body",
+]
 
 _DRAIN_SEC = 10.0
 _DRAIN_IDLE_SEC = 1.0
@@ -35,9 +43,6 @@ MAX_BODY_VALUES = 256 * 1024
 """How many JSON values a body may hold, counting those in arrays and objects.
 
 Their number, not their size, is what later steps cost: checks, copies, garbage collection."""
-
-_one_at_a_time = trio.CapacityLimiter(1)
-"""Bounds the memory and the interpreter time of what is decoded at the same time."""
 
 
 class IncomingBody:
@@ -119,7 +124,7 @@ class IncomingBody:
         try:
             if len(data) <= _LARGE_BYTES:
                 return parse()
-            return await trio.to_thread.run_sync(parse, limiter=_one_at_a_time)
+            return await run_off_loop(parse, BODIES)
         except InvalidBodyError as error:
             if error.problems[0].type == TOO_MANY:
                 raise RequestEntityTooLarge(error.problems[0].msg) from None
@@ -156,6 +161,17 @@ async def receive_into(body: IncomingBody, receive: Any, scope: trio.CancelScope
         elif message["type"] == "http.disconnect":
             scope.cancel()
             return
+
+
+async def send_body(send: Any, data: bytes) -> None:
+    """Send a part of a response, a large one in pieces.
+
+    The ASGI server copies each piece, and lets others run between two of them.
+    """
+    view = memoryview(data)
+    for start in range(0, len(data), _LARGE_BYTES):
+        piece = bytes(view[start : start + _LARGE_BYTES])
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 class RolloutRequest(TrioRequest):

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from rollout.server.body import receive_into
+from rollout.server.body import receive_into, send_body
 
 __all__ = ["RolloutHTTPConnection"]
 
@@ -31,5 +31,11 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
         await receive_into(request.incoming, receive, nursery.cancel_scope)
 
     async def _send_response(self, send: Any, response: Any) -> None:
+        async def send_event(event: Any) -> None:
+            if event.get("body"):
+                await send_body(send, event["body"])
+            else:
+                await send(event)
+
         with trio.move_on_after(_SEND_SEC, shield=True):
-            await super()._send_response(send, response)
+            await super()._send_response(send_event, response)

@@ -73,6 +73,7 @@ class Entry:
         polled_at: When the caller was last heard of (trio time).
         executing: Whether that call has not ended yet.
         changed: Set, and replaced, whenever a poll may have something to report.
+        encoding: Whether its end is being encoded in a thread, and comes when that is done.
         body: The encoded terminal result.
         disposition: What the first effective cancel request was answered with.
         retained_until: When the terminal result may be forgotten (serving time).
@@ -89,6 +90,7 @@ class Entry:
     clock: ServingClock = field(repr=False)
     executing: bool = True
     changed: trio.Event = field(factory=trio.Event, repr=False)
+    encoding: bool = False
     body: bytes | None = field(default=None, repr=False)
     disposition: str | None = None
     retained_until: float = math.inf
@@ -120,7 +122,10 @@ class Entry:
         return self.record.agent_started_at
 
     def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
-        """Decide that the rollout ends with *outcome*, unless its end is decided already."""
+        """Decide that the rollout ends with *outcome*, unless its end is decided already.
+
+        May be called in a thread that trio started, which then does the slow part.
+        """
         result = self.record.end
         if result is None:
             try:
@@ -128,18 +133,26 @@ class Entry:
             except Exception as error:  # noqa: BLE001 - a sample may hold anything
                 log_failure(self.rollout_id, "result", error, self.secrets)
                 result = crash_result(self.rollout_id)
+        if self._in_its_loop:
+            return self._decide(result)
+        return trio.from_thread.run_sync(self._decide, result)
+
+    def _decide(self, result: RolloutResultResponse) -> RolloutResultResponse:
         return self.record.settle(result, self.clock.time(trio.current_time()))
+
+    @property
+    def _in_its_loop(self) -> bool:
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:  # not in a trio loop
+            return False
 
     def _in_loop(self, function: Callable[..., None], *args: RolloutStatus) -> None:
         """Call a function at once in the server's loop, and soon from another thread.
 
         What a thread reports is taken before its end, since both go the same way.
         """
-        try:
-            here = trio.lowlevel.current_trio_token() is self._token
-        except RuntimeError:  # not in a trio loop
-            here = False
-        if here:
+        if self._in_its_loop:
             function(*args)
         else:
             self._token.run_sync_soon(function, *args)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from rollout._threads import RESULTS, run_off_loop
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.failures import categorize_exception, describe_exception
 from rollout.backend.usercode import Outcome
 from rollout.context import RolloutContext
+from rollout.jsonfit import is_large
 from rollout.server.entry import Entry, log_failure
+from rollout.server.finalize import encode
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,
@@ -23,12 +27,13 @@ __all__ = ["run_backend"]
 
 async def run_backend(
     backend: ExecutionBackend, entry: Entry, request: RolloutInitRequest
-) -> RolloutResultResponse | None:
+) -> tuple[RolloutResultResponse | None, bytes | None]:
     """Run one rollout on its backend.
 
     Returns:
-        Its terminal result, ``None`` if the call was cancelled by force. Whatever the backend
-        raises or returns is a result too, unless it has settled one before.
+        Its terminal result, ``None`` if the call was cancelled by force, and the encoded form
+        of a large one. Whatever the backend raises or returns is a result too, unless it has
+        settled one before.
     """
 
     async def body() -> ExecutionOutcome:
@@ -55,8 +60,22 @@ async def run_backend(
     run = entry.call.run if backend.isolates_user_code else entry.call.run_in_task
     outcome = await run(body)
     if outcome.interrupted:
-        return None
-    return _result(entry, outcome, request.secrets)
+        return None, None
+    finish = partial(_result, entry, outcome, request.secrets)
+    if not is_large(getattr(getattr(outcome.value, "result", None), "sample", None)):
+        return finish(), None
+    entry.encoding = True
+    return await run_off_loop(partial(_encoded, finish), RESULTS)
+
+
+def _encoded(
+    finish: Callable[[], RolloutResultResponse],
+) -> tuple[RolloutResultResponse, bytes | None]:
+    result = finish()
+    try:
+        return result, encode(result)
+    except Exception:  # noqa: BLE001 - whoever publishes the result meets it again, and logs it
+        return result, None
 
 
 def _result(entry: Entry, outcome: Outcome, secrets: Sequence[str | None]) -> RolloutResultResponse:

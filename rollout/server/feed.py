@@ -24,11 +24,14 @@ from rollout.rules import SeenState, is_terminal
 from rollout.server.entry import Entry, token_digest
 from rollout.server.registry import RolloutRegistry
 
-__all__ = ["Feed", "FeedHub", "LeaseClaim", "read_claims"]
+__all__ = ["MAX_CLAIMS", "Feed", "FeedHub", "LeaseClaim", "read_claims"]
 
 _TOKEN_BYTES = 32
 _CHUNK_BYTES = 256 * 1024
 HEARTBEAT = b"\n"
+
+MAX_CLAIMS = 16 * 1024
+"""How many leases a request may claim; so many take some 40 ms to read, and as long to renew."""
 
 
 @frozen
@@ -47,8 +50,9 @@ def read_claims(body: Any) -> list[LeaseClaim]:
         InvalidFieldError: It has another form.
     """
     leases = body.get("leases") if isinstance(body, dict) else None
-    if not isinstance(leases, list):
-        raise InvalidFieldError("leases", "must be a list of objects", kind="type_error")
+    if not isinstance(leases, list) or len(leases) > MAX_CLAIMS:
+        msg = f"must be a list of at most {MAX_CLAIMS} objects"
+        raise InvalidFieldError("leases", msg, kind="type_error")
     claims: list[LeaseClaim] = []
     for index, item in enumerate(leases):
         rollout_id = item.get("rollout_id") if isinstance(item, dict) else None
@@ -130,9 +134,10 @@ class Feed:
         for entry in list(self.entries.values()):
             self.detach(entry)
 
-    def take(self) -> tuple[bytes, list[tuple[Entry, SeenState]]]:
-        """Take the next lines to send, and the states that they tell."""
+    def take(self) -> tuple[list[bytes], list[tuple[Entry, SeenState]]]:
+        """Take the next lines to send, in pieces, and the states that they tell."""
         lines: list[bytes] = []
+        large: list[bytes] = []
         taken: list[tuple[Entry, SeenState]] = []
         size = 0
         if self._taken_over:
@@ -143,10 +148,13 @@ class Feed:
             if not entry.record.has_news(self._seen[entry]):
                 continue
             line = entry.current_body()
-            lines += (line, b"\n")
+            if len(line) < _CHUNK_BYTES:
+                lines += (line, b"\n")
+            else:  # the last one, then; put together with the others it would be copied
+                large = [line, b"\n"]
             size += len(line)
             taken.append((entry, entry.record.state))
-        return b"".join(lines), taken
+        return ([b"".join(lines)] if lines else []) + large, taken
 
     def sent(self, taken: Iterable[tuple[Entry, SeenState]]) -> None:
         """Note that these states went out; what has ended is not followed further.

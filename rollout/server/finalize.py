@@ -12,8 +12,8 @@ from typing import Any
 
 from rollout._logs import get_logger
 from rollout.backend.failures import redact
-from rollout.codec import MAX_JSON_DEPTH, dump_json, format_timestamp, unstructure
-from rollout.jsonfit import fit, utf8
+from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp, unstructure
+from rollout.jsonfit import fit, is_large, utf8
 from rollout.rules.status import TERMINAL_STATUSES
 from rollout.types import (
     ExecutionOutcome,
@@ -82,7 +82,8 @@ def _category(category: Any) -> RolloutErrorCategory | None:
 
 def encode(response: RolloutResultResponse) -> bytes:
     """Encode a response that `result_of` or the registry made."""
-    return dump_json(unstructure(response))
+    dump = dump_large_json if is_large(response.sample) else dump_json
+    return dump(unstructure(response))
 
 
 def encode_state(

@@ -28,6 +28,8 @@ from rollout.backend.usercode import UserCall
 from rollout.errors import (
     AdmissionsClosedError,
     DuplicateRolloutError,
+    FieldProblem,
+    InvalidBodyError,
     InvalidLeaseError,
     RolloutCapacityError,
     UnknownRolloutError,
@@ -50,6 +52,7 @@ from rollout.types import (
     RolloutResultResponse,
     RolloutStatus,
 )
+from rollout.types._fields import url_host
 
 __all__ = ["RolloutRegistry"]
 
@@ -72,6 +75,7 @@ class RolloutRegistry:
 
     Attributes:
         accepting: Whether admissions are open.
+        chat_hosts: The hosts, or ``host:port``, that chat URLs may name; ``None`` for any.
         hooks: An observer and a wall clock, both replaceable before the first admission.
         on_release: Called when no poll is held any longer.
 
@@ -94,6 +98,7 @@ class RolloutRegistry:
         self.polling_lease_timeout_sec = float(polling_lease_timeout_sec)
         self.result_retention_sec = float(result_retention_sec)
         self.accepting = False
+        self.chat_hosts: frozenset[str] | None = None
         self.hooks = RegistryHooks()
         self.on_release: list[Callable[[], None]] = []
         self._entries: dict[str, Entry] = {}
@@ -192,12 +197,14 @@ class RolloutRegistry:
 
         Raises:
             AdmissionsClosedError: The server is shutting down or has not started.
+            InvalidBodyError: Its chat endpoint is on a host that is not allowed here.
             DuplicateRolloutError: The id is active or retained.
             RolloutCapacityError: The backend has no place for it.
         """
         nursery = self._nursery
         if not self.accepting or nursery is None:
             raise AdmissionsClosedError("the rollout server is not accepting rollouts")
+        self._check_chat_host(request)
         if request.rollout_id in self._entries:
             raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
         if not self._reserve(request):
@@ -223,6 +230,14 @@ class RolloutRegistry:
         self._context.copy().run(nursery.start_soon, self._execute, entry)
         return entry, token
 
+    def _check_chat_host(self, request: RolloutInitRequest) -> None:
+        if self.chat_hosts is None:
+            return
+        host, port = url_host(request.chat_completions_url) or ("", 0)
+        if host not in self.chat_hosts and f"{host}:{port}" not in self.chat_hosts:
+            msg = "names a host that this server does not allow"
+            raise InvalidBodyError([FieldProblem(("chat_completions_url",), msg, "not_allowed")])
+
     def _reserve(self, request: RolloutInitRequest) -> bool:
         try:
             return bool(self.backend.reserve(request.rollout_id))
@@ -237,15 +252,16 @@ class RolloutRegistry:
     async def _execute(self, entry: Entry) -> None:
         request = entry.request
         result: RolloutResultResponse | None = None
+        body: bytes | None = None
         entry.tell("execution-started")
         try:
             if request is not None:
-                result = await run_backend(self.backend, entry, request)
+                result, body = await run_backend(self.backend, entry, request)
         finally:
             entry.executing = False
             self._release(entry)
             entry.request = None
-            self._end(entry, result or _cancelled(entry.rollout_id))
+            self._end(entry, result or _cancelled(entry.rollout_id), body)
             entry.tell("execution-ended")
             self._active -= 1
             if not self._active:
@@ -258,20 +274,20 @@ class RolloutRegistry:
         except Exception as error:  # noqa: BLE001 - a backend is not ours
             log_failure(entry.rollout_id, "release", error, entry.secrets)
 
-    def _end(self, entry: Entry, result: RolloutResultResponse) -> None:
-        """Publish a terminal result unless there is one already."""
+    def _end(self, entry: Entry, result: RolloutResultResponse, body: bytes | None = None) -> None:
+        """Publish a terminal result unless there is one already; *body* is its encoded form."""
         if entry.record.result is not None:
             self._forget_if_over(entry)
             return
         entry.record.finish(result, self._clock.time(trio.current_time()))
-        self._published(entry)
+        self._published(entry, body)
 
-    def _published(self, entry: Entry) -> None:
+    def _published(self, entry: Entry, body: bytes | None = None) -> None:
         result = entry.record.result
         if result is None:
             return
         try:
-            entry.body = encode(result)
+            entry.body = body or encode(result)
         except Exception as error:  # noqa: BLE001 - no result may take the server down
             log_failure(entry.rollout_id, "result", error, entry.secrets)
             result = evolve(
@@ -434,7 +450,7 @@ class RolloutRegistry:
     # --- time ---------------------------------------------------------------------------------
 
     def _expire(self, entry: Entry, now: float) -> None:
-        if entry.record.expire(self._clock.time(now)):
+        if not entry.encoding and entry.record.expire(self._clock.time(now)):
             logger.warning("rollout %s: its polling lease expired", entry.rollout_id)
             self._published(entry)
             if entry.executing:

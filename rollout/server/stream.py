@@ -18,7 +18,7 @@ from werkzeug.sansio.utils import get_content_length
 from rollout.codec import dump_json
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
 from rollout.server.batch import field_problems
-from rollout.server.body import IncomingBody, receive_into
+from rollout.server.body import IncomingBody, receive_into, send_body
 from rollout.server.feed import HEARTBEAT, Feed, FeedHub, hello, read_claims
 from rollout.server.refusals import RefusalLog
 
@@ -102,6 +102,7 @@ class FeedRoute:
             except RequestTimeout:
                 await refuse(408, "the body took too long")
             else:
+                await trio.lowlevel.checkpoint()
                 feed, token, refused = self._hub.open(claims)
                 try:
                     await self._stream(feed, hello(token, refused, self._heartbeat_sec), send)
@@ -114,15 +115,16 @@ class FeedRoute:
         said_at = trio.current_time()
         while True:
             await feed.wait(said_at + self._heartbeat_sec)
-            data, taken = feed.take()
-            if not data:
+            pieces, taken = feed.take()
+            if not pieces:
                 if feed.closed:
                     break
                 if trio.current_time() < said_at + self._heartbeat_sec:
                     continue  # what has changed was no news
-                data = HEARTBEAT
+                pieces = [HEARTBEAT]
             # Writing waits for the reader, and meanwhile marks add up, not messages.
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            for piece in pieces:
+                await send_body(send, piece)
             feed.sent(taken)
             said_at = trio.current_time()
         # Once the answer is complete, a disconnect is reported while the ASGI server still

@@ -230,7 +230,7 @@ def requests() -> st.SearchStrategy[RolloutInitRequest]:
         {
             "rollout_id": rollout_ids(),
             "initial_messages": _messages(),
-            "chat_completions_url": _text(),
+            "chat_completions_url": st.sampled_from(["http://model/v1", "HTTPS://é:1/?a=b"]),
             "llm_api_key": st.text(st.characters(), min_size=1, max_size=12),
             "label": _text(),
             "metadata": _objects(),
@@ -256,7 +256,7 @@ _LONG_ID = "é" * (MAX_QUOTED_ID_LENGTH // 6 + 1)
 _WRONG_VALUES: dict[str, tuple[Any, ...]] = {
     "rollout_id": (None, "", 7, ".", "..", "a/b", "a\\b", "a\x00b", "\ud800", True, _LONG_ID),
     "initial_messages": (None, {}, "hello", [None], [[]], ["hello"], [{}, 1], True),
-    "chat_completions_url": (None, 7, True, [], {}),
+    "chat_completions_url": (None, 7, True, [], {}, "", "file:///v1", "http:///v1", "http://a\n"),
     "llm_api_key": ("", 7, True, [], {}),
     "label": (42, True, [], {}),
     "metadata": ([], "{}", 7, False),

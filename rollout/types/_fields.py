@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from rollout.errors import InvalidFieldError
 
@@ -143,6 +143,27 @@ def path_segment(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a string", kind="type_error")
     if problem := path_segment_problem(value):
         raise InvalidFieldError(attribute.name, problem)
+
+
+def http_url(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate an http or https URL that names a host."""
+    if not isinstance(value, str):
+        raise InvalidFieldError(attribute.name, "must be a string", kind="type_error")
+    if url_host(value) is None:
+        reason = "must be an http:// or https:// URL with a host, without spaces"
+        raise InvalidFieldError(attribute.name, reason, kind="url")
+
+
+def url_host(url: str) -> tuple[str, int] | None:
+    """Return host and port of an http or https URL; ``None`` for any other text."""
+    if any(char <= " " or char in "\x7f\\" for char in url):  # libraries differ in what they mean
+        return None
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        return None
+    return (parts.hostname, port) if parts.hostname else None
 
 
 def timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:

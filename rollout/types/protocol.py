@@ -11,6 +11,7 @@ from rollout._urls import public_url, url_secrets
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import (
     count,
+    http_url,
     instance_of,
     is_finite,
     messages,
@@ -79,8 +80,9 @@ class RolloutInitRequest:
         rollout_id: A fresh id; one path segment: not empty, not ``.`` or ``..``, without
             ``/``, ``\`` and NUL.
         initial_messages: The prompt.
-        chat_completions_url: The OpenAI-compatible endpoint that the agent talks to. User,
-            password and query in it are secret; `repr` does not show them.
+        chat_completions_url: The OpenAI-compatible endpoint that the agent talks to, an
+            ``http://`` or ``https://`` URL with a host. User, password and query in it are
+            secret; `repr` does not show them.
         llm_api_key: The key for that endpoint; hidden from `repr`, never logged. One of less
             than four characters is a dummy, which is not looked for in messages and files.
         label: What a grader compares with.
@@ -102,7 +104,7 @@ class RolloutInitRequest:
         default=None, validator=optional(instance_of(dict, name="an object or null"))
     )
     rollout_id: str = field(validator=path_segment)
-    chat_completions_url: str = field(validator=instance_of(str, name="a string"), repr=public_url)
+    chat_completions_url: str = field(validator=http_url, repr=public_url)
     llm_api_key: str | None = field(default=None, validator=_secret, repr=False)
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
@@ -204,23 +206,28 @@ class RolloutResultResponse:
     agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
 
 
+def _prefix(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidFieldError(attribute.name, "must be a string or null", kind="type_error")
+    if not value:
+        raise InvalidFieldError(attribute.name, "must not be empty; use all to select everything")
+
+
 @define(kw_only=True)
 class CancelRolloutsRequest:
     """``POST /rollout/cancel``: exactly one of the three selects rollouts.
 
     Attributes:
         ids: These ids.
-        prefix: Every id that starts with this.
+        prefix: Every id that starts with this; not empty.
         all: Every rollout.
 
     Raises:
-        InvalidFieldError: A field has the wrong type.
+        InvalidFieldError: A field has the wrong type, or the prefix is empty.
     """
 
     ids: list[str] | None = field(default=None, validator=optional(strings))
-    prefix: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or null"))
-    )
+    prefix: str | None = field(default=None, validator=optional(_prefix))
     all: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
 
     @property

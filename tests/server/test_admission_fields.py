@@ -33,7 +33,7 @@ NULLABLE = (
 WRONG: dict[str, list[Any]] = {
     "rollout_id": [None, 7, True, [], {}, ["a"], "", ".", "..", "a/b", "a\\b", "a\0b", "/", "\0"],
     "initial_messages": [None, "hi", 7, True, {}, [1], ["hi"], [None], [[]], [{}, "hi"]],
-    "chat_completions_url": [None, 7, True, [], {}],
+    "chat_completions_url": [None, 7, True, [], {}, "", "file:///a", "http:///v1", "http://a\r\n"],
     "llm_api_key": ["", 7, False, True, [LLM_KEY], {"key": LLM_KEY}],
     "label": [42, 4.2, True, ["42"], {}],
     "metadata": ["{}", 7, True, [], [{}], [["a", 1]]],
@@ -44,7 +44,7 @@ WRONG: dict[str, list[Any]] = {
 }
 
 RIGHT: dict[str, list[Any]] = {
-    "chat_completions_url": ["", "not a url", "http://[::1]:80/v1"],
+    "chat_completions_url": ["http://[::1]:80/v1", "HTTPS://user:pw@model.example/v1?a=b"],
     "llm_api_key": [None, "k", " ", "\u00fc", LLM_KEY * 1000],
     "label": [None, "", "\U0001f600", "x" * 100_000],
     "metadata": [None, {}, {"a": {"b": [None, True, 1.5, -1e308, 10**40]}}],

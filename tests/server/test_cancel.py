@@ -19,6 +19,8 @@ from server.faults import (
 )
 from support import Script, local_backend, make_app, prompt
 
+from rollout.server.app import MAX_CANCEL_IDS
+
 pytestmark = pytest.mark.usefixtures("log_lines")
 
 NO_SELECTION: list[Any] = [
@@ -28,7 +30,7 @@ NO_SELECTION: list[Any] = [
     {"prefix": None},
     {"ids": None, "prefix": None, "all": False},
     {"ids": ["a"], "prefix": "a"},
-    {"ids": [], "prefix": ""},
+    {"ids": [], "prefix": "a"},
     {"ids": ["a"], "all": True},
     {"prefix": "a", "all": True},
     {"ids": ["a"], "prefix": "a", "all": True},
@@ -36,7 +38,7 @@ NO_SELECTION: list[Any] = [
 ]
 WRONG: dict[str, list[Any]] = {
     "ids": ["a", 7, True, {}, {"a": 1}, [1], [None], [["a"]], ["a", True]],
-    "prefix": [7, True, [], {}, ["a"]],
+    "prefix": ["", 7, True, [], {}, ["a"]],
     "all": [None, 1, 0, "true", [], {}],
 }
 
@@ -59,13 +61,16 @@ async def test_a_selector_of_the_wrong_type_is_named(field: str):
             assert ["body", field] in problem_at(response), value
 
 
-async def test_an_empty_list_selects_nothing_and_an_empty_prefix_everything(autojump_clock):
+async def test_an_empty_list_selects_nothing_and_an_empty_prefix_is_refused(autojump_clock):
     async with in_process_http(make_app()) as http:
         await admit(http, rollout_id="a", initial_messages=prompt(sleep=60))
         response = await http.post("/rollout/cancel", json={"ids": []})
         assert (response.status_code, response.json()) == (200, {"dispositions": {}})
         response = await http.post("/rollout/cancel", json={"prefix": ""})
-        assert list(response.json()["dispositions"]) == ["a"]
+        assert problem_at(response) == [["body", "prefix"]]
+        response = await http.post("/rollout/cancel", json={"ids": ["a"] * (MAX_CANCEL_IDS + 1)})
+        assert problem_at(response) == [["body", "ids"]]
+        assert (await http.get("/health")).json()["lifecycle"]["active_rollouts"] == 1
 
 
 async def test_null_is_as_good_as_left_out():

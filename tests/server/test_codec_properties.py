@@ -8,8 +8,8 @@ import numbers
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from types import MappingProxyType
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -60,7 +60,7 @@ requests = st.builds(
     RolloutInitRequest,
     rollout_id=ids,
     initial_messages=message_lists,
-    chat_completions_url=texts,
+    chat_completions_url=st.sampled_from(["http://chat", "HTTPS://[::1]:9/v1?a=b", "http://ü/"]),
     llm_api_key=st.none() | st.text(alphabet=st.characters(), min_size=1),
     label=st.none() | texts,
     metadata=st.none() | objects,
@@ -280,7 +280,7 @@ def test_an_admission_that_the_protocol_does_not_allow_is_refused(changes: dict[
 
 def test_a_request_that_json_cannot_carry_names_the_field():
     request = RolloutInitRequest(
-        rollout_id="a", initial_messages=[{"a": object()}], chat_completions_url=""
+        rollout_id="a", initial_messages=[{"a": object()}], chat_completions_url="http://chat"
     )
     with pytest.raises(InvalidFieldError, match="initial_messages"):
         dump_request(request)

@@ -19,7 +19,7 @@ from server.faults import (
     run,
     served_http,
 )
-from support import make_app, prompt, served
+from support import CHAT_URL, make_app, prompt, served
 
 from rollout.client import RolloutClient
 from rollout.errors import InvalidFieldError
@@ -107,7 +107,7 @@ async def test_what_cannot_be_polled_is_not_admitted(rollout_id: str):
 async def test_the_client_polls_strange_ids_too():
     async with served(make_app()) as url, RolloutClient(url=url) as client:
         for rollout_id in STRANGE:
-            result = await client.run_rollout(prompt(), "", rollout_id, label="42")
+            result = await client.run_rollout(prompt(), CHAT_URL, rollout_id, label="42")
             assert result.rollout_id == rollout_id
             answer = await client.cancel_rollout(rollout_id)
             assert answer.dispositions == {rollout_id: "not_found"}

@@ -112,7 +112,9 @@ def test_requests_are_taken_by_a_server(request):
 
 @given(rollout_ids())
 def test_ids_are_taken_by_a_request(rollout_id):
-    RolloutInitRequest(rollout_id=rollout_id, initial_messages=[], chat_completions_url="")
+    RolloutInitRequest(
+        rollout_id=rollout_id, initial_messages=[], chat_completions_url="http://chat"
+    )
 
 
 @given(request_bodies(valid=True))

@@ -26,6 +26,21 @@ from rollout.types import (
     RolloutStatus,
 )
 
+NO_CHAT_URLS = [
+    "",
+    "chat/v1",
+    "file:///etc/passwd",
+    "ftp://chat/v1",
+    "http://",
+    "http:///v1",
+    "https://user:password@/v1",
+    "http://chat:port/v1",
+    "http://[::1/v1",
+    "http://chat/v1\r\nHost: other",
+    "http://chat/v 1",
+    "http://chat\\@other/v1",
+    "\nhttp://chat/v1",
+]
 INIT = {"rollout_id": "r", "initial_messages": [], "chat_completions_url": "http://chat/v1"}
 ADMISSION = {
     "rollout_id": "r",
@@ -47,7 +62,7 @@ BAD_FIELDS = [
             {
                 "rollout_id": [None, 1, b"r"],
                 "initial_messages": [None, "text", {}, (), [1], ["user"], [None]],
-                "chat_completions_url": [None, 1, b"http://chat"],
+                "chat_completions_url": [None, 1, b"http://chat", *NO_CHAT_URLS],
                 "llm_api_key": ["", 1, b"key", True],
                 "label": [1, True, [], b"42"],
                 "metadata": [1, "x", [], True],
@@ -219,7 +234,7 @@ def test_a_start_time_has_a_zone(zone):
 
 @given(
     ids=st.none() | st.lists(st.text(max_size=3), max_size=3),
-    prefix=st.none() | st.text(max_size=3),
+    prefix=st.none() | st.text(min_size=1, max_size=3),
     all_=st.booleans(),
 )
 def test_selectors_are_counted(ids, prefix, all_):

@@ -31,6 +31,7 @@ from rollout.backend.harbor.tasks import fetch_task
 from rollout.backend.harbor.trial import TrialRun
 from rollout.backend.harbor.verifier import grading_problem, with_placeholder_tests
 from rollout.backend.harbor.workspaces import make_workspace, prune_kept, remove_workspace
+from rollout.backend.saving import settle_end
 from rollout.context import RolloutContext
 from rollout.errors import BackendConfigurationError, BridgeError, InvalidFieldError
 from rollout.types import (
@@ -226,7 +227,7 @@ class TrialExecution:
             self.request,
             outcome,
             settled,
-            end=self.context.settle(outcome),
+            end=await settle_end(self.context, outcome),
             phase=self.execution.status,
             timings=self.execution.timings(now),
             secrets=tuple(self._secrets()),

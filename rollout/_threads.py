@@ -1,0 +1,42 @@
+"""Work in threads that keeps the event loop free, under clocks of every kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import trio
+
+__all__ = ["BODIES", "RESULTS", "clock_jumps", "run_off_loop"]
+
+T = TypeVar("T")
+
+BODIES = trio.CapacityLimiter(1)
+"""For bodies that are decoded."""
+
+RESULTS = trio.CapacityLimiter(1)
+"""For results that are fitted and encoded.
+
+One at a time bounds the memory, and how long the event loop waits for the interpreter lock."""
+
+
+def clock_jumps() -> bool:
+    """Whether the running clock is a `trio.testing.MockClock` that jumps while threads work."""
+    # Whoever runs a MockClock has loaded this module, so it need not be loaded for the question.
+    testing: Any = sys.modules.get("trio.testing")
+    if testing is None:
+        return False
+    clock: Any = trio.lowlevel.current_clock()
+    return isinstance(clock, testing.MockClock) and clock.autojump_threshold != float("inf")
+
+
+async def run_off_loop(function: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+    """Call a function in a thread, and wait for it even when cancelled.
+
+    Where the clock jumps, it is called in place: waiting for a thread would let time pass.
+    """
+    if clock_jumps():
+        await trio.lowlevel.checkpoint()
+        return function()
+    return await trio.to_thread.run_sync(function, limiter=limiter)
