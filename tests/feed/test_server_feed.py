@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import trio
@@ -21,6 +22,9 @@ from server.faults import (
 )
 from support import connected, fresh_id, local_backend, make_app, prompt
 
+from rollout.server.batch import admit_batch
+from rollout.server.feed import MAX_CLAIMS
+from rollout.server.finalize import encode
 from rollout.types import POLLING_LEASE_HEADER
 
 TERMINAL = {"success", "failure", "cancelled"}
@@ -298,3 +302,54 @@ async def test_a_batch_is_bounded():
         assert [p["loc"] for p in assert_refused(answer, 422)] == [["body", "rollouts"]]
         assert (await admit_many(http, []))["outcomes"] == []
         assert len((await admit_many(http, [0] * 4096))["outcomes"]) == 4096
+
+
+async def test_the_claims_of_a_feed_are_bounded():
+    async with served_http(make_app()) as http:
+        body = {"leases": [0] * (MAX_CLAIMS + 1)}
+        answer = await http.post("/rollouts/feed", json=body)
+        assert [problem["loc"] for problem in assert_refused(answer, 422)] == [["body", "leases"]]
+
+
+async def test_others_run_during_a_large_batch_and_its_feed_may_close_meanwhile(autojump_clock):
+    app = make_app()
+    async with app.serving(), trio.open_nursery() as nursery:
+        feed, token, _ = app.feeds.open([])
+
+        async def close_feed() -> None:
+            while not app.registry.active_ids:
+                await trio.lowlevel.checkpoint()
+            assert len(app.registry.active_ids) < 300
+            app.feeds.forget(feed, token)
+
+        nursery.start_soon(close_feed)
+        rollouts = [admission(initial_messages=prompt(sleep=60)) for _ in range(300)]
+        outcomes = await admit_batch(app.registry, rollouts, feed)
+        assert [outcome["status_code"] for outcome in outcomes] == [202] * 300
+        assert feed.entries == {}
+        assert not any(entry.feed for entry in app.registry._entries.values())
+        app.registry.cancel(all_=True)
+
+
+async def test_a_large_result_is_encoded_in_a_thread_and_comes_whole(monkeypatch):
+    threads = []
+
+    def encode_here(result):
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return encode(result)
+
+    monkeypatch.setattr("rollout.server.execution.encode", encode_here)
+    answer = "\U0001f600x" * 100_000
+    async with served_http(make_app()) as http, open_feed(http) as feed:
+        bodies = [
+            admission(initial_messages=prompt(sleep=0.01, answer=answer), label=answer),
+            admission(),
+        ]
+        tokens = dict(ids_and_tokens(await admit_many(http, bodies, feed.token)))
+        for _ in bodies:
+            while (told := await feed.result())["status"] not in TERMINAL:
+                pass
+            rollout_id = told["rollout_id"]
+            assert told == await poll(http, rollout_id, {LEASE: tokens[rollout_id]})
+            assert (told["status"], told["sample"]["reward"]) == ("success", 1.0)
+    assert threads == [True]

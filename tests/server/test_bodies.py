@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import zlib
+from typing import Any
 
 import pytest
 import trio
@@ -20,6 +22,8 @@ from server.faults import (
     served_http,
 )
 from support import connected, make_app
+
+from rollout.codec import parse_json
 
 pytestmark = pytest.mark.usefixtures("log_lines")
 
@@ -214,6 +218,33 @@ async def test_a_refused_body_is_read_while_it_is_sent(method: str, path: str, s
         response = await http.request(method, path, content=chunks(b"x" * 2**21, 2**16))
         assert_refused(response, status)
         await assert_serves(http)
+
+
+@pytest.mark.parametrize("path", ["/rollout", "/rollouts", "/rollouts/feed"])
+async def test_a_body_with_too_many_values_is_too_large(path: str, monkeypatch):
+    monkeypatch.setattr("rollout.server.body.MAX_BODY_VALUES", 1000)
+    async with served_http(make_app()) as http:
+        for count in (1000, 200_000):
+            content = b'{"a": [' + b",".join([b"[]"] * count) + b"]}"
+            detail = assert_refused(await http.post(path, content=content), 413)
+            assert detail == "the body holds more than 1000 values"
+        within_text = json.dumps(admission(label="[[,{" * 100_000))
+        assert (await http.post("/rollout", content=within_text)).status_code == 202
+
+
+async def test_a_large_body_is_decoded_in_a_thread_and_a_small_one_is_not(monkeypatch):
+    threads: list[bool] = []
+
+    def parse(data: bytes, **options: Any) -> Any:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return parse_json(data, **options)
+
+    monkeypatch.setattr("rollout.server.body.parse_json", parse)
+    async with served_http(make_app()) as http:
+        for label in ("42", "x" * 100_000):
+            response = await http.post("/rollout", json=admission(label=label))
+            assert response.status_code == 202
+    assert threads == [False, True]
 
 
 async def test_past_the_bound_of_draining_the_connection_is_closed():

@@ -22,6 +22,7 @@ from rollout.codec import (
     MAX_JSON_DEPTH,
     TOO_MANY,
     dump_json,
+    dump_large_json,
     dump_request,
     nests_deeper,
     parse_json,
@@ -161,6 +162,14 @@ def test_values_are_counted_without_another_result(data: bytes):
         counted, counted_problems = either(partial(parse_json, max_values=10_000), data)
     assert (counted, bool(counted_problems)) == (value, bool(problems))
     assert type(counted) is type(value)
+
+
+@examples
+@given(values)
+def test_a_large_value_is_written_as_any_other(value: Any):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_PIECE", 2)
+        assert dump_large_json(value) == dump_json(value)
 
 
 def test_the_values_of_a_body_have_a_bound_and_what_is_within_strings_is_none():
