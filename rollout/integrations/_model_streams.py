@@ -17,6 +17,7 @@ from rollout.integrations._model_answers import (
     Choice,
     dicts,
     error_message,
+    load,
     parse,
     read_head,
     read_response,
@@ -79,6 +80,8 @@ def _merge(into: dict[str, Any], name: str, value: Any) -> None:
         into[name] = value or before
     elif isinstance(before, str) and isinstance(value, str):
         into[name] = before + value
+    elif isinstance(before, list) and isinstance(value, list):
+        before += value
     elif isinstance(before, (str, list)) and isinstance(value, (str, list)):
         into[name] = _joined(_parts(before), _parts(value))
     elif name in _OBJECTS and isinstance(before, dict) and isinstance(value, dict):
@@ -319,7 +322,7 @@ class StreamedAnswer:
         if data.strip() == _DONE:
             self.done = True
             return False
-        body = parse(data or event)
+        body = load(data or event)
         if not isinstance(body, dict):
             return False
         if body.get("error") and body.get("type") != "response.created":

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from rollout._redaction import redact
 from rollout.errors import IntegrationError, InvalidFieldError
 from rollout.integrations._connections import share_connections, timeouts
-from rollout.integrations._model_answers import error_message, parse, read_answer
+from rollout.integrations._model_answers import error_message, parse, read_body
 from rollout.integrations._recorder import (
     MAIN,
     ConversationRecorder,
@@ -124,7 +124,8 @@ def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:
             redact(f"the model's endpoint answered {status}: {said}", secrets),
             status_code=status,
         )
-    answer = read_answer(response.content, "chat")
+    body = parse(response.content)
+    answer = read_body(body, "chat")
     if not answer.choices:
         raise IntegrationError(
             redact(f"the model's endpoint answered {status}, but {answer.error}", secrets),
@@ -137,5 +138,5 @@ def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:
         usage=answer.usage or {},
         model=answer.model,
         id=answer.response_id,
-        body=parse(response.content),
+        body=body,
     )

@@ -49,6 +49,7 @@ async def test_a_session_is_the_sample():
             session = agents.SQLiteSession("talk")
             await openai_agents.run_agent(agent, "first?", session=session)
             await openai_agents.run_agent(agent, "second?", session=session)
+            session.close()
 
     async with scripted_endpoint(say("one"), say("two")) as endpoint, serving(Talk) as client:
         result = await run(client, endpoint)
