@@ -41,6 +41,7 @@ from rollout.jsonfit import fit
 from rollout.rules import SeenState
 from rollout.server.batch import (
     MAX_BATCH,
+    MAX_CANCEL_IDS,
     admission_of,
     admit_batch,
     field_problems,
@@ -50,6 +51,7 @@ from rollout.server.body import RolloutRequest, drain
 from rollout.server.connection import RolloutHTTPConnection
 from rollout.server.feed import Feed, FeedHub
 from rollout.server.lifespan import RolloutLifespan
+from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.refusals import RefusalLog
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
@@ -79,7 +81,6 @@ logger = get_logger(__name__)
 DEFAULT_RESULT_WAIT_TIMEOUT_SEC = 30.0
 DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
 DEFAULT_RESULT_RETENTION_SEC = 900.0
-MAX_CANCEL_IDS = 16 * 1024
 DEFAULT_MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
@@ -245,6 +246,7 @@ def create_rollout_server(
         _add_authentication(app)
     _add_refusals(app)
     _add_routes(app)
+    _describe(app, authenticated=key is not None)
     return app
 
 
@@ -393,6 +395,13 @@ def _add_routes(app: RolloutServer) -> None:
     for rule in app.url_map.iter_rules("result"):
         # HEAD comes with GET by default; here it would renew a lease and show nothing for it.
         rule.methods = {"GET"}
+
+
+def _describe(app: RolloutServer, *, authenticated: bool) -> None:
+    @app.get(OPENAPI_PATH, provide_automatic_options=False)
+    async def openapi() -> Response:
+        await trio.lowlevel.checkpoint()
+        return _json(dump_json(openapi_document(authenticated=authenticated)))
 
 
 def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:

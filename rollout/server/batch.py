@@ -33,6 +33,9 @@ __all__ = [
 MAX_BATCH = 4096
 """How many rollouts one request may ask for."""
 
+MAX_CANCEL_IDS = 16 * 1024
+"""How many ids one request may cancel."""
+
 _ADMITTED_AT_ONCE = 64
 """How many rollouts are admitted without a checkpoint, which takes some 2 ms."""
 

@@ -8,13 +8,31 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 from rollout.errors import InvalidFieldError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attrs import Attribute
+
+V = TypeVar("V", bound="Callable[..., None]")
+
+RULES: dict[Any, dict[str, Any]] = {}
+"""What validators check beyond the type of their field, by validator, in JSON Schema."""
+
+
+def rule(**schema: Any) -> Callable[[V], V]:
+    """Say in JSON Schema what a validator checks beyond the type of its field."""
+
+    def noted(validator: V) -> V:
+        RULES[validator] = schema
+        return validator
+
+    return noted
+
 
 MAX_QUOTED_ID_LENGTH = 32 * 1024
 """Longest rollout_id, percent-encoded, that still fits a request line."""
@@ -37,6 +55,7 @@ def optional(validator: Any) -> Any:
         if value is not None:
             validator(instance, attribute, value)
 
+    RULES[check] = RULES.get(validator, {})
     return check
 
 
@@ -114,6 +133,7 @@ def utc_time(_: Any, attribute: Attribute[Any], value: Any) -> None:
         )
 
 
+@rule(minimum=0)
 def count(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate a whole number from 0 up."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -137,6 +157,8 @@ def path_segment_problem(value: str) -> str | None:
     return None
 
 
+# Without backtracking or lookahead: up to two dots and then something else, or more dots.
+@rule(pattern=r"^(\.{0,2}[^./\\\x00][^/\\\x00]*|\.{3,}[^/\\\x00]*)$")
 def path_segment(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate an id that becomes one segment of a URL and of a file path."""
     if not isinstance(value, str):
@@ -145,6 +167,7 @@ def path_segment(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise InvalidFieldError(attribute.name, problem)
 
 
+@rule(format="uri", pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://[^/?#\\\s]")
 def http_url(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate an http or https URL that names a host."""
     if not isinstance(value, str):

@@ -17,6 +17,7 @@ from rollout.types._fields import (
     messages,
     optional,
     path_segment,
+    rule,
     string_map,
     strings,
     timeout,
@@ -63,6 +64,7 @@ servers ignore the header.
 """
 
 
+@rule(minLength=1)
 def _secret(_: Any, attribute: Any, value: Any) -> None:
     if value is None:
         return
@@ -119,6 +121,7 @@ class RolloutInitRequest:
         return [self.llm_api_key, *url_secrets(self.chat_completions_url)]
 
 
+@rule(exclusiveMinimum=0)
 def _positive_finite(_: Any, attribute: Any, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidFieldError(attribute.name, "must be a number", kind="type_error")
@@ -126,6 +129,7 @@ def _positive_finite(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be positive and finite")
 
 
+@rule(minLength=1)
 def _token(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise InvalidFieldError(attribute.name, "must be a string that is not empty")
@@ -136,7 +140,9 @@ def _strings(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a list of strings", kind="type_error")
 
 
+@rule(exclusiveMinimum=0)
 def _exceeds_wait(admission: Any, attribute: Any, value: float) -> None:
+    _positive_finite(admission, attribute, value)
     if value <= admission.result_wait_timeout_sec:
         raise InvalidFieldError(attribute.name, "must exceed result_wait_timeout_sec")
 
@@ -165,7 +171,7 @@ class RolloutInitResponse:
     )
     polling_lease_token: str = field(repr=False, validator=_token)
     result_wait_timeout_sec: float = field(validator=_positive_finite)
-    polling_lease_timeout_sec: float = field(validator=[_positive_finite, _exceeds_wait])
+    polling_lease_timeout_sec: float = field(validator=_exceeds_wait)
     extensions: list[str] = field(factory=list, validator=_strings)
 
 
@@ -206,6 +212,7 @@ class RolloutResultResponse:
     agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
 
 
+@rule(minLength=1)
 def _prefix(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, str):
         raise InvalidFieldError(attribute.name, "must be a string or null", kind="type_error")
