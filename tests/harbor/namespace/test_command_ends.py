@@ -18,7 +18,8 @@ TREE = """
     (setsid sh -c 'echo $$ > /tmp/a; exec sleep 1000' &)
     env -i PATH=$PATH setsid sh -c 'echo $$ > /tmp/b; exec sleep 1000' &
     (trap '' TERM INT HUP; echo x > /tmp/c; sleep 1000) &
-    until [ -s /tmp/a ] && [ -s /tmp/b ] && [ -s /tmp/c ]; do sleep 0.01; done
+    (env -i setsid sh -c 'echo $$ > /tmp/d; exec sleep 1000' &)
+    until [ -s /tmp/a ] && [ -s /tmp/b ] && [ -s /tmp/c ] && [ -s /tmp/d ]; do sleep 0.01; done
     echo x > /tmp/ready
     sleep 1000
 """

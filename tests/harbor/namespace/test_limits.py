@@ -16,26 +16,29 @@ def own_score(monkeypatch):
 
 
 CORE = "--core=1:1"
+MARK = "--rttime=7"
 
 
 def test_root_is_not_counted_and_others_are():
-    assert Limits().prefix(TOOLS, privileged=True) == ["/p", CORE, "--", "/c", "--adjust=500", "--"]
-    assert Limits(processes=9).prefix(TOOLS, privileged=False) == [
-        *("/p", CORE, "--nproc=9", "--"),
+    assert Limits().prefix(TOOLS, privileged=True, mark=7) == [
+        *("/p", CORE, MARK, "--", "/c", "--adjust=500", "--"),
+    ]
+    assert Limits(processes=9).prefix(TOOLS, privileged=False, mark=7) == [
+        *("/p", CORE, MARK, "--nproc=9", "--"),
         *("/c", "--adjust=500", "--"),
     ]
 
 
 def test_a_system_without_choom_does_without():
-    assert Limits().prefix({"prlimit": "/p"}, privileged=True) == ["/p", CORE, "--"]
-    assert Limits(file_bytes=7).prefix({"prlimit": "/p"}, privileged=True) == [
-        *("/p", CORE, "--fsize=7", "--")
+    assert Limits().prefix({"prlimit": "/p"}, privileged=True, mark=7) == ["/p", CORE, MARK, "--"]
+    assert Limits(file_bytes=7).prefix({"prlimit": "/p"}, privileged=True, mark=7) == [
+        *("/p", CORE, MARK, "--fsize=7", "--")
     ]
 
 
 def test_a_score_cannot_be_lowered(monkeypatch):
     monkeypatch.setattr(limits, "_own_score", lambda: 800)
-    assert Limits().prefix(TOOLS, privileged=True)[-2:] == ["--adjust=800", "--"]
+    assert Limits().prefix(TOOLS, privileged=True, mark=7)[-2:] == ["--adjust=800", "--"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from rollout.backend.harbor._namespace import processes
 from rollout.backend.harbor._namespace.errors import NamespaceError
 from rollout.backend.harbor._namespace.output import Output
-from rollout.backend.harbor._namespace.processes import MARK, find_marked, pid_namespace
+from rollout.backend.harbor._namespace.processes import find_marked, new_mark, pid_namespace
 from rollout.backend.harbor._namespace.sandbox import User
 from rollout.backend.harbor._namespace.tasks import finish
 from rollout.backend.harbor._namespace.users import find_user
@@ -119,24 +119,23 @@ def test_without_a_list_there_is_still_root_and_numbers(tmp_path):
 
 
 def test_marked_processes_are_found_with_their_children():
-    script = "import subprocess, sys; subprocess.run(['env', '-i', 'cat'], stdin=sys.stdin)"
+    mark = new_mark()
     with subprocess.Popen(
-        [sys.executable, "-c", script],
+        ["prlimit", f"--rttime={mark}", "--", "bash", "-c", "env -i prlimit --rttime=1 cat; true"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, MARK: "me"},
     ) as process:
         process.stdin.write(b"x")
         process.stdin.flush()
         assert process.stdout.read(1) == b"x"
         namespace = pid_namespace(os.getpid())
-        found, _ = find_marked(namespace, "me", spare=0)
+        found, _ = find_marked(namespace, mark, spare=0)
         assert len(found) == 2
         assert process.pid in found
-        assert find_marked(namespace, "me", spare=process.pid)[0] == []
-        assert find_marked(namespace + 1, "me", spare=0) == ([], True)
+        assert find_marked(namespace, mark, spare=process.pid)[0] == []
+        assert find_marked(namespace + 1, mark, spare=0) == ([], True)
         process.stdin.close()
-    assert find_marked(namespace, "me", spare=0)[0] == []
+    assert find_marked(namespace, mark, spare=0)[0] == []
 
 
 def test_a_process_that_another_one_left_behind_while_it_was_looked_for_is_found(monkeypatch):
@@ -144,21 +143,21 @@ def test_a_process_that_another_one_left_behind_while_it_was_looked_for_is_found
     with subprocess.Popen(["true"]) as ended:
         pass
     namespace = pid_namespace(os.getpid())
-    with subprocess.Popen(
-        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, MARK: "me"}
-    ) as process:
+    mark = new_mark()
+    command = ["prlimit", f"--rttime={mark}", "cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(b"x")
         process.stdin.flush()
         assert process.stdout.read(1) == b"x"
         lists = iter([[ended.pid], [ended.pid, process.pid]])
         with monkeypatch.context() as patched:
             patched.setattr(processes, "_pids", lambda: next(lists))
-            assert find_marked(namespace, "me", spare=0) == ([process.pid], True)
+            assert find_marked(namespace, mark, spare=0) == ([process.pid], True)
         # Where that does not end, it is said.
         with monkeypatch.context() as patched:
             numbers = itertools.count(2**23)  # beyond all numbers of processes
             patched.setattr(processes, "_pids", lambda: [next(numbers)])
-            assert find_marked(namespace, "me", spare=0) == ([], False)
+            assert find_marked(namespace, mark, spare=0) == ([], False)
         process.stdin.close()
 
 

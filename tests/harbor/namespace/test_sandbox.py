@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from boxes import bash, says
@@ -82,6 +83,42 @@ def test_root_inside_cannot(sandbox, run, attempt):
             assert await says(box, "echo still here") == "still here\n"
 
     run(main)
+
+
+NODES = [Path("/dev", name) for name in ("null", "zero", "full", "urandom", "random", "tty")]
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "chmod 640 /dev/zero",
+        "chown 1 /dev/full",
+        "touch -d 2001-01-01 /dev/urandom",
+        "chmod 640 /proc/timer_list",
+        "python3 -c 'import os; os.fchmod(0, 0o640)'",
+        "chmod 640 /proc/version",
+        "echo 0 > /proc/mtrr",
+    ],
+)
+def test_root_inside_changes_nothing_of_the_host(sandbox, run, attempt):
+    def found():
+        nodes = [(path, path.stat()) for path in NODES if path.exists()]
+        return [(path, node.st_mode, node.st_uid, node.st_mtime) for path, node in nodes]
+
+    async def main():
+        async with sandbox() as box:
+            assert (await bash(box, attempt)).return_code != 0
+            await says(box, "echo x > /dev/null; echo x >> /dev/zero; head -c 1 /dev/urandom")
+
+    before = found()
+    try:
+        run(main)
+        assert found() == before
+    finally:
+        if os.geteuid() == 0:
+            for path, mode, uid, _ in before:
+                path.chmod(mode & 0o7777)
+                os.chown(path, uid, -1)
 
 
 def test_no_program_of_the_host_gets_the_memory_of_a_process_that_crashes(sandbox, run):

@@ -174,6 +174,10 @@ class Holder:
             files.append("--preserve-credentials")
         return [nsenter, *files, "--"]
 
+    def open_null(self) -> int:
+        """Open the `/dev/null` inside, whose attributes nobody can change, unlike the host's."""
+        return os.open("dev/null", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.root)
+
     async def end(self) -> None:
         """Kill all processes inside and wait until they are gone.
 

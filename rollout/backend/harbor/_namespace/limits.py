@@ -43,14 +43,15 @@ class Limits:
             self, file_bytes=most if self.file_bytes is None else min(self.file_bytes, most)
         )
 
-    def prefix(self, tools: Mapping[str, str], *, privileged: bool) -> list[str]:
+    def prefix(self, tools: Mapping[str, str], *, privileged: bool, mark: int) -> list[str]:
         """Return the command that runs another one within these limits.
 
         Args:
             tools: See `find_tools`.
+            mark: See `new_mark`.
             privileged: Whether this process is root, whose processes the kernel does not count.
         """
-        limits = [_NO_CORE]
+        limits = [_NO_CORE, f"--rttime={mark}"]
         if self.file_bytes is not None:
             limits.append(f"--fsize={self.file_bytes}")
         if not privileged:

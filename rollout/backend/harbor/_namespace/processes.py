@@ -1,29 +1,38 @@
 """Find and kill what a command has started inside a sandbox.
 
-A command's processes carry a mark in their environment, which children inherit however they
-detach themselves. Those that cleared their environment are found as children of those that did not.
+A command's processes carry a mark that children inherit, whatever they clear and however they
+detach themselves: the hard limit of a resource that nothing here uses, which can only be lowered.
+Those that lowered it are found as children of those that did not.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+import resource
 import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from attrs import frozen
-
-__all__ = ["MARK", "find_marked", "pid_namespace", "signal_if_inside"]
-
-MARK = "ROLLOUT_COMMAND_ID"
-"""The environment variable that marks the processes of one command."""
+__all__ = ["find_marked", "new_mark", "pid_namespace", "signal_if_inside"]
 
 _LOOKS = 20
 """How often the list of processes is taken anew for those that ended before they were looked at."""
 
-_THREADS, _ENV_END = 20 - 3, 51 - 3
-"""Where they stand in `/proc/PID/stat`, counted from the state."""
+_THREADS = 20 - 3
+"""Where it stands in `/proc/PID/stat`, counted from the state."""
+
+_HARD_LIMIT = re.compile(rb"Max realtime timeout +\S+ +(\d+)")
+
+_marks = itertools.count(1)
+
+
+def new_mark() -> int:
+    """Return a limit for the processor time of a real-time process that no other command has."""
+    own = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
+    return (2**62 if own == resource.RLIM_INFINITY else own) - next(_marks)
 
 
 def pid_namespace(pid: int) -> int | None:
@@ -40,20 +49,8 @@ def _pids() -> Iterator[int]:
             yield int(path.name)
 
 
-@frozen
-class _Seen:
-    """A process that lives: its parent, and where its environment is in its memory."""
-
-    parent: int
-    environment: tuple[bytes, bytes]
-
-    @property
-    def is_executing(self) -> bool:
-        """Whether it is just now replacing its program, and has no environment yet."""
-        return self.environment[1] == b"0"
-
-
-def _look_at(pid: int) -> _Seen | None:
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process, ``None`` if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -63,33 +60,31 @@ def _look_at(pid: int) -> _Seen | None:
     # The first thread of a process may have ended before the others.
     if rest[0] in {b"Z", b"X"} and int(rest[_THREADS]) <= 1:
         return None
-    return _Seen(int(rest[1]), (rest[_ENV_END - 1], rest[_ENV_END]))
+    return int(rest[1])
 
 
-def _environment(pid: int) -> list[bytes]:
+def _mark(pid: int) -> int | None:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found = _HARD_LIMIT.search(Path(f"/proc/{pid}/limits").read_bytes())
     except OSError:
-        return []
+        return None
+    return None if found is None else int(found[1])
 
 
-def find_marked(namespace: int, command_id: str, *, spare: int) -> tuple[list[int], bool]:
+def find_marked(namespace: int, mark: int, *, spare: int) -> tuple[list[int], bool]:
     """Processes in a pid namespace that belong to a command, as the host counts.
 
     Args:
         namespace: See `pid_namespace`.
-        command_id: The value of the mark.
+        mark: The command's mark, see `new_mark`.
         spare: The first process of the namespace, which is no command's.
 
     Returns:
-        The processes, and whether these are all. A process that is replacing its program has no
-        environment for a moment, so it is to be looked at again; so is a place where processes end
-        faster than they can be looked at, each leaving another one.
+        The processes, and whether these are all. Where processes end faster than they can be looked
+        at, each leaving another one, they are to be looked for again.
     """
-    mark = f"{MARK}={command_id}".encode()
     parents: dict[int, int] = {}
     found: set[int] = set()
-    unclear: set[int] = set()
     known = {spare}
     fled = True
     for _ in range(_LOOKS):
@@ -99,16 +94,14 @@ def find_marked(namespace: int, command_id: str, *, spare: int) -> tuple[list[in
             number = pid_namespace(pid)
             if number is not None and number != namespace:
                 continue
-            seen = _look_at(pid)
-            if seen is None or number is None:
+            parent = _parent(pid)
+            if parent is None or number is None:
                 # What it started before it ended is younger than the list.
                 fled = True
                 continue
-            parents[pid] = seen.parent
-            if mark in _environment(pid):
+            parents[pid] = parent
+            if _mark(pid) == mark:
                 found.add(pid)
-            elif seen.is_executing or _look_at(pid) != seen:
-                unclear.add(pid)
         known |= new
         if not fled:
             break
@@ -117,7 +110,7 @@ def find_marked(namespace: int, command_id: str, *, spare: int) -> tuple[list[in
         children = {pid for pid, parent in parents.items() if parent in found} - found
         found |= children
         more = bool(children)
-    return sorted(found), not fled and unclear <= found
+    return sorted(found), not fled
 
 
 def signal_if_inside(pid: int, namespace: int, number: signal.Signals) -> None:

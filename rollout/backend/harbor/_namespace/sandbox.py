@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -33,10 +32,9 @@ from rollout.backend.harbor._namespace.holder import END_SEC, PATH, Holder, find
 from rollout.backend.harbor._namespace.layout import Bind, prepare_root
 from rollout.backend.harbor._namespace.limits import Limits
 from rollout.backend.harbor._namespace.output import Output
-from rollout.backend.harbor._namespace.processes import MARK, find_marked, signal_if_inside
+from rollout.backend.harbor._namespace.processes import find_marked, new_mark, signal_if_inside
 from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait
-from rollout.backend.harbor.claims import MARK as CLAIMED
-from rollout.backend.harbor.claims import Claim
+from rollout.backend.harbor.claims import MARK, Claim
 
 __all__ = ["PREFIX", "CommandResult", "Sandbox", "User"]
 
@@ -247,7 +245,7 @@ class Sandbox:
         self,
         argv: Sequence[str],
         *,
-        stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL,
+        stdin: IO[bytes] | None = None,
         stdout: IO[bytes] | Output,
         stderr: IO[bytes] | Output,
         cwd: str = "/",
@@ -261,7 +259,7 @@ class Sandbox:
 
         Args:
             argv: The program.
-            stdin: What it reads.
+            stdin: What it reads; nothing by default.
             stdout: Where it writes.
             stderr: Where it writes what goes wrong.
             cwd: Where it runs.
@@ -273,37 +271,43 @@ class Sandbox:
                 no name inside.
         """
         variables = _check_env(env or {})
-        command_id = uuid.uuid4().hex
+        mark = new_mark()
         who = user or User()
         async with self._spawning:
             holder = self._running()
             number = holder.pid_namespace
             limits = self._limits.with_file_bytes(max_file_bytes)
             chain = [
-                *limits.prefix(self._tools, privileged=self.is_privileged),
+                *limits.prefix(self._tools, privileged=self.is_privileged, mark=mark),
                 *holder.enter(self._tools["nsenter"]),
                 *self._become(who, guarded=guarded),
             ]
             inside = [f"{k}={v}" for k, v in variables.items() if k.startswith(LOADER)]
             outside = {k: v for k, v in variables.items() if not k.startswith(LOADER)}
             try:
+                nothing = holder.open_null()
+            except OSError as error:
+                raise NamespaceError(f"the sandbox has no /dev/null: {error}") from error
+            try:
                 process = await finish(
                     asyncio.create_subprocess_exec(
                         *chain,
                         *[self._tools["env"], f"--chdir={cwd}", "--", *inside, *argv],
-                        stdin=stdin,
+                        stdin=nothing if stdin is None else stdin,
                         stdout=stdout.writer if isinstance(stdout, Output) else stdout,
                         stderr=stderr.writer if isinstance(stderr, Output) else stderr,
-                        env={**_defaults(who), **outside, MARK: command_id},
+                        env={**_defaults(who), **outside},
                         cwd="/",
                         umask=0o022,
                         start_new_session=True,
                     ),
-                    abandon=lambda started: _kill(holder.pid, number, started, command_id),
+                    abandon=lambda started: _kill(holder.pid, number, started, mark),
                 )
             except (OSError, ValueError) as error:
                 # Too long, or with a NUL in it.
                 raise NamespaceError(f"the command cannot be started: {error}") from error
+            finally:
+                os.close(nothing)
             self._commands.add(process)
         for each in (stdout, stderr):
             if isinstance(each, Output):
@@ -313,7 +317,7 @@ class Sandbox:
             async with limit:
                 code = await process.wait()
         except BaseException as error:
-            await finish(_kill(holder.pid, number, process, command_id))
+            await finish(_kill(holder.pid, number, process, mark))
             if isinstance(error, TimeoutError) and limit.expired():
                 raise CommandTimeoutError(
                     f"Command timed out after {timeout_sec} seconds"
@@ -390,7 +394,7 @@ class Sandbox:
                 await self._remove(self.folder)
                 self.folder = None
             elif self.folder is not None:
-                (self.folder / CLAIMED).unlink(missing_ok=True)
+                (self.folder / MARK).unlink(missing_ok=True)
         finally:
             if self._claim is not None:
                 self._claim.release()
@@ -422,19 +426,17 @@ class Sandbox:
             raise NamespaceError(f"the folder {folder} could not be removed: {reason}")
 
 
-async def _kill(
-    spare: int, namespace: int, process: asyncio.subprocess.Process, command_id: str
-) -> None:
+async def _kill(spare: int, namespace: int, process: asyncio.subprocess.Process, mark: int) -> None:
     """Kill a command and all that it started, and wait until they are gone.
 
-    All are stopped before the first is killed: a child that cleared its environment is only known
-    by its parent.
+    All are stopped before the first is killed: a child that lowered its limit is only known by its
+    parent.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + END_SEC
     halted: set[int] = set()
     while loop.time() < deadline:
-        left, is_all = await asyncio.to_thread(find_marked, namespace, command_id, spare=spare)
+        left, is_all = await asyncio.to_thread(find_marked, namespace, mark, spare=spare)
         new = set(left) - halted
         halted |= new
         for pid in new:

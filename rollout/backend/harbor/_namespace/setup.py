@@ -34,17 +34,6 @@ ATTR_RDONLY, ATTR_NODEV = 1, 4
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-PROC_READ_ONLY = (
-    "sys",
-    "sysrq-trigger",
-    "irq",
-    "bus",
-    "fs",
-    "acpi",
-    "scsi",
-    "dynamic_debug",
-    "mtrr",
-)
 PROC_HIDDEN = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "kmsg")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -101,6 +90,8 @@ def mount_devices(root: str, shared: int) -> None:
         if os.path.exists(f"/dev/{name}"):  # noqa: PTH110 - a bare interpreter starts faster
             os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
             mount(f"/dev/{name}", f"{dev}/{name}", None, MS_BIND)
+            # Writing still works; what would change the host's node does not.
+            set_attributes(f"{dev}/{name}", ATTR_RDONLY)
     for name in ("pts", "shm"):
         os.mkdir(f"{dev}/{name}", 0o755)  # noqa: PTH102
     mount("devpts", f"{dev}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666")
@@ -118,19 +109,16 @@ def mount_devices(root: str, shared: int) -> None:
 
 
 def mount_processes(root: str, shared: int) -> None:
-    """Mount ``/proc`` for the processes inside, without the switches of the whole machine."""
+    """Mount ``/proc`` for the processes inside, read-only: its switches are the whole machine's."""
     proc = f"{root}/proc"
     mount("proc", proc, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     limit_shared_memory(f"{proc}/sys/kernel", shared)
-    for name in PROC_READ_ONLY:
-        path = f"{proc}/{name}"
-        if os.path.exists(path):  # noqa: PTH110
-            mount(path, path, None, MS_BIND | MS_REC)
-            set_attributes(path, ATTR_RDONLY)
     for name in PROC_HIDDEN:
         path = f"{proc}/{name}"
         if os.path.exists(path):  # noqa: PTH110
             mount("/dev/null", path, None, MS_BIND)
+    # All of it: most files there are the whole machine's, the permissions of each included.
+    set_attributes(proc, ATTR_RDONLY)
 
 
 def limit_shared_memory(switches: str, shared: int) -> None:

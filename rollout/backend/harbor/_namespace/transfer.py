@@ -228,7 +228,7 @@ async def _run_inside(
     arguments: list[str],
     what: str,
     *,
-    stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL,
+    stdin: IO[bytes] | None = None,
     stdout: IO[bytes] | None = None,
     accept: int = 0,
 ) -> str:
