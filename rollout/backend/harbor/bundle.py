@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
@@ -31,6 +31,9 @@ from rollout.backend.harbor.packaging import (
 )
 from rollout.errors import BackendConfigurationError
 
+if TYPE_CHECKING:
+    from packaging.markers import Marker
+
 __all__ = ["Bundle", "Need", "make_bundle"]
 
 _CORE = ("attrs", "cattrs", "trio", "platformdirs", "httpx")
@@ -38,12 +41,11 @@ _CORE = ("attrs", "cattrs", "trio", "platformdirs", "httpx")
 
 _OWN = "trio-rollout"
 
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?([^;]*);?(.*)")
-_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
-_ELSEWHERE = re.compile(
-    r"(?:os_name|sys_platform|platform_system)\s*==\s*"
-    r"['\"](?:nt|win32|cygwin|darwin|Windows|Darwin|emscripten)['\"]"
-)
+_INSIDE = {"os_name": "posix", "sys_platform": "linux", "platform_system": "Linux"}
+"""What markers of requirements may ask of a sandbox."""
+
+_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""Which Python it has is not known here; what one of these needs comes along."""
 
 
 @frozen
@@ -188,23 +190,25 @@ class _Search:
             from_index: Leave what is not installed here to the sandbox; else it is passed
                 over, for it is not needed here either.
         """
-        pending = [(text, frozenset[str]()) for text in requirements]
+        # An extra: an installation without any has none.
+        from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
+
+        pending = [(text, "") for text in requirements]
         while pending:
-            text, extras = pending.pop()
-            parsed = _REQUIREMENT.fullmatch(text)
-            if parsed is None:
-                raise BackendConfigurationError(f"not a requirement: {text!r}")
-            name, wanted, version, marker = (part or "" for part in parsed.groups())
-            asked = _EXTRA.findall(marker)
-            if _ELSEWHERE.search(marker) or (asked and not extras & set(asked)):
+            text, asked = pending.pop()
+            try:
+                wanted = Requirement(text)
+            except InvalidRequirement as error:
+                raise BackendConfigurationError(f"not a requirement: {text!r}: {error}") from None
+            if not _applies(wanted.marker, asked):
                 continue
-            more = frozenset(filter(None, map(str.strip, wanted.split(","))))
-            for extra in more or {""}:
-                pending += self._require(name, extra, f"{name}{version}", from_index)
+            version = f" @ {wanted.url}" if wanted.url else str(wanted.specifier)
+            for extra in wanted.extras or {""}:
+                pending += self._require(wanted.name, extra, f"{wanted.name}{version}", from_index)
 
     def _require(
         self, name: str, extra: str, text: str, from_index: bool
-    ) -> Iterator[tuple[str, frozenset[str]]]:
+    ) -> Iterator[tuple[str, str]]:
         key = normalized(name)
         if (key, extra) in self.required or key == _OWN:
             return
@@ -213,7 +217,7 @@ class _Search:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             if from_index:
-                self.needs[key] = Need(text.strip(), (key.replace("-", "_"),))
+                self.needs[key] = Need(text, (key.replace("-", "_"),))
             return
         if is_compiled(found):
             tops = sorted(top for top, names in self.owners.items() if name in names)
@@ -223,7 +227,21 @@ class _Search:
         else:
             self.distributions.add(key)
         for required in found.requires or ():
-            yield required, frozenset({extra}) if extra else frozenset()
+            yield required, extra
+
+
+def _applies(marker: Marker | None, extra: str) -> bool:
+    return marker is None or any(
+        marker.evaluate(
+            {
+                **_INSIDE,
+                "python_version": version,
+                "python_full_version": f"{version}.0",
+                "extra": extra,
+            }
+        )
+        for version in _PYTHONS
+    )
 
 
 def _find(top: str) -> ModuleSpec | None:

@@ -153,6 +153,25 @@ def test_requirements_that_no_import_shows(project):
         make_bundle(["bundled_flow"], requirements=["!"])
 
 
+@pytest.mark.parametrize(
+    ("marker", "applies"),
+    [
+        ('sys_platform == "win32" or sys_platform == "linux"', True),
+        ('sys_platform == "win32" and python_version >= "3.11"', False),
+        ('sys_platform != "win32"', True),
+        ('platform_system in "Darwin, Windows"', False),
+        ('python_version < "3.12"', True),
+        ('python_version < "3.8"', False),
+        ('extra == "fast"', False),
+        ('extra == "fast" or os_name == "posix"', True),
+    ],
+)
+def test_markers_are_those_of_a_sandbox(project, marker, applies):
+    project("")
+    bundle = make_bundle(["bundled_flow"], requirements=[f"not-here-0815>=2 ; {marker}"])
+    assert [need.requirement for need in bundle.needs] == ["not-here-0815>=2"] * applies
+
+
 def test_a_module_without_source(project):
     with pytest.raises(BackendConfigurationError, match="no_such_module_at_all"):
         make_bundle(["no_such_module_at_all"])
