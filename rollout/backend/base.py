@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import trio
@@ -27,10 +28,13 @@ class ExecutionBackend(ABC):
         isolates_user_code: Set it to true if `execute` runs code of others in tasks of its own,
             so that a nursery or a cancel scope that such code leaves open cannot reach the
             server. Otherwise the server makes a task for that.
+        artifact_root: Below which folder it keeps the files of rollouts, for ``rollout serve``
+            to say; ``None`` if it keeps none.
     """
 
     reports_agent_start: ClassVar[bool] = False
     isolates_user_code: ClassVar[bool] = False
+    artifact_root: Path | None = None
 
     @abstractmethod
     async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:

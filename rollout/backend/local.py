@@ -103,6 +103,7 @@ class LocalBackend(SlottedBackend):
         self.workflow_config = config_of(workflow_config, AgentWorkflowConfig, "workflow_config")
         self.grader_config = config_of(grader_config, GraderConfig, "grader_config")
         self.artifacts = ArtifactStore(artifact_root)
+        self.artifact_root = self.artifacts.root
         workflow_slots, grader_slots = (
             default if config is None else config.concurrency.max_concurrent
             for config, default in (

@@ -7,17 +7,20 @@ import click
 from rollout.cli.eval_compare import compare
 from rollout.cli.eval_run import run
 from rollout.cli.eval_show import report, show
+from rollout.cli.options import help_alone
 
 __all__ = ["command"]
 
 
-@click.group(no_args_is_help=False)
-def command() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Run evaluations, and look at what came of them.
 
     An evaluation sends every row of a dataset to a rollout server, n times each, and keeps
     what comes of it in a folder. It can be stopped at any point; the same command goes on.
     """
+    help_alone(ctx)
 
 
 for _each in (run, report, show, compare):

@@ -13,6 +13,7 @@ import click
 
 from rollout._groups import sole_error
 from rollout.cli.failures import explain, lost_output
+from rollout.cli.options import help_alone
 
 __all__ = ["main"]
 
@@ -25,6 +26,7 @@ _COMMANDS = {
     "demo": "Run rollouts against a scripted model, all on this machine.",
     "eval": "Run evaluations, and look at what came of them.",
     "trajectory": "Look at saved trajectories.",
+    "clean": "Remove the files of old rollouts.",
     "simulate": "Simulate rollouts on a network with faults, and check the invariants.",
 }
 
@@ -105,14 +107,16 @@ def _give_up_stdout() -> None:
 
 @click.group(
     cls=_LazyGroup,
-    no_args_is_help=False,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="trio-rollout", prog_name="rollout")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Run LLM agent rollouts over HTTP. To see all of it at work: rollout demo.
 
     Exit codes: 0 done, 1 what was asked for failed or was cancelled, 2 wrong use or no usable
     answer, 3 rollout serve had to end executions by force, 128 and the signal's number when a
     signal ended it. One line on stderr says what to do.
     """
+    help_alone(ctx)

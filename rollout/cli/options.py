@@ -18,6 +18,7 @@ from rollout.errors import InvalidFieldError
 __all__ = [
     "FilePath",
     "api_key_option",
+    "help_alone",
     "json_option",
     "seconds",
     "secret_from_env",
@@ -58,6 +59,12 @@ class FilePath(click.types.StringParamType):
     ) -> list[CompletionItem]:
         """Leave it to the shell, which knows its files."""
         return [CompletionItem(incomplete, type="file")]
+
+
+def help_alone(ctx: click.Context) -> None:
+    """Print the help of a group that was called without a command."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def url_argument(function: F) -> F:

@@ -28,6 +28,7 @@ from rollout.cli.last_resort import LastResort
 from rollout.cli.options import FilePath, seconds, secret_from_env
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
+from rollout.cli.text import one_line
 from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.server import RolloutServer, ShutdownBudget, serve
 
@@ -145,6 +146,9 @@ async def _serve(app: RolloutServer, start: Any, address_fd: int | None) -> None
                     listening = True
                     last_resort.start_with_signals()
                     click.echo(f"listening on {' '.join(urls)}")
+                    if app.backend.artifact_root is not None:
+                        folder = one_line(str(app.backend.artifact_root))
+                        click.echo(f"files of rollouts are kept in {folder}", err=True)
                     if address_fd is not None:
                         os.write(address_fd, f"{urls[0]}\n".encode())
                         os.close(address_fd)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rollout._logs import printable
 from rollout.cli.failures import EXIT_FAILED, CommandError
-from rollout.cli.options import FilePath, json_option
+from rollout.cli.options import FilePath, help_alone, json_option
 from rollout.cli.text import not_json, one_line, print_fields, print_json
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, TrajectoryError
@@ -25,12 +25,14 @@ _SOURCE_STYLES = {"system": "bold magenta", "user": "bold cyan", "agent": "bold 
 _OUTCOME_FIELDS = ("status", "reward", "remove_sample", "label", "error", "metrics", "extra_fields")
 
 
-@click.group(no_args_is_help=False)
-def command() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Look at saved trajectories, which are ATIF documents.
 
     FILE is a path, or - for standard input.
     """
+    help_alone(ctx)
 
 
 @command.command()

@@ -208,10 +208,17 @@ def test_every_command_has_help(cli, name):
     assert result.stdout.startswith(f"Usage: rollout {name} ")
 
 
+@pytest.mark.parametrize("group", [(), ("eval",), ("trajectory",)])
+def test_a_group_alone_prints_its_help(cli, group):
+    alone = cli(*group)
+    assert (alone.exit_code, alone.stderr) == (0, "")
+    assert alone.stdout == cli(*group, "--help").stdout
+    assert "Commands:" in alone.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "Missing command (see rollout --help)"),
         (["unknown"], "there is no command 'unknown', only serve, run, health"),
         (["srve"], "there is no command 'srve'; did you mean 'serve'?"),
         (["sim"], "there is no command 'sim'; did you mean 'simulate'?"),

@@ -47,6 +47,15 @@ def test_says_where_it_listens_and_exits_with_0_on_a_signal(apps, reference, num
     assert "Traceback" not in err
 
 
+def test_says_where_the_files_of_rollouts_go(apps, tmp_path):
+    kept = str(tmp_path / "kept")
+    with serving(apps, "cli_apps:app", *FREE, ROLLOUT_ARTIFACT_ROOT=kept) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        code, _, err = finish(process)
+    assert code == 0
+    assert f"files of rollouts are kept in {kept}\n" in err
+
+
 WARMING = """
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -144,6 +144,7 @@ class HarborBackend(SlottedBackend):
         self.secrets = [*self.environment.secrets, *secrets_in(dict(agent_options or {}))]
         """What is probably a secret among the settings; Harbor writes them into trials' folders."""
         self.store = ArtifactStore(artifact_root)
+        self.artifact_root = self.store.root
         self.trials_dir = _default_dir() if trials_dir is None else Path(trials_dir).absolute()
         self.keep_failed_trials = keep_failed_trials
         if max_kept_trials is not None and not is_whole_from_one(max_kept_trials):

@@ -168,7 +168,7 @@ def test_a_damaged_run(cli, finished, command):
     assert "events.jsonl, line " in line
 
 
-@pytest.mark.parametrize("args", [["show"], ["report"], ["compare", "a"], ["nonsense"], []])
+@pytest.mark.parametrize("args", [["show"], ["report"], ["compare", "a"], ["nonsense"]])
 def test_wrong_use(cli, args):
     assert cli.fails(2, "eval", *args)
 
