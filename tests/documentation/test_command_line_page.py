@@ -25,7 +25,9 @@ def _section(text: str, heading: str) -> str:
 def test_a_command_is_described_with_its_options_and_defaults(name):
     section = _section((ROOT / CLI).read_text("utf-8"), f"rollout {name}")
     command = cli.get_command(click.Context(cli), name)
-    options = [item for item in command.params if isinstance(item, click.Option)]
+    options = [
+        item for item in command.params if isinstance(item, click.Option) and not item.hidden
+    ]
     names = {name for option in options for name in option.opts if name != "--help"}
     assert {name for name in names if f"`{name}`" not in section} == set()
     assert set(re.findall(r"`(--[a-z-]+)`", section)) <= names
