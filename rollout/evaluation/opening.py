@@ -11,8 +11,14 @@ import trio
 from attrs import define
 
 from rollout._keys import check_api_key
+from rollout._logs import get_logger
 from rollout._urls import url_secrets
-from rollout.errors import EvaluationDamagedError, EvaluationError, InvalidFieldError
+from rollout.errors import (
+    DatasetError,
+    EvaluationDamagedError,
+    EvaluationError,
+    InvalidFieldError,
+)
 from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
@@ -31,6 +37,8 @@ from rollout.evaluation.manifest import (
 from rollout.evaluation.progress import EvaluationProgress
 
 __all__ = ["OpenedRun", "credentials_of", "open_run"]
+
+logger = get_logger(__name__)
 
 _RUN_ID_BYTES = 4
 
@@ -68,7 +76,29 @@ async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool)
     """
     dataset = await trio.to_thread.run_sync(open_dataset, config.dataset)
     scan = await trio.to_thread.run_sync(dataset.scan, abandon_on_cancel=True)
+    _check_gradable(config, scan)
     return await trio.to_thread.run_sync(_open, config, dataset, scan, fresh, retry_failed)
+
+
+def _check_gradable(config: EvaluationConfig, scan: DatasetScan) -> None:
+    """Refuse a dataset all of whose attempts a server would refuse to grade.
+
+    Raises:
+        DatasetError: No selected row has a label or metadata.
+    """
+    lacking = scan.selected - scan.gradable
+    if lacking == scan.selected:
+        raise DatasetError(
+            str(config.dataset.path),
+            "no selected row has a ground truth or metadata, so no attempt could be graded; map "
+            "the column that has it with columns.ground_truth",
+        )
+    if lacking:
+        logger.warning(
+            "%d of %d rows have neither a ground truth nor metadata; their attempts will fail",
+            lacking,
+            scan.selected,
+        )
 
 
 def _open(

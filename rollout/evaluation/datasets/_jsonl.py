@@ -53,7 +53,12 @@ class JsonRecord:
 
 
 def read_jsonl(
-    texts: Iterable[str], place: Place, picker: Picker, *, label: str | None, used: Collection[str]
+    texts: Iterable[str],
+    place: Place,
+    picker: Picker,
+    *,
+    labels: Collection[str],
+    used: Collection[str],
 ) -> Iterator[JsonRecord]:
     """Read the rows that *picker* takes; lines of nothing but white space are no rows.
 
@@ -61,15 +66,13 @@ def read_jsonl(
         texts: The file's text, in parts.
         place: Moved along, row by row.
         picker: Asked for each row.
-        label: The column that is read as a label, if there is one.
+        labels: The columns that are read as a label.
         used: The columns that are read otherwise.
 
     Raises:
         DatasetError: A row is no strict JSON.
     """
-    decoders = dict.fromkeys(used, VALUE)
-    if label is not None:
-        decoders[label] = LABEL
+    decoders = dict.fromkeys(used, VALUE) | dict.fromkeys(labels, LABEL)
     place.row, place.line = 0, 1
     for number, line in enumerate(json_lines(texts), start=2):
         if line.strip(_SPACE):

@@ -15,7 +15,7 @@ from rollout.evaluation.datasets._parquet import import_pyarrow, read_parquet
 from rollout.evaluation.datasets._place import Place
 from rollout.evaluation.datasets._source import FileStamp, Source
 from rollout.evaluation.datasets._text import decoded, lookup_encoding
-from rollout.evaluation.datasets.rows import DatasetRow, Record, RowBuilder
+from rollout.evaluation.datasets.rows import DatasetRow, Record, RowBuilder, label_columns
 from rollout.evaluation.datasets.selection import Picker, RowSelection, parse_rows
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ class DatasetScan:
         digest: SHA-256 of the file's bytes, in hex.
         rows: How many rows the file has.
         selected: How many of them are selected, limit included.
+        gradable: How many of these have a label or metadata, without which no server grades.
     """
 
     digest: str
     rows: int
     selected: int
+    gradable: int
 
 
 class Dataset:
@@ -82,21 +84,22 @@ class Dataset:
         self._scanned = None
         place = self._place()
         builder = RowBuilder(self.config.columns, place)
-        selected = 0
+        selected = gradable = 0
         with Source(self.config.path, place) as source:
             # Parquet is not read from front to back, so its bytes are hashed before.
             digest = source.digest() if self.format == "parquet" else ""
             with self._change_first(source, place):
                 for record in self._records(source, place, builder, self._picker()):
-                    builder.build(record)
+                    row = builder.build(record)
                     selected += 1
+                    gradable += row.label is not None or row.metadata is not None
                 self._check_selection(place)
                 builder.check_mapped()
             digest = digest or source.digest()
             if source.stamp() != source.opened:
                 raise place.file_error("changed while it was read")
             self._scanned = source.opened, digest
-        return DatasetScan(digest=digest, rows=place.count, selected=selected)
+        return DatasetScan(digest=digest, rows=place.count, selected=selected, gradable=gradable)
 
     def rows(self) -> Iterator[DatasetRow]:
         """Read the selected rows, in the order of the file, and no further than needed.
@@ -134,8 +137,9 @@ class Dataset:
         self, source: Source, place: Place, builder: RowBuilder, picker: Picker
     ) -> Iterator[Record]:
         columns: Any = self.config.columns
-        names = {role: getattr(columns, role) for role in fields_dict(type(columns))}
-        used = {name for name in names.values() if name}
+        names = (getattr(columns, role) for role in fields_dict(type(columns)))
+        labels = label_columns(self.config.columns)
+        used = {*filter(None, names), *labels}
         if self.format == "parquet":
             source.file.seek(0)
             yield from read_parquet(
@@ -152,8 +156,7 @@ class Dataset:
                 check_header=builder.check_header,
             )
         else:
-            label = names["ground_truth"] or None
-            yield from read_jsonl(texts, place, picker, label=label, used=used - {label})
+            yield from read_jsonl(texts, place, picker, labels=labels, used=used - {*labels})
 
     def _check_selection(self, place: Place) -> None:
         if not place.count:

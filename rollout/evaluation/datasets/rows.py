@@ -13,8 +13,9 @@ from rollout.evaluation.datasets._place import Place, shown
 if TYPE_CHECKING:
     from rollout.evaluation.config import DatasetColumns
 
-__all__ = ["DatasetRow", "Record", "RowBuilder"]
+__all__ = ["DatasetRow", "Record", "RowBuilder", "label_columns"]
 
+_LABEL = "label"
 _SHOWN_COLUMNS = 12
 _REMEMBERED_SHAPES = 256
 
@@ -72,6 +73,19 @@ class Record(Protocol):
         """
 
 
+def label_columns(columns: DatasetColumns) -> tuple[str, ...]:
+    """The columns that a row's label may stand in; the first one that is not null counts.
+
+    Many datasets call the ground truth ``label``, so that name is taken too, unless the mapping
+    says otherwise.
+    """
+    names = [getattr(columns, role) for role in fields_dict(type(columns))]
+    standard = fields_dict(type(columns))["ground_truth"].default
+    if columns.ground_truth == standard and _LABEL not in names:
+        return standard, _LABEL
+    return (columns.ground_truth,) if columns.ground_truth else ()
+
+
 def _folded(name: str) -> str:
     """A name without what people mistake: case, white space, and what joins words."""
     return "".join(name.split()).casefold().replace("_", "").replace("-", "").strip("\ufeff")
@@ -93,6 +107,7 @@ class RowBuilder:
 
     def __init__(self, columns: DatasetColumns, place: Place) -> None:
         self._columns = columns
+        self._labels = label_columns(columns)
         self._place = place
         names: dict[str, str] = {
             role: getattr(columns, role) for role in fields_dict(type(columns))
@@ -137,7 +152,10 @@ class RowBuilder:
                 continue
             if (role == "messages" and has_prompt) or (role.endswith("prompt") and has_messages):
                 continue
-            near = by_fold.get(_folded(name))
+            wanted = self._labels if role == "ground_truth" else (name,)
+            if any(each in names for each in wanted):
+                continue
+            near = next(filter(None, (by_fold.get(_folded(each)) for each in wanted)), None)
             if near is not None and near not in self._used.values():
                 raise self._place.error(
                     f"there is no such column, but there is {shown(near)}; map the one that is "
@@ -145,13 +163,13 @@ class RowBuilder:
                     column=name,
                 )
         if not has_prompt and not has_messages:
-            wanted = [
+            prompts = [
                 shown(self._used[role])
                 for role in ("user_prompt", "messages")
                 if role in self._used
             ]
             raise self._place.error(
-                f"there is no column {' or '.join(wanted)}, only {_listed(names) or 'none'}; "
+                f"there is no column {' or '.join(prompts)}, only {_listed(names) or 'none'}; "
                 "map yours with columns.user_prompt or columns.messages" + self._advice(names)
             )
 
@@ -196,7 +214,7 @@ class RowBuilder:
             index=index,
             line=self._place.line,
             initial_messages=initial,
-            label=record.label(columns.ground_truth) if used(columns.ground_truth) else None,
+            label=self._label(record),
             metadata=self._metadata(record) if used(columns.metadata) else None,
         )
 
@@ -235,6 +253,10 @@ class RowBuilder:
             if not isinstance(role, str) or not role:
                 raise refusal(f"message {at} has no role, or one that is no text")
         return messages
+
+    def _label(self, record: Record) -> str | None:
+        labels = (record.label(name) for name in self._labels if name in record.names)
+        return next((label for label in labels if label is not None), None)
 
     def _metadata(self, record: Record) -> dict[str, Any] | None:
         column = self._columns.metadata

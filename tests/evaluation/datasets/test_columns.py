@@ -75,6 +75,32 @@ def test_a_near_name_is_no_trouble_beside_the_right_one_or_when_it_is_mapped(dat
     assert [row.metadata for row in none.rows()] == [None]
 
 
+@pytest.mark.parametrize(
+    ("text", "columns", "labels"),
+    [
+        ('{"user_prompt": "u", "label": 1.50}', {}, ["1.50"]),
+        ('{"user_prompt": "u", "label": "a", "ground_truth": "b"}', {}, ["b"]),
+        ('{"user_prompt": "u", "label": "a", "ground_truth": null}', {}, ["a"]),
+        ('{"user_prompt": "u", "label": "a"}\n{"user_prompt": "u"}', {}, ["a", None]),
+        ('{"user_prompt": "u", "label": "a"}', {"ground_truth": ""}, [None]),
+        ('{"user_prompt": "u", "label": "a", "x": "b"}', {"ground_truth": "x"}, ["b"]),
+        ('{"label": "u"}', {"user_prompt": "label"}, [None]),
+    ],
+)
+def test_a_column_named_label_is_the_ground_truth_unless_there_is_one(
+    dataset, text, columns, labels
+):
+    source = dataset("a.jsonl", text, columns=columns)
+    assert [row.label for row in source.rows()] == labels
+    assert source.scan().gradable == sum(label is not None for label in labels)
+
+
+def test_a_label_of_a_csv(dataset):
+    assert [row.label for row in dataset("a.csv", "user_prompt,label\nu,42\n").rows()] == ["42"]
+    error = failure(dataset("b.csv", "user_prompt,LABEL\nu,42\n"))
+    assert "but there is 'LABEL'" in error.reason
+
+
 def test_a_column_without_a_name_is_never_used(dataset):
     source = dataset("a.jsonl", '{"user_prompt": "u", "": 1e400}', columns={"ground_truth": ""})
     assert [row.label for row in source.rows()] == [None]

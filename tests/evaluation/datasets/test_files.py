@@ -394,7 +394,7 @@ def test_the_first_row_comes_before_the_rest_is_read():
     picker = Picker(RowSelection(), None)
     seen = []
     texts = decoded(counted(ROW * 1000, 64, seen), "utf-8", place)
-    rows = read_jsonl(texts, place, picker, label="ground_truth", used=["user_prompt"])
+    rows = read_jsonl(texts, place, picker, labels=["ground_truth"], used=["user_prompt"])
     assert seen == []
     assert next(rows).text("user_prompt") == "u"
     assert len(seen) == 1

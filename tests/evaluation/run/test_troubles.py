@@ -65,6 +65,25 @@ async def test_what_ends_by_the_runs_own_silence_is_no_failure(tmp_path, server,
     assert keys(rest) == [(1, 0), (2, 0)]
 
 
+# --- datasets that cannot be graded -----------------------------------------------------------
+
+
+async def test_a_dataset_in_which_no_row_can_be_graded_is_refused(tmp_path, server):
+    rows = [{"user_prompt": "1 + 1", "answer": "2"}] * 3
+    config = config_of(tmp_path, server="http://fake", rows=rows)
+    with pytest.raises(DatasetError, match=r"could be graded; map .*columns\.ground_truth"):
+        await run_all(config)
+    assert not server.tries
+    assert not (config.run.output / "manifest.json").exists()
+
+
+async def test_rows_that_cannot_be_graded_are_warned_about(tmp_path, server, caplog):
+    rows = [{"user_prompt": "1"}, {"user_prompt": "2", "label": "2"}, {"user_prompt": "3"}]
+    run, _ = await run_all(config_of(tmp_path, server="http://fake", rows=rows))
+    assert run.complete
+    assert "2 of 3 rows have neither a ground truth nor metadata" in caplog.text
+
+
 # --- the circuit breaker ----------------------------------------------------------------------
 
 
