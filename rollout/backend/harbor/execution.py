@@ -24,7 +24,7 @@ from rollout.backend.harbor.configuration import trial_config
 from rollout.backend.harbor.facts import TrialFacts, facts_of
 from rollout.backend.harbor.handover import Handover
 from rollout.backend.harbor.network import check_chat_url
-from rollout.backend.harbor.outcomes import outcome_of
+from rollout.backend.harbor.outcomes import STORAGE_ERRORS, outcome_of
 from rollout.backend.harbor.plan import TrialPlan, trial_name
 from rollout.backend.harbor.settle import Settled, handed_back, save_outcome, settle
 from rollout.backend.harbor.tasks import fetch_task
@@ -243,8 +243,9 @@ class TrialExecution:
             self.backend.stops.note(self.run_of.stop)
         if self._workspace is not None:
             with trio.move_on_after(_SETTLE_SEC) as scope:
-                settled = await trio.to_thread.run_sync(
+                await trio.to_thread.run_sync(
                     self._settle_in_thread,
+                    settled,
                     self._workspace,
                     facts or TrialFacts(),
                     cancelled,
@@ -252,11 +253,14 @@ class TrialExecution:
                     limiter=self.backend.threads,
                 )
             if scope.cancelled_caught:
+                settled = attrs.evolve(settled)  # the thread goes on with the other one
+                what = f"{settled.step} took longer than {_SETTLE_SEC:g} s and goes on"
+                settled.note("unsettled", what)
                 logger.error(
-                    "rollout %s: what its trial left in %s could not be put in order within %g s",
+                    "rollout %s: what its trial left in %s: %s",
                     self.request.id,
                     self._workspace,
-                    _SETTLE_SEC,
+                    what,
                 )
         settled.facts = facts
         return settled
@@ -271,9 +275,12 @@ class TrialExecution:
             self.error = self.error or error
             return None
 
-    def _settle_in_thread(self, workspace: Path, facts: TrialFacts, cancelled: bool) -> Settled:
+    def _settle_in_thread(
+        self, settled: Settled, workspace: Path, facts: TrialFacts, cancelled: bool
+    ) -> None:
         try:
-            settled = settle(
+            settle(
+                settled,
                 self.plan,
                 workspace,
                 facts,
@@ -287,11 +294,10 @@ class TrialExecution:
             if "kept_in" in settled.diagnostics.get("harbor", {}):
                 prune_kept(self.backend.trials_dir, self.backend.max_kept_trials)
         except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
-            self._log("what its trial left could not be put in order, and is removed", error)
+            self._log(f"{settled.step} failed, so what its trial left is removed", error)
+            settled.note("unsettled", f"{settled.step} failed ({type(error).__name__})")
             # Nobody knows whether it is free of the key.
             remove_workspace(self.request.id, workspace)
-            return self._unsettled()
-        return settled
 
     def _unsettled(self) -> Settled:
         """Return what is known of a rollout without what its trial left."""
@@ -346,5 +352,7 @@ class TrialExecution:
 
 def _category(error: BaseException) -> Any:
     if isinstance(error, BackendConfigurationError | BridgeError):
+        return RolloutErrorCategory.INTERNAL_ERROR
+    if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
         return RolloutErrorCategory.INTERNAL_ERROR
     return categorize_exception(error)

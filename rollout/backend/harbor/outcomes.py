@@ -7,6 +7,7 @@ them): the rollout fails for the agent's error, and the graded sample is kept be
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import attrs
@@ -25,7 +26,10 @@ from rollout.types import (
 )
 from rollout.types._fields import plain_number
 
-__all__ = ["REWARD", "categorize_trial_error", "outcome_of"]
+__all__ = ["REWARD", "STORAGE_ERRORS", "categorize_trial_error", "outcome_of"]
+
+STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""What says that this machine's storage is full or broken, for which no agent is to blame."""
 
 REWARD = "reward"
 """The channel of a verifier's result that becomes the reward."""
@@ -57,6 +61,8 @@ _VALIDATION = frozenset(
 _PARSING = "_parse_reward"
 """In the name of Harbor's functions that read a reward, which may be a folder, or nested deeply."""
 
+_STORAGE = tuple(f"[Errno {number}] " for number in STORAGE_ERRORS)
+
 _PROVIDER = frozenset(
     {
         "PoolStateStoreUnavailableException",
@@ -74,6 +80,8 @@ def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
         return RolloutErrorCategory.TIMEOUT
     if error.type in _VALIDATION or (error.in_verifier and _PARSING in error.traceback):
         return RolloutErrorCategory.VALIDATION_ERROR
+    if error.type == "OSError" and error.message.startswith(_STORAGE):
+        return RolloutErrorCategory.INTERNAL_ERROR
     if error.type in _PROVIDER or is_provider_failure(error):
         return RolloutErrorCategory.HTTP_ERROR
     return RolloutErrorCategory.AGENT_ERROR

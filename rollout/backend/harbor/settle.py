@@ -16,7 +16,7 @@ import attrs
 from attrs import define, field
 
 from rollout._logs import get_logger
-from rollout._redaction import Redactor, redact
+from rollout._redaction import Redactor
 from rollout._trees import tame_tree
 from rollout.artifacts import ArtifactStore
 from rollout.backend.failures import describe_exception
@@ -57,15 +57,22 @@ class Settled:
         diagnostics: What went on, for the rollout's ``diagnostics.json``.
         document: The one trajectory document that was adopted.
         facts: What Harbor said of the trial.
+        step: What is being done with what it left.
     """
 
     sample: RolloutSample | None = None
     diagnostics: dict[str, Any] = field(factory=dict)
     document: dict[str, Any] | None = field(default=None, repr=False)
     facts: TrialFacts | None = None
+    step: str = "reading its sample"
+
+    def note(self, name: str, value: Any) -> None:
+        """Add to the notes on the trial, which another thread may read at any time."""
+        self.diagnostics = {"harbor": {**self.diagnostics.get("harbor", {}), name: value}}
 
 
 def settle(
+    settled: Settled,
     plan: TrialPlan | None,
     workspace: Path,
     facts: TrialFacts,
@@ -76,13 +83,14 @@ def settle(
     environment: EnvironmentSpec | None = None,
     error: BaseException | None = None,
     stop: StopWatch | None = None,
-) -> Settled:
-    """Put in order what a trial left in *workspace*.
+) -> None:
+    """Put in order what a trial left in *workspace*, its sample first.
 
     What is not known to be free of the rollout's key is neither archived nor kept. A trial
     that was cancelled has not failed.
 
     Args:
+        settled: What there is so far goes there, whatever comes after it.
         plan: The trial's plan; ``None`` if it never had one.
         workspace: The rollout's folder.
         facts: What Harbor said of the trial.
@@ -94,51 +102,69 @@ def settle(
         stop: How the stop of its environment went.
     """
     if plan is None:
+        settled.sample = None
         remove_workspace(workspace.name, workspace)
-        return Settled()
+        return
+    redactor = Redactor(plan.secrets)
     notes: dict[str, Any] = _facts(plan, facts)
     if stop is not None and stop.note is not None:
         notes["stop"] = stop.note
     notes |= _leftover(plan, facts, environment, error)
-    settled = Settled(diagnostics={"harbor": notes})
+    settled.diagnostics = {"harbor": redactor.value(notes)}
     there = plan.trial_dir.is_dir() and not plan.trial_dir.is_symlink()
     removed = _tamed(plan.trial_dir) if there else None
-    # As it is: only what stays here has to be free of the key.
-    sample = _handed_back(plan, agent, notes)
+    adoption = _take_sample(settled, plan, agent, redactor)
     clean = False
     if there:
+        settled.step = "searching it for the key"
         # Nobody else may be at work on what is searched.
         busy = stop is not None and stop.may_write and facts.agent is not None
         report = _scrubbed(plan, removed, busy=busy)
-        notes["scrubbed"] = report.to_dict()
+        settled.note("scrubbed", redactor.value(report.to_dict()))
         clean = report.verified
-    adoption: Adoption | None = None
-    if sample is None:
-        adoption = adopt_trajectory(plan)
-        notes["trajectory"] = adoption.note
-        settled.document = adoption.document if clean else None
-        if adoption.messages or isinstance(agent, NativeAgent):
-            sample = _conversation(plan, adoption)
-    settled.sample = sample
+        if not clean:
+            logger.warning(
+                "rollout %s: nothing of its trial is kept, since it may hold the key: %s",
+                plan.request.id,
+                report.reason,
+            )
     undecided = adoption is not None and adoption.undecided
     keep = clean and ((keep_failed and _failed(plan, facts, error)) or undecided)
     if clean:
-        notes["archive"] = archive_trial(plan, store, keep=keep).to_dict()
-    elif there:
-        logger.warning(
-            "rollout %s: nothing of its trial is kept, since it may hold the key: %s",
-            plan.request.id,
-            notes["scrubbed"].get("reason"),
-        )
+        settled.document = None if adoption is None else adoption.document
+        settled.step = "archiving it"
+        archived = archive_trial(plan, store, keep=keep)
+        settled.note("archive", redactor.value(archived.to_dict()))
     if keep:
-        notes["kept_in"] = str(plan.trial_dir)
+        settled.note("kept_in", redactor.text(str(plan.trial_dir)))
         logger.info(
             "rollout %s: the folder of its trial stays: %s", plan.request.id, plan.trial_dir
         )
     if not remove_workspace(plan.request.id, workspace, keep=plan.trial_dir if keep else None):
-        notes["not_removed"] = str(workspace)
-    settled.diagnostics = Redactor(plan.secrets).value(settled.diagnostics)
-    return settled
+        settled.note("not_removed", redactor.text(str(workspace)))
+
+
+def _take_sample(
+    settled: Settled, plan: TrialPlan, agent: AgentSpec, redactor: Redactor
+) -> Adoption | None:
+    """Read the sample; return the trajectory that Harbor's agent wrote, if it is one's place."""
+    try:
+        # As it is: only what stays here has to be free of the key.
+        settled.sample = agent.sample(plan)
+    except Exception as error:  # noqa: BLE001 - what came out of a sandbox may be anything
+        settled.sample = None
+        text = redactor.text(describe_exception(error, plan.secrets))
+        settled.note("sample", text)
+        logger.warning(
+            "rollout %s: what its agent handed back is no sample: %s", plan.request.id, text
+        )
+    if settled.sample is not None:
+        return None
+    adoption = adopt_trajectory(plan)
+    settled.note("trajectory", adoption.note)
+    if adoption.messages or isinstance(agent, NativeAgent):
+        settled.sample = _conversation(plan, adoption)
+    return adoption
 
 
 def _facts(plan: TrialPlan, facts: TrialFacts) -> dict[str, Any]:
@@ -202,19 +228,6 @@ def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> Scru
         return ScrubReport(verified=False, reason="something in it cannot be read or removed")
     report = scrub_folder(plan.trial_dir, plan.secrets)
     return attrs.evolve(report, deleted=[*removed, *report.deleted])
-
-
-def _handed_back(plan: TrialPlan, agent: AgentSpec, notes: dict[str, Any]) -> RolloutSample | None:
-    try:
-        return agent.sample(plan)
-    except Exception as error:  # noqa: BLE001 - what came out of a sandbox may be anything
-        notes["sample"] = redact(describe_exception(error, plan.secrets), plan.secrets)
-        logger.warning(
-            "rollout %s: what its agent handed back is no sample: %s",
-            plan.request.id,
-            notes["sample"],
-        )
-        return None
 
 
 def handed_back(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:

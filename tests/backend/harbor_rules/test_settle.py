@@ -101,7 +101,9 @@ def write(plan, name, content):
 
 
 def settled(plan, store, facts=FACTS, *, agent=None, keep_failed=True, **more):
-    return settle(
+    result = Settled(sample=RolloutSample(messages=PROMPT))
+    settle(
+        result,
         plan,
         plan.workspace,
         facts,
@@ -110,6 +112,7 @@ def settled(plan, store, facts=FACTS, *, agent=None, keep_failed=True, **more):
         keep_failed=keep_failed,
         **more,
     )
+    return result
 
 
 def everything_below(folder):
@@ -278,7 +281,8 @@ def test_a_trial_that_never_had_a_plan(tmp_path, store):
     workspace.mkdir(parents=True)
     (workspace / "file").write_text("x")
     (workspace / "file").chmod(0o000)
-    result = settle(None, workspace, TrialFacts(), agent=Workflow(), store=store, keep_failed=True)
+    result = Settled()
+    settle(result, None, workspace, TrialFacts(), agent=Workflow(), store=store, keep_failed=True)
     assert (result.diagnostics, result.document) == ({}, None)
     assert not workspace.exists()
 

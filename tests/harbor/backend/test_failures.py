@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import threading
 
 import pytest
@@ -327,28 +329,59 @@ async def test_more_than_the_queue_holds(make_task, make_backend, serving, pipe)
         assert (await third).status is RolloutStatus.CANCELLED
 
 
-async def test_a_disk_that_hangs_costs_a_bounded_time(
-    make_task, make_backend, serving, monkeypatch, caplog
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+@pytest.mark.parametrize(
+    ("function", "step"),
+    [("scrub_folder", "searching it for the key"), ("archive_trial", "archiving it")],
+)
+async def test_a_step_after_a_trial_costs_itself_and_not_the_sample(
+    make_task, make_backend, serving, monkeypatch, tmp_path, function, step, how
 ):
-    from rollout.backend.harbor import execution
+    from rollout.backend.harbor import execution, settle
 
-    released, settle = threading.Event(), execution.settle
+    released, original = threading.Event(), getattr(settle, function)
 
     def hang(*args, **options):
         released.wait()
-        return settle(*args, **options)
+        return original(*args, **options)
 
-    make_task()
-    monkeypatch.setattr(execution, "settle", hang)
-    monkeypatch.setattr(execution, "_SETTLE_SEC", 0.05)
+    def fail(*args, **options):
+        raise RuntimeError("no luck")
+
+    make_task(instruction="Answer this: {{ prompt }}")
+    monkeypatch.setattr(settle, function, hang if how == "hangs" else fail)
+    if how == "hangs":
+        monkeypatch.setattr(execution, "_SETTLE_SEC", 0.2)
     async with serving(make_backend()) as rollouts:
         result = await rollouts.run(label="42")
         released.set()
         while rollouts.backend.threads.borrowed_tokens:
             await trio.lowlevel.checkpoint()
     assert result.sample.reward == 1.0
-    assert result.sample.label == "42"
-    assert "could not be put in order within" in caplog.text
+    assert result.sample.messages[0]["content"] == "Answer this: What is 6 * 7?"
+    said = "took longer than 0.2 s and goes on" if how == "hangs" else "failed (RuntimeError)"
+    assert diagnostics(tmp_path)["harbor"]["unsettled"] == f"{step} {said}"
+
+
+@pytest.mark.parametrize("where", ["of ours", "of Harbor's"])
+async def test_a_full_disk_is_no_fault_of_the_agent(
+    make_task, make_backend, serving, monkeypatch, where
+):
+    from rollout.backend.harbor import execution
+    from rollout.backend.harbor.namespace import NamespaceEnvironment
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/trials/r-1")
+
+    make_task()
+    if where == "of ours":
+        monkeypatch.setattr(execution, "make_workspace", full)
+    else:
+        monkeypatch.setattr(NamespaceEnvironment, "start", full)
+    async with serving(make_backend()) as rollouts:
+        result = await rollouts.run(label="42")
+    message = failed(result, RolloutErrorCategory.INTERNAL_ERROR)
+    assert "No space left on device: '/trials/r-1'" in message
 
 
 async def test_secrets_among_the_settings_stay_out_of_files(
