@@ -161,6 +161,13 @@ def report(session: nox.Session) -> None:
     session.run("pytest", "tests/evaluation/report/browser", *session.posargs)
 
 
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzz a server; the long form is `nox -s fuzz -- --inputs 100000 --examples 200`."""
+    session.install(".", "schemathesis>=4.32,<5")
+    session.run("python", "tests/fuzz/run.py", *session.posargs)
+
+
 @nox.session(python=_interop_python())
 def bench(session: nox.Session) -> None:
     """Measure against the official package; arguments go to benchmarks/compare.py."""

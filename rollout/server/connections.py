@@ -120,6 +120,7 @@ class ReadClock:
         self._connections = connections
         self._scope = trio.CancelScope()
         self._expired = False
+        self._interrupted = False
         self._until = math.inf
         self.start_idle()
 
@@ -141,6 +142,16 @@ class ReadClock:
         """Read without a deadline: a request is under way."""
         self.idle = False
         self._read_until(math.inf)
+
+    def interrupt(self) -> None:
+        """End the read under way: there is something else to do first."""
+        self._interrupted = True
+        self._scope.cancel()
+
+    def was_interrupted(self) -> bool:
+        """Whether the last read was interrupted, and not given up."""
+        interrupted, self._interrupted = self._interrupted, False
+        return interrupted and not self._expired
 
     def expire(self) -> None:
         """Give up reading for good."""

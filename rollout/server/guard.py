@@ -58,15 +58,23 @@ class _PlainHttp(H11Protocol):
         self._authorized = authorized
         self._may_continue = False
         self._body_unasked = False
+        self._paused = False
         self._closed = False
         self._held = b""
 
+    @property
+    def waiting(self) -> int:
+        """How many bytes of further requests wait until the one under way is answered."""
+        return len(self.connection.trailing_data[0]) if self._paused else 0
+
     async def handle(self, event: Event) -> None:
         """Take bytes, or the end of the connection."""
-        if isinstance(event, Closed):
-            self._closed = True
-            await self.can_read.set()  # another request may wait for its turn, which never comes
+        self._closed = self._closed or isinstance(event, Closed)
         await super().handle(event)
+
+    async def resume(self) -> None:
+        """Take up what has waited for the answer to the request before it."""
+        await self._handle_events()
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Send a part of an answer."""
@@ -76,6 +84,7 @@ class _PlainHttp(H11Protocol):
 
     async def _handle_events(self) -> None:
         connection = self.connection
+        self._paused = False
         while not self._closed:
             if self._may_continue and connection.they_are_waiting_for_100_continue:
                 await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
@@ -89,8 +98,8 @@ class _PlainHttp(H11Protocol):
             if isinstance(event, h11.Request):
                 await self._start(event)
             elif event is h11.PAUSED:
-                await self.can_read.clear()
-                await self.can_read.wait()
+                self._paused = True
+                return
             elif self.stream is None:
                 return
             elif isinstance(event, h11.Data):
@@ -181,7 +190,7 @@ class GuardedConnection:
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
     ) -> None:
         self.stream = stream
-        self.protocol: H11Protocol
+        self.protocol: _PlainHttp
         self._app = app
         self._config = config
         self._context = context
@@ -245,9 +254,14 @@ class GuardedConnection:
         while True:
             with self._clock.reading() as scope:
                 try:
+                    if self.protocol.waiting > _READ_BYTES:
+                        await trio.sleep_forever()  # until the clock is interrupted
                     data = bytes(await self.stream.receive_some(_READ_BYTES))
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     break
+            if scope.cancelled_caught and self._clock.was_interrupted():
+                await self.protocol.resume()
+                continue
             if scope.cancelled_caught:
                 break
             if not self._ended:
@@ -265,6 +279,8 @@ class GuardedConnection:
             await trio.lowlevel.checkpoint()
             if event.idle:
                 self._clock.start_idle()
+                if self.protocol.waiting:
+                    self._clock.interrupt()
             else:
                 self._clock.stop_idle()
         else:

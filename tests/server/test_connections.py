@@ -305,6 +305,30 @@ async def test_a_peer_that_is_gone_leaves_no_connection_behind(monkeypatch):
             assert (await raw(http.base_url, GET + b"Connection: close\r\n\r\n"))[0] == 200
 
 
+async def test_the_end_of_a_peer_is_noticed_while_another_request_of_it_waits():
+    feed = request_bytes("POST", "/rollouts/feed", b'{"leases": []}')
+    async with served_http(make_app()) as http, connected(str(http.base_url)) as stream:
+        await stream.send_all(feed + GET + b"\r\n")
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+        await stream.send_eof()
+        with trio.fail_after(20):  # before a heartbeat
+            await receive_until_closed(stream)
+
+
+async def test_requests_that_wait_for_their_turn_are_all_answered():
+    """Also when they are more than the server takes into memory."""
+    async with served_http(make_app()) as http, connected(str(http.base_url)) as stream:
+        patient = await admit(http, initial_messages=prompt(sleep=0.05))
+        held = request_bytes("GET", result_path(patient[0]), headers=patient[1])
+        padded = GET + b"X: " + b"x" * 1000 + b"\r\n\r\n"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, held + padded * 200)
+            received = b""
+            nursery.cancel_scope.deadline = trio.current_time() + 30
+            while received.count(b"HTTP/1.1 200 ") < 201:
+                received += await stream.receive_some()
+
+
 NO_DESCRIPTORS = """
 import json, os, resource, sys
 from functools import partial
@@ -358,6 +382,8 @@ def test_other_applications_of_the_process_keep_their_connections():
 
 class Protocol:
     """Notes what a connection tells its protocol."""
+
+    waiting = 0
 
     def __init__(self) -> None:
         self.told: list[Event] = []
