@@ -6,6 +6,7 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
 from typing import Any
 
@@ -45,6 +46,9 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"rollout.cli.{cmd_name.replace('-', '_')}")
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            # So it was while modules were imported, which must not be interrupted half-way.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         command: click.Command = module.command
         return command
 

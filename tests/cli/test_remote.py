@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -185,6 +186,24 @@ def test_it_runs_as_a_module(module):
     done = subprocess.run([sys.executable, "-m", module, "health"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "rollout: Missing argument 'URL' (see rollout health --help)\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+@pytest.mark.parametrize("module", ["rollout.backend.local", "rollout.cli.health"])
+def test_ctrl_c_while_it_imports_is_no_traceback(module):
+    code = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["rollout", "health", "http://127.0.0.1:9"]
+from rollout_main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_help_lists_every_command_and_loads_none(cli):
