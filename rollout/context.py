@@ -95,6 +95,7 @@ class RolloutContext:
         rollout_id: The rollout's id.
         sample_source: Where the sample comes from when the workflow returns ``None``.
         progress: Where to report to; ``None`` outside of a server.
+        info: Notes of the rollout's own code; they are kept in its trajectory and never travel.
     """
 
     chat_completions_url: str = field(default="", repr=public_url)
@@ -102,6 +103,7 @@ class RolloutContext:
     rollout_id: str = ""
     sample_source: SampleSource | None = None
     progress: RolloutProgress | None = field(default=None, repr=False)
+    info: dict[str, Any] = field(factory=dict, repr=False, kw_only=True)
     _started_at: datetime | None = field(default=None, init=False)
 
     @property

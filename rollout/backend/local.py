@@ -158,6 +158,7 @@ class LocalBackend(SlottedBackend):
             phase=execution.status,
             timings=execution.timings(trio.current_time()),
             secrets=tuple(context.secrets),
+            info=context.info,
             unfinished=await _unfinished_sample(outcome, context),
         )
         await self.artifacts.save(request.id, finished.files)
@@ -251,6 +252,7 @@ class LocalBackend(SlottedBackend):
                 output = coerce_output(await call.invoke(workflow.run, inner))
                 if output is None:
                     return _labelled(_sample(await context.get_sample()), request.label)
+            context.info.update(output.info)
             if output.messages is None:
                 return None
             return RolloutSample(

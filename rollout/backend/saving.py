@@ -56,6 +56,7 @@ class FinishedRollout:
         secrets: What is never kept.
         document: The trajectory as the agent itself wrote it, a valid ATIF document; without
             one it is made of the sample's messages.
+        info: Notes of the rollout's own code, for the trajectory.
         diagnostics: More for the note, by name.
         unfinished: What the sample source of a rollout without a sample had at its end.
     """
@@ -67,6 +68,7 @@ class FinishedRollout:
     timings: Mapping[str, float | None]
     secrets: tuple[str | None, ...] = ()
     document: Mapping[str, Any] | None = field(default=None, repr=False)
+    info: Mapping[str, Any] = field(factory=dict, repr=False)
     diagnostics: Mapping[str, Any] = field(factory=dict)
     unfinished: RolloutSample | None = field(default=None, repr=False)
 
@@ -92,6 +94,8 @@ class FinishedRollout:
             extra |= {"reward": None, "error": _error(end)}
         if sample is None:
             extra["label"] = request.label
+        if self.info:
+            extra["info"] = dict(self.info)
         try:
             built = build_trajectory(
                 messages,

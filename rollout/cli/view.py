@@ -18,6 +18,7 @@ from rollout.cli.bars import can_draw
 from rollout.cli.text import one_line, print_fields
 from rollout.cli.warning_lines import WarningLines
 from rollout.codec import format_timestamp
+from rollout.trajectory.build import DETAILS
 from rollout.types import RolloutResultResponse, RolloutSample, RolloutStatus
 
 __all__ = ["PhaseView", "print_result"]
@@ -92,7 +93,8 @@ def print_result(result: RolloutResultResponse) -> None:
 
 
 def _details(sample: RolloutSample) -> dict[str, Any]:
-    return {"label": sample.label, "metrics": sample.metrics, "extra": sample.extra_fields}
+    extra = {name: value for name, value in sample.extra_fields.items() if name != DETAILS}
+    return {"label": sample.label, "metrics": sample.metrics, "extra": extra}
 
 
 def _print_conversation(sample: RolloutSample) -> None:

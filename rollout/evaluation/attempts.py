@@ -33,6 +33,7 @@ from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.standstill import Standstill
 from rollout.jsonfit import utf8
 from rollout.trajectory import build_trajectory, token_totals
+from rollout.trajectory.totals import token_count
 from rollout.types import (
     RolloutErrorCategory,
     RolloutResultResponse,
@@ -235,7 +236,12 @@ def keep_attempt(
             f"{path}: {error.strerror or error}; the run stops, since what it does could not "
             "be kept"
         ) from error
-    prompt_tokens, completion_tokens = token_totals(document)
+    # The metrics also count the calls that are not in the sample.
+    told, totals = ending.record.metrics, token_totals(document)
+    prompt_tokens, completion_tokens = (
+        total if (count := token_count(told.get(name))) is None else count
+        for name, total in zip(("prompt_tokens", "completion_tokens"), totals, strict=True)
+    )
     return evolve(
         ending.record,
         prompt_tokens=prompt_tokens,
@@ -306,11 +312,10 @@ def _trajectory(
     messages = attempt.row.initial_messages
     if sample is not None and sample.messages:
         messages = [dict(message) for message in sample.messages]
-    return build_trajectory(
+    document = build_trajectory(
         messages,
         rollout_id=attempt.rollout_id,
         prompt=attempt.row.initial_messages,
-        model_name=config.chat.model,
         sample=sample,
         metadata=attempt.row.metadata,
         secrets=credentials.secrets,
@@ -321,3 +326,6 @@ def _trajectory(
             "label": attempt.row.label,
         },
     )
+    if config.chat.model is not None:  # unless the messages name the model that answered
+        document["agent"].setdefault("model_name", config.chat.model)
+    return document

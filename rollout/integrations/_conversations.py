@@ -60,12 +60,12 @@ class Entry:
         """The key without the ids of its calls."""
         return _key(self.message, ids=False) if _calls(self.message) else self.key
 
-    def enriched(self) -> dict[str, Any]:
-        """Return the message with what trajectories keep of it."""
-        whole = self.call.enriched(self.message, self.choice)
+    def details(self) -> dict[str, Any]:
+        """Return what is known of it beside the message, see `Call.details`."""
+        details = self.call.details(self.choice)
         if not self.replied and self.message.get("role") == "assistant":
-            whole[COPIED] = True
-        return whole
+            details[COPIED] = True
+        return details
 
     def says(self, sent: Entry) -> bool:
         """Whether it is what was sent, but for ids that it may lack."""

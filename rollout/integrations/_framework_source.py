@@ -48,7 +48,7 @@ def source_of(context: RolloutContext) -> FrameworkSource:
             "framework says cannot be its sample too; record=False leaves it alone, here and for "
             "clients of rollout.integrations.openai"
         )
-    created = FrameworkSource(secrets=tuple(context.secrets))
+    created = FrameworkSource(secrets=tuple(context.secrets), info=context.info)
     context.set_sample_source(created)
     return created
 
@@ -81,8 +81,10 @@ class FrameworkSource(ConversationRecorder):
     Both sides of the bridge use it, so each step holds a lock for its short time.
     """
 
-    def __init__(self, *, secrets: tuple[str | None, ...] = ()) -> None:
-        super().__init__(secrets=secrets)
+    def __init__(
+        self, *, secrets: tuple[str | None, ...] = (), info: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(secrets=secrets, info=info)
         self._lock = threading.Lock()
         self._histories: list[_History] = []
         self._heads: dict[int, dict[str, Any] | None] = {}
@@ -172,7 +174,7 @@ class FrameworkSource(ConversationRecorder):
                 messages=copy.deepcopy(last.messages),
                 trajectory_messages=copy.deepcopy(chat),
                 metrics=self.metrics(),
-                extra_fields=copy.deepcopy(extra),
+                extra_fields=copy.deepcopy(extra | self.extra_fields),
             )
 
     def _not_kept(self, chat: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ __all__ = [
     "read_response",
     "reply_message",
     "text",
+    "token_ids",
 ]
 
 _LONGEST_MESSAGE = 500
@@ -43,6 +44,7 @@ class Choice:
         messages: What the model said, in chat form. More than one only where items of the
             Responses API form no single message.
         finish_reason: Why it ended; ``None`` if that was never said.
+        token_ids: Those of the reply, if the endpoint tells them.
         logprobs: As the endpoint sent them. They are many, so that whoever writes them fits them
             into JSON, not whoever reads them.
     """
@@ -50,6 +52,7 @@ class Choice:
     index: int = 0
     messages: list[dict[str, Any]] = field(factory=list)
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
     logprobs: Any = None
 
 
@@ -61,6 +64,7 @@ class Answer:
         response_id: The answer's own id.
         model: The model that answered.
         usage: Tokens, as the endpoint counted them.
+        prompt_token_ids: Those of the prompt, if the endpoint tells them.
         choices: The replies, in the order of their index.
         error: What was wrong with it, ``None`` for a usable answer.
         complete: Whether it came to its end.
@@ -69,6 +73,7 @@ class Answer:
     response_id: str | None = None
     model: str | None = None
     usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
     choices: list[Choice] = field(factory=list)
     error: str | None = None
     complete: bool = True
@@ -127,6 +132,7 @@ def read_head(body: dict[str, Any]) -> Answer:
         response_id=text(body.get("id")),
         model=text(body.get("model")),
         usage=usage if isinstance(usage, dict) and usage else None,
+        prompt_token_ids=token_ids(body.get("prompt_token_ids")),
     )
 
 
@@ -141,6 +147,7 @@ def _read_completion(body: dict[str, Any]) -> Answer:
                     index=index if type(index) is int else place,
                     messages=[reply_message(message)],
                     finish_reason=text(raw.get("finish_reason")),
+                    token_ids=token_ids(raw.get("token_ids")),
                     logprobs=raw.get("logprobs"),
                 )
             )
@@ -194,6 +201,12 @@ def _response_logprobs(items: list[dict[str, Any]]) -> Any:
 def text(value: Any) -> str | None:
     """Return a text that is not empty; ``None`` for anything else."""
     return value if isinstance(value, str) and value else None
+
+
+def token_ids(value: Any) -> list[int] | None:
+    """Return a list of whole numbers that is not empty; ``None`` for anything else."""
+    whole = isinstance(value, list) and value and all(type(item) is int for item in value)
+    return value if whole else None
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:

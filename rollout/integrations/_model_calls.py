@@ -38,6 +38,7 @@ class Call:
         request_id: The endpoint's id of the request.
         response_id: The endpoint's id of the answer.
         usage: Tokens, as the endpoint counted them.
+        prompt_token_ids: Those of the prompt, if the endpoint tells them.
         choices: The replies.
     """
 
@@ -56,6 +57,7 @@ class Call:
     request_id: str | None = None
     response_id: str | None = None
     usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = field(default=None, repr=False)
     choices: list[Choice] = field(factory=list, repr=False)
 
     @property
@@ -68,16 +70,23 @@ class Call:
         self.response_id = answer.response_id
         self.model = answer.model or self.model
         self.usage = answer.usage
+        self.prompt_token_ids = answer.prompt_token_ids
         self.choices = answer.choices
 
-    def enriched(self, message: dict[str, Any], choice: Choice | None) -> dict[str, Any]:
-        """Return a message with what trajectories keep of it: time, and for a reply its call."""
+    def details(self, choice: Choice | None) -> dict[str, Any]:
+        """Return what is known of a message beside it: its time, and of a reply its call.
+
+        Args:
+            choice: The reply; ``None`` for a message that was sent.
+        """
         if choice is None:
-            return {**message, "timestamp": _written(self.started_at)}
+            return {"timestamp": _written(self.started_at)}
         answered_at = self.started_at + timedelta(seconds=self.latency_sec or 0.0)
         known = {
             "model": self.model,
             "usage": self.usage,
+            "prompt_token_ids": self.prompt_token_ids,
+            "token_ids": choice.token_ids,
             "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
             "request_id": self.request_id,
@@ -87,7 +96,11 @@ class Call:
         if not self.complete:
             known["interrupted"] = True
         told = {name: value for name, value in known.items() if value is not None}
-        return {**message, "timestamp": _written(answered_at), **told}
+        return {"timestamp": _written(answered_at), **told}
+
+    def enriched(self, message: dict[str, Any], choice: Choice | None) -> dict[str, Any]:
+        """Return a message with its `details`, as trajectories keep it."""
+        return message | self.details(choice)
 
     def problem(self) -> dict[str, Any]:
         """Return what is told of a call that did not end well."""

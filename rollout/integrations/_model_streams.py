@@ -23,6 +23,7 @@ from rollout.integrations._model_answers import (
     read_response,
     reply_message,
     text,
+    token_ids,
 )
 
 __all__ = ["Events", "StreamedAnswer"]
@@ -125,6 +126,7 @@ class _Growing:
     message: dict[str, Any] = field(factory=dict)
     calls: list[tuple[int, dict[str, Any]]] = field(factory=list)
     finish_reason: str | None = None
+    token_ids: list[int] = field(factory=list)
     logprobs: dict[str, Any] | None = None
 
     def add(self, raw: dict[str, Any]) -> None:
@@ -137,6 +139,7 @@ class _Growing:
                 elif value is not None:
                     _merge(self.message, name, value)
         self.finish_reason = text(raw.get("finish_reason")) or self.finish_reason
+        self.token_ids += token_ids(raw.get("token_ids")) or ()
         logprobs = raw.get("logprobs")
         if isinstance(logprobs, dict):
             self.logprobs = self.logprobs or {}
@@ -181,6 +184,7 @@ class _Growing:
             index=index,
             messages=[reply_message(message)],
             finish_reason=self.finish_reason,
+            token_ids=self.token_ids or None,
             logprobs=self.logprobs,
         )
 
@@ -332,7 +336,7 @@ class StreamedAnswer:
         if self._api == "responses":
             self._add_response_event(body)
             return False
-        for key in ("id", "model", "usage"):
+        for key in ("id", "model", "usage", "prompt_token_ids"):
             if body.get(key):
                 self._head[key] = body[key]
         choices = dicts(body.get("choices"))

@@ -18,6 +18,7 @@ from rollout.integrations._model_answers import Answer
 from rollout.integrations._model_calls import Call
 from rollout.integrations._responses_items import input_as_messages
 from rollout.jsonfit import fit
+from rollout.trajectory.build import DETAILS, with_details
 from rollout.trajectory.totals import token_count
 from rollout.types import RolloutSample
 
@@ -104,7 +105,7 @@ def recorder_of(context: RolloutContext) -> ConversationRecorder:
             f"this rollout has a sample source already ({type(source).__name__}), so its calls "
             "cannot be recorded as its sample; ask for a client with record=False"
         )
-    recorder = ConversationRecorder(secrets=tuple(context.secrets))
+    recorder = ConversationRecorder(secrets=tuple(context.secrets), info=context.info)
     context.set_sample_source(recorder)
     return recorder
 
@@ -116,10 +117,17 @@ class ConversationRecorder(SampleSource):
 
     Attributes:
         calls: Every request so far, in the order of sending.
+        extra_fields: Your own additions to the `extra_fields` of the sample, which travel to the
+            caller and are kept in the trajectory.
+        info: Your own notes; they are kept in the trajectory and never travel.
     """
 
-    def __init__(self, *, secrets: tuple[str | None, ...] = ()) -> None:
+    def __init__(
+        self, *, secrets: tuple[str | None, ...] = (), info: dict[str, Any] | None = None
+    ) -> None:
         self.calls: list[Call] = []
+        self.extra_fields: dict[str, Any] = {}
+        self.info: dict[str, Any] = {} if info is None else info
         self._conversations = Conversations()
         self._unrecorded: Counter[str] = Counter()
         self._redactor = Redactor(secrets)
@@ -276,15 +284,15 @@ class ConversationRecorder(SampleSource):
         """Return the sample as it stands: the conversation that counts, with all metrics."""
         await trio.lowlevel.checkpoint()
         main = self._main()
+        messages = self.messages
+        known = main.entries if main is not None else []
+        details = copy.deepcopy([entry.details() for entry in known]) or [{} for _ in messages]
+        extra = {DETAILS: details} if known else {}
         return RolloutSample(
-            messages=self.messages,
-            trajectory_messages=copy.deepcopy(
-                [entry.enriched() for entry in main.entries]
-                if main is not None
-                else self._only_sent()
-            ),
+            messages=messages,
+            trajectory_messages=with_details(copy.deepcopy(messages), details),
             metrics=self.metrics(),
-            extra_fields=copy.deepcopy(self._extra_fields(main)),
+            extra_fields=extra | copy.deepcopy(self._extra_fields(main) | self.extra_fields),
         )
 
     # --- inside -----------------------------------------------------------------------------------

@@ -22,12 +22,19 @@ from rollout.trajectory.steps import Steps
 from rollout.trajectory.totals import final_metrics
 from rollout.types import RolloutSample
 
-__all__ = ["SCHEMA_VERSION", "build_trajectory", "package_version"]
+__all__ = ["DETAILS", "SCHEMA_VERSION", "build_trajectory", "package_version", "with_details"]
+
+DETAILS = "message_details"
+"""The extra field of a sample that has an object for each of its messages, with what is known of it
+beside what was said: time, model, usage and so on."""
 
 SCHEMA_VERSION = "ATIF-v1.8"
 
 _MESSAGE_DEPTH = MAX_JSON_DEPTH - 12
 """What is left for messages, some of which end up deeper than they were."""
+
+_SAID = frozenset({"role", "content", "tool_calls"})
+"""What no details can change."""
 
 _EXTRA_DEPTH = MAX_JSON_DEPTH - 4
 
@@ -56,7 +63,8 @@ def build_trajectory(
     """Make an ATIF document, whatever the messages look like.
 
     Args:
-        messages: The history.
+        messages: The history. If the sample has details of so many messages (see `DETAILS`), each
+            is kept with its own.
         rollout_id: The rollout's id, which becomes the document's.
         prompt: What the rollout was asked with. What the assistant says in it, at the beginning
             of the history, is marked as copied and not counted in the totals.
@@ -73,6 +81,9 @@ def build_trajectory(
         under ``dropped`` a line for each value without a JSON form.
     """
     redactor = Redactor(secrets)
+    own = {} if sample is None else dict(sample.extra_fields)
+    if _fits(messages, own.get(DETAILS)):
+        messages = with_details(messages, own.pop(DETAILS))
     plain, dropped = fit(list(messages), max_depth=_MESSAGE_DEPTH)
     dropped = [f"messages{line}" for line in dropped]
     steps = Steps(redactor)
@@ -82,7 +93,7 @@ def build_trajectory(
     for place, message in enumerate(redactor.value(plain)):
         steps.add(message, copied=place < copied)
     finished = steps.finish()
-    rest = _extra(sample, metadata, extra, dropped)
+    rest = _extra(sample, own, metadata, extra, dropped)
     agent: dict[str, Any] = {"name": agent_name or "rollout", "version": package_version()}
     if model_name is None:
         models = {step["model_name"] for step in finished if "model_name" in step}
@@ -102,8 +113,27 @@ def build_trajectory(
     return document
 
 
+def _fits(messages: Sequence[Mapping[str, Any]], details: Any) -> bool:
+    return (
+        isinstance(details, list)
+        and len(details) == len(messages)
+        and all(isinstance(known, Mapping) for known in details)
+    )
+
+
+def with_details(
+    messages: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return messages, each with its own details."""
+    return [
+        {**message, **{name: value for name, value in known.items() if name not in _SAID}}
+        for message, known in zip(messages, details, strict=True)
+    ]
+
+
 def _extra(
     sample: RolloutSample | None,
+    extra_fields: Mapping[str, Any],
     metadata: Mapping[str, Any] | None,
     extra: Mapping[str, Any] | None,
     dropped: list[str],
@@ -116,8 +146,8 @@ def _extra(
             values["remove_sample"] = True
         if sample.metrics:
             values["metrics"] = sample.metrics
-        if sample.extra_fields:
-            values["extra_fields"] = sample.extra_fields
+        if extra_fields:
+            values["extra_fields"] = extra_fields
     if metadata is not None:
         values["metadata"] = metadata
     values |= extra or {}

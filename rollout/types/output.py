@@ -43,7 +43,8 @@ class AgentWorkflowOutput:
             ``model_dump``, as SDKs make them, becomes a dict.
         metrics: Numbers by name; they travel in `RolloutSample.metrics`. ``None`` is left out
             there, and so are NaN and infinities, which have no JSON form, with a warning.
-        info: The workflow's own notes. Backends keep them out of the sample.
+        info: The workflow's own notes. They never travel: `LocalBackend` keeps them in the
+            trajectory, under ``info`` of its ``extra``.
 
     Raises:
         InvalidFieldError: A field has another type.

@@ -15,6 +15,7 @@ from support import in_process, local_backend, make_app, prompt
 
 from rollout import (
     AgentWorkflow,
+    AgentWorkflowOutput,
     ExecutionRequest,
     LocalBackend,
     RolloutSample,
@@ -22,6 +23,7 @@ from rollout import (
 )
 from rollout.artifacts import ArtifactStore
 from rollout.context import SampleSource
+from rollout.integrations.chat import get_recorder
 from rollout.simulation import simulate
 from rollout.trajectory import trajectory_problems
 from rollout.types import RolloutInitRequest
@@ -251,6 +253,21 @@ def from_source(**fields):
         get_rollout_context().set_sample_source(Source(RolloutSample(**fields)))
 
     return run
+
+
+@pytest.mark.parametrize("way", ["recorder", "output"])
+async def test_notes_of_a_workflow_are_in_its_trajectory_alone(tmp_path, way):
+    async def run(ctx):
+        if way == "output":
+            return AgentWorkflowOutput(messages=ctx.prompt, info={"seen": 3, "key": SECRET})
+        get_recorder().info.update(seen=3, key=SECRET)
+        return None
+
+    outcome = await execute(keeping(tmp_path, run), "r", grade=False)
+    trajectory, _ = saved(tmp_path)
+    assert trajectory["extra"]["info"]["seen"] == 3
+    assert SECRET not in json.dumps(trajectory)
+    assert "seen" not in json.dumps(outcome.result.sample.extra_fields)
 
 
 async def test_trajectory_messages_come_first(tmp_path):

@@ -22,7 +22,17 @@ import h11
 import trio
 from attrs import define, evolve, field, frozen
 
-__all__ = ["Endpoint", "Received", "Step", "call", "refuse", "say", "scripted_endpoint", "stall"]
+__all__ = [
+    "Endpoint",
+    "Received",
+    "Step",
+    "call",
+    "others",
+    "refuse",
+    "say",
+    "scripted_endpoint",
+    "stall",
+]
 
 MODEL = "scripted-1"
 
@@ -279,6 +289,11 @@ class _Connection:
 
 def _head(status: int, headers: dict[str, str]) -> h11.Response:
     return h11.Response(status_code=status, headers=list(headers.items()))
+
+
+def others(sample: Any) -> dict[str, Any]:
+    """The extra fields of a recorded sample, but for those that each has."""
+    return {k: v for k, v in sample.extra_fields.items() if k != "message_details"}
 
 
 def words(messages: Any) -> int:

@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 import trio
-from integrations.scripted import Step, call, refuse, say, scripted_endpoint, stall
+from integrations.scripted import Step, call, others, refuse, say, scripted_endpoint, stall
 
 from rollout import RolloutContext
 from rollout.integrations import _asyncio_transport
@@ -159,7 +159,7 @@ async def test_calls_that_were_not_recorded_are_told_beside_a_history(sides):
         side.source.take_history([{"a": 1}], [{"role": "user", "content": "a"}])
         sample = await side.source.get_sample()
     assert sample.messages == [{"a": 1}]
-    assert sample.extra_fields == {"unrecorded_calls": {"/v1/embeddings": 1}}
+    assert others(sample) == {"unrecorded_calls": {"/v1/embeddings": 1}}
 
 
 async def test_refusals_and_lost_endpoints(sides):
@@ -352,7 +352,7 @@ async def test_a_reply_that_a_framework_has_dropped_is_added(sides):
         sample = await side.source.get_sample()
         assert sample.messages == [{"own form": "?"}, {"own form": "first"}]
         assert sample.trajectory_messages[-1]["usage"]["completion_tokens"] == 1
-        assert sample.extra_fields == {}
+        assert others(sample) == {}
         # Not again where it is there, and not the reply to something else.
         chat = [QUESTION, {"role": "assistant", "content": "first"}]
         for _ in range(2):

@@ -9,15 +9,17 @@ import pytest
 import trio
 from evaluation.run.cases import all_keys, config_of, keys, run_all, scripted
 from evaluation.run.fake import failure, success
-from support import Script, local_backend, make_app, prompt, served
+from integrations.scripted import say, scripted_endpoint
+from support import Compare, Script, local_backend, make_app, prompt, served
 
 import rollout.evaluation.run
-from rollout import AgentWorkflowOutput
+from rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowOutput, LocalBackend
 from rollout.context import get_rollout_context
 from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, evaluate, final_records, read_records
 from rollout.evaluation.datasets import Dataset
 from rollout.evaluation.manifest import read_manifest
+from rollout.integrations.chat import chat, get_recorder
 from rollout.trajectory import trajectory_problems
 
 
@@ -53,6 +55,59 @@ async def test_everything_is_written(tmp_path):
     assert "row" in json.dumps(document["extra"])
     assert (run.folder / "report.html").stat().st_size > 1000
     assert read_manifest(run.folder)["run"]["n"] == 2
+
+
+class Asking(AgentWorkflow):
+    async def run(self, ctx):
+        first = await chat(ctx.prompt, model="policy", logprobs=True)
+        get_recorder().extra_fields["mood"] = "calm"
+        await chat([*ctx.prompt, first.message, {"role": "user", "content": "Sure?"}], model="m")
+        await chat([{"role": "user", "content": "an aside"}], model="m", conversation="aside")
+
+
+async def test_a_recorded_rollout_has_one_document_in_both_places(tmp_path):
+    backend = LocalBackend(
+        workflow=Asking,
+        workflow_config=AgentWorkflowConfig(name="asking"),
+        grader=Compare,
+        artifact_root=tmp_path / "kept",
+    )
+    rows = [
+        {
+            "messages": [
+                *prompt(),
+                {"role": "assistant", "content": "Hm.", "usage": {"prompt_tokens": 1000}},
+                {"role": "user", "content": "6 * 7?"},
+            ],
+            "ground_truth": "42",
+        }
+    ]
+    async with scripted_endpoint(say("42")) as endpoint, served(make_app(backend)) as url:
+        chat_table = {"url": endpoint.url, "model": "m"}
+        config = config_of(tmp_path, server=url, rows=rows, chat=chat_table)
+        run, (record,) = await run_all(config)
+    assert record.outcome is AttemptOutcome.SUCCESS, record.err_message
+    ours, own = (
+        json.loads(path.read_text())
+        for path in (
+            run.folder / "trajectories" / "0-0-0.json",
+            tmp_path / "kept" / record.rollout_id / "trajectory.json",
+        )
+    )
+    assert trajectory_problems(ours) == []
+    for part in ("schema_version", "trajectory_id", "agent", "steps", "final_metrics"):
+        assert ours[part] == own[part]
+    assert ours["extra"]["extra_fields"] == own["extra"]["extra_fields"]
+    assert ours["extra"]["extra_fields"].keys() == {"branches", "mood"}
+    assert ours["agent"]["model_name"] == "scripted-1"
+    replied = ours["steps"][3]
+    assert replied["metrics"]["logprobs"] == [-0.5]
+    assert replied["timestamp"] < ours["steps"][-1]["timestamp"]
+    # All that was spent, the aside included.
+    assert record.completion_tokens == record.metrics["completion_tokens"] == 3
+    assert record.prompt_tokens == record.metrics["prompt_tokens"]
+    assert ours["final_metrics"]["total_completion_tokens"] == 2
+    assert ours["final_metrics"]["total_prompt_tokens"] < 1000
 
 
 async def test_progress(tmp_path, server):

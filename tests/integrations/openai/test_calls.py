@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("openai", reason='needs pip install "trio-rollout[openai]"')
 
 from integrations.openai.agents import KEY, QUESTION, trajectory
-from integrations.scripted import call, refuse, say, scripted_endpoint
+from integrations.scripted import call, others, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
 from rollout.integrations._watched_calls import ReadAlong
@@ -105,7 +105,7 @@ async def test_tools_in_a_loop():
         "user",
         "assistant",
     ]
-    assert sample.extra_fields == {}
+    assert others(sample) == {}
     assert (sample.metrics["calls"], sample.metrics["tool_calls"]) == (3, 1)
     document = trajectory(sample)
     totals = document["final_metrics"]

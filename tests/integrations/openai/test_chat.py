@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 import trio
-from integrations.scripted import Step, call, refuse, say, scripted_endpoint, stall
+from integrations.scripted import Step, call, others, refuse, say, scripted_endpoint, stall
 from support import fresh_id, local_backend, make_app, served
 
 from rollout import AgentWorkflow, RolloutContext
@@ -45,7 +45,7 @@ async def test_a_conversation_with_a_tool():
     assert (sent.key, sent.path, sent.body["temperature"]) == (KEY, "/v1/chat/completions", 0.5)
     assert sample.messages == [QUESTION, first.message, result, reply.message]
     assert sample.metrics["completion_tokens"] == 1 + 3
-    assert sample.extra_fields == {"tools": tools}
+    assert others(sample) == {"tools": tools}
     document = build_trajectory(sample.trajectory_messages, rollout_id="r", sample=sample)
     assert trajectory_problems(document) == []
     assert document["final_metrics"]["total_completion_tokens"] == 1 + 3

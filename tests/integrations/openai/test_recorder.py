@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from integrations.scripted import others
 
 from rollout import RolloutContext, SampleSource
 from rollout.errors import InvalidFieldError, SampleSourceError
@@ -74,7 +75,7 @@ async def test_a_history_that_grows_is_one_conversation():
     talk.ask(user("a"), reply=model("b"))
     talk.ask(user("a"), model("b"), user("c"), reply=model("d"))
     assert talk.texts() == ["a", "b", "c", "d"]
-    assert (await talk.sample()).extra_fields == {}
+    assert others(await talk.sample()) == {}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ async def test_replies_that_come_back_in_another_form(given_back, said):
     talk.ask(user("a"), reply=said)
     talk.ask(user("a"), given_back, user("c"), reply=model("d"))
     sample = await talk.sample()
-    assert sample.extra_fields == {}
+    assert others(sample) == {}
     # As the model gave it.
     assert sample.messages == [user("a"), said, user("c"), model("d")]
 
@@ -135,6 +136,68 @@ async def test_usage_in_the_history_of_the_prompt_is_not_counted_again():
     document = build_trajectory(sample.trajectory_messages, rollout_id="r", sample=sample)
     assert document["final_metrics"]["total_prompt_tokens"] == 15
     assert [step.get("is_copied_context") for step in document["steps"]] == [None, True, None, None]
+
+
+def tokens(*ids):
+    return {"content": [{"token": f"t{each}", "logprob": -0.5} for each in ids]}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_token_ids_and_log_probabilities_are_kept(streamed):
+    talk = Talk()
+    call = talk.begin(user("a"), return_token_ids=True, logprobs=True)
+    if streamed:
+        answer = StreamedAnswer("chat")
+        for event in (
+            {"model": "served", "prompt_token_ids": [1, 2], "choices": []},
+            {"choices": [{"delta": {"content": "b"}, "token_ids": [3], "logprobs": tokens(3)}]},
+            {"choices": [{"delta": {"content": "c"}, "token_ids": [4], "logprobs": tokens(4)}]},
+            {"choices": [{"delta": {}, "finish_reason": "stop", "token_ids": None}]},
+        ):
+            answer.add(f"data: {json.dumps(event)}\n\n".encode())
+        talk.recorder.finish(call, answer.answer(ended=True), 0.1)
+    else:
+        choice = {"message": model("bc"), "finish_reason": "stop"}
+        choice |= {"token_ids": [3, 4], "logprobs": tokens(3, 4)}
+        body = {"model": "served", "prompt_token_ids": [1, 2], "choices": [choice]}
+        talk.recorder.finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.1)
+    sample = await talk.sample()
+    first, known = sample.extra_fields["message_details"]
+    assert first == {"timestamp": "2026-01-01T00:00:00Z"}
+    assert known == {
+        "timestamp": "2026-01-01T00:00:00.100000Z",
+        "model": "served",
+        "prompt_token_ids": [1, 2],
+        "token_ids": [3, 4],
+        "logprobs": tokens(3, 4),
+        "finish_reason": "stop",
+        "latency_sec": 0.1,
+    }
+    assert sample.trajectory_messages == [{**user("a"), **first}, {**model("bc"), **known}]
+    document = build_trajectory(sample.messages, rollout_id="r", sample=sample)
+    metrics = document["steps"][1]["metrics"]
+    assert metrics["prompt_token_ids"] == [1, 2]
+    assert metrics["completion_token_ids"] == [3, 4]
+    assert metrics["logprobs"] == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("ids", [[], [1.5], [True], "12", {"0": 1}, None])
+async def test_token_ids_that_are_none_are_left_out(ids):
+    talk = Talk()
+    call = talk.begin(user("a"))
+    choice = {"message": model("b"), "token_ids": ids}
+    body = {"prompt_token_ids": ids, "choices": [choice]}
+    talk.recorder.finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.1)
+    known = (await talk.sample()).extra_fields["message_details"][1]
+    assert known.keys() == {"timestamp", "model", "latency_sec"}
+
+
+async def test_extra_fields_of_ones_own():
+    talk = Talk()
+    talk.recorder.extra_fields["mood"] = "calm"
+    assert (await talk.sample()).extra_fields == {"mood": "calm"}
+    talk.ask(user("a"), reply=model("b"), tools=[{"type": "function"}])
+    assert others(await talk.sample()) == {"mood": "calm", "tools": [{"type": "function"}]}
 
 
 async def test_a_turn_that_is_tried_again_is_a_branch():
@@ -322,7 +385,7 @@ async def test_a_call_that_comes_back_in_other_words_is_the_same_call(said, give
         reply=model("d"),
     )
     sample = await talk.sample()
-    assert sample.extra_fields == {}
+    assert others(sample) == {}
     assert sample.messages[1] == called(("c1", "f", said))
     assert sample.trajectory_messages[1]["usage"] == {"completion_tokens": 7}
 
@@ -368,7 +431,7 @@ async def test_ids_that_an_agent_makes_up_are_taken_over(missing):
     talk.ask(user("a"), again, *results, reply=model("b"))
     talk.ask(user("a"), again, *results, model("b"), user("c"), reply=model("d"))
     sample = await talk.sample()
-    assert sample.extra_fields == {}
+    assert others(sample) == {}
     assert sample.messages[1] == called(("u1", "f", '{"x": 1}'), ("u2", "g", "{}"), reasoning="Hm.")
     assert [each["role"] for each in sample.messages[2:]] == [
         "tool",
@@ -430,7 +493,7 @@ async def test_any_agent_that_only_adds_has_its_whole_history_in_the_sample(data
         history.append(reply)
     sample = await talk.sample()
     assert sample.messages == history
-    assert sample.extra_fields == {}
+    assert others(sample) == {}
 
 
 @given(st.data())

@@ -11,7 +11,7 @@ pytest.importorskip("openai", reason='needs pip install "trio-rollout[openai]"')
 import openai
 import trio
 from integrations.openai.agents import KEY, QUESTION, TOOLS, trajectory
-from integrations.scripted import Step, call, say, scripted_endpoint, stall
+from integrations.scripted import Step, call, others, say, scripted_endpoint, stall
 
 from rollout import RolloutContext
 from rollout.integrations._connections import current_connections
@@ -227,6 +227,6 @@ async def test_functions_of_the_old_kind():
             sample = await rollout.get_sample()
     assert sample.messages == [*history, {"role": "assistant", "content": "13"}]
     assert sample.metrics["tool_calls"] == 1
-    assert sample.extra_fields == {"tools": TOOLS}
+    assert others(sample) == {"tools": TOOLS}
     (called,) = trajectory(sample)["steps"][1]["tool_calls"]
     assert (called["function_name"], called["arguments"]) == ("add", {"left": 6})
