@@ -63,6 +63,8 @@ async def sample_group(
         for number in range(SAMPLES)
     ]
     done = await client.first_successes(requests, ENOUGH)
+    if done.failures:  # which are no samples of reward 0: they say nothing about the policy
+        print(f"{prompt} {len(done.failures)} failed", file=sys.stderr)
     samples = [rollout.result.sample for rollout in done]
     rewarded = [each for each in samples if each is not None and each.reward is not None]
     rewards = [each.reward for each in rewarded if each.reward is not None]

@@ -1,7 +1,8 @@
 """The client: admission, polling, handles."""
 
-from rollout.client.bulk import FinishedRollout
 from rollout.client.client import RolloutClient
+from rollout.client.finished import FinishedRollout, RolloutRetry
+from rollout.client.groups import FirstSuccesses, RolloutGroup
 from rollout.client.handle import RolloutHandle, StatusStream
 from rollout.errors import (
     NotOnTrioError,
@@ -18,6 +19,7 @@ from rollout.errors import (
 
 __all__ = [
     "FinishedRollout",
+    "FirstSuccesses",
     "NotOnTrioError",
     "RolloutAdmissionTimeoutError",
     "RolloutCancelTimeoutError",
@@ -25,10 +27,12 @@ __all__ = [
     "RolloutClientClosedError",
     "RolloutClientEnteredError",
     "RolloutClientNotEnteredError",
+    "RolloutGroup",
     "RolloutHandle",
     "RolloutHandleCancelled",
     "RolloutIdleTimeoutError",
     "RolloutPollTimeoutError",
     "RolloutProtocolError",
+    "RolloutRetry",
     "StatusStream",
 ]

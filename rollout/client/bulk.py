@@ -9,11 +9,12 @@ not the rollouts that run.
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sized
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import attrs
 import httpx
@@ -22,48 +23,23 @@ from attrs import define, field
 
 from rollout._beside import beside
 from rollout._logs import get_logger
+from rollout.client.finished import FinishedRollout, RolloutRetry
 from rollout.client.polling import Progress
 from rollout.errors import InvalidFieldError, RolloutError
-from rollout.types import RolloutInitRequest, RolloutResultResponse, RolloutStatus
+from rollout.rules.retry import rerun_delay_sec, shortened
+from rollout.types import RolloutInitRequest, RolloutResultResponse
 from rollout.types._fields import is_whole_from_one
 
 if TYPE_CHECKING:
     from rollout.client.client import RolloutClient
 
-__all__ = ["FinishedRollout", "first_successes", "run_many"]
+__all__ = ["Puller", "Requests", "Runner", "cancel_left", "check_limit", "run_many"]
 
 logger = get_logger(__name__)
 
 CANCEL_BUDGET_SEC = 10.0
 _MOST_SET_ASIDE = 10_000
 """How many requests of full groups are kept while others are looked for; a list is there anyway."""
-
-
-class FinishedRollout(NamedTuple):
-    """What came of one request.
-
-    Attributes:
-        request: The request.
-        outcome: Its terminal result, whatever its status; or the error that kept it from one.
-    """
-
-    request: RolloutInitRequest
-    outcome: RolloutResultResponse | Exception
-
-    @property
-    def result(self) -> RolloutResultResponse:
-        """The terminal result; raises the error where there is none."""
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it ended as a success."""
-        return (
-            isinstance(self.outcome, RolloutResultResponse)
-            and self.outcome.status is RolloutStatus.SUCCESS
-        )
 
 
 Requests = Iterable[RolloutInitRequest] | AsyncIterable[RolloutInitRequest]
@@ -134,14 +110,65 @@ class _Places:
 
 
 @define(eq=False)
+class Runner:
+    """Runs requests to their ends, and knows what it has on the server.
+
+    Attributes:
+        client: The server.
+        retry: Which rollouts are run again.
+    """
+
+    client: RolloutClient
+    retry: RolloutRetry | None
+    _running: dict[Progress, str] = field(factory=dict)
+
+    async def run(self, request: RolloutInitRequest) -> FinishedRollout:
+        """Run one request to its end, with the attempts that it may have.
+
+        Cancelling this sends nothing; `cancel_left` does, for what is `admitted`.
+        """
+        ended = await self._attempt(request, request.rollout_id, 1)
+        while self.retry is not None and self.retry.wants(ended):
+            draw = random.random()  # noqa: S311 - no secret
+            await trio.sleep(shortened(rerun_delay_sec(ended.attempts), draw))
+            name = f"{request.rollout_id}-again-{ended.attempts}"
+            ended = await self._attempt(request, name, ended.attempts + 1)
+        return ended
+
+    async def _attempt(
+        self, request: RolloutInitRequest, rollout_id: str, number: int
+    ) -> FinishedRollout:
+        progress = Progress()
+        self._running[progress] = rollout_id
+        outcome: RolloutResultResponse | Exception
+        try:
+            # Made anew, since it may have been changed in place.
+            renamed = attrs.evolve(request, rollout_id=rollout_id)
+            outcome = await self.client._run(renamed, progress)  # noqa: SLF001 - the same as run_rollout
+        except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
+            outcome = error
+        del self._running[progress]
+        return FinishedRollout(
+            request,
+            outcome,
+            admitted=progress.admitted,
+            agent_started_at=progress.agent_started_at,
+            attempts=number,
+        )
+
+    def admitted(self) -> list[str]:
+        """Return the ids of what was admitted and has not ended."""
+        return [name for progress, name in self._running.items() if progress.admitted == "yes"]
+
+
+@define(eq=False)
 class _Bulk:
     """One call of `run_many`."""
 
-    client: RolloutClient
+    runner: Runner
     places: _Places
     key: Callable[[RolloutInitRequest], Hashable]
     send: trio.MemorySendChannel[FinishedRollout]
-    running: dict[Progress, str] = field(factory=dict)
 
     async def feed(self, requests: Requests) -> None:
         """Start requests as places become free; returns when the last of them has ended."""
@@ -152,7 +179,7 @@ class _Bulk:
         self.send.close()
 
     async def _start_all(self, requests: Requests, nursery: trio.Nursery) -> None:
-        puller = _Puller(requests)
+        puller = Puller(requests)
         try:
             while True:
                 await self.places.wait_for_room()
@@ -170,17 +197,9 @@ class _Bulk:
         self.places.wake()
 
     async def _run(self, key: Hashable, request: RolloutInitRequest, nursery: trio.Nursery) -> None:
-        progress = Progress()
-        self.running[progress] = request.rollout_id
-        outcome: RolloutResultResponse | Exception
+        ended = await self.runner.run(request)
         try:
-            attrs.validate(request)  # it may have been changed in place since it was made
-            outcome = await self.client._run(request, progress)  # noqa: SLF001 - the same as run_rollout
-        except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
-            outcome = error
-        del self.running[progress]
-        try:
-            await self.send.send(FinishedRollout(request, outcome))
+            await self.send.send(ended)
         except trio.BrokenResourceError:
             # The block has closed the channel: it wants no more of them.
             nursery.cancel_scope.cancel()
@@ -188,12 +207,8 @@ class _Bulk:
         self.places.give_back(key)
         self._start(nursery)
 
-    def admitted(self) -> list[str]:
-        """Return the ids of what was admitted and has not ended."""
-        return [name for progress, name in self.running.items() if progress.admitted == "yes"]
 
-
-class _Puller:
+class Puller:
     """Pulls requests out of an iterable of either kind."""
 
     def __init__(self, requests: Requests) -> None:
@@ -224,6 +239,7 @@ async def run_many(
     max_in_flight: int,
     key: Callable[[RolloutInitRequest], Hashable] | None = None,
     max_in_flight_per_key: int | None = None,
+    retry: RolloutRetry | None = None,
 ) -> AsyncGenerator[trio.MemoryReceiveChannel[FinishedRollout], None]:
     """See `rollout.client.RolloutClient.run_rollouts`."""
     check_limit("max_in_flight", max_in_flight)
@@ -233,7 +249,8 @@ async def run_many(
     send, receive = trio.open_memory_channel[FinishedRollout](max_in_flight)
     most = max(_MOST_SET_ASIDE, len(requests) if isinstance(requests, Sized) else 0)
     places = _Places(max_in_flight, max_in_flight_per_key, most)
-    bulk = _Bulk(client, places, key or _same, send)
+    runner = Runner(client, retry)
+    bulk = _Bulk(runner, places, key or _same, send)
     try:
         # The block's own exception comes out as it is, and so does one of the requests'.
         # The receiver is closed last, so that no request finds nobody to send its outcome to.
@@ -242,8 +259,7 @@ async def run_many(
                 yield receive
     finally:
         send.close()
-        if left := bulk.admitted():
-            await _cancel_left(client, left)
+        await cancel_left(client, runner.admitted())
 
 
 def _same(request: RolloutInitRequest) -> Hashable:
@@ -251,8 +267,10 @@ def _same(request: RolloutInitRequest) -> Hashable:
     return None
 
 
-async def _cancel_left(client: RolloutClient, rollout_ids: list[str]) -> None:
+async def cancel_left(client: RolloutClient, rollout_ids: list[str]) -> None:
     """Cancel on the server what nobody waits for any longer; bounded, whatever happens."""
+    if not rollout_ids:
+        return
     with trio.move_on_after(CANCEL_BUDGET_SEC, shield=True) as scope:
         try:
             await client.cancel_rollouts(ids=rollout_ids)
@@ -264,23 +282,3 @@ async def _cancel_left(client: RolloutClient, rollout_ids: list[str]) -> None:
             )
     if scope.cancelled_caught:
         logger.warning("cancelling %d rollout(s) took too long", len(rollout_ids))
-
-
-async def first_successes(
-    client: RolloutClient, requests: Iterable[RolloutInitRequest], k: int, **options: Any
-) -> list[FinishedRollout]:
-    """See `rollout.client.RolloutClient.first_successes`."""
-    check_limit("k", k)
-    group = list(requests)
-    found: list[FinishedRollout] = []
-    if not group:
-        await trio.lowlevel.checkpoint()
-        return found
-    options.setdefault("max_in_flight", len(group))
-    async with run_many(client, group, **options) as finished:
-        async for rollout in finished:
-            if rollout.succeeded:
-                found.append(rollout)
-                if len(found) == k:
-                    break
-    return found

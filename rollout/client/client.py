@@ -12,7 +12,9 @@ import trio
 
 from rollout._groups import sole_error
 from rollout._keys import check_api_key
-from rollout.client.bulk import FinishedRollout, first_successes, run_many
+from rollout.client.bulk import run_many
+from rollout.client.finished import FinishedRollout, RolloutRetry
+from rollout.client.groups import FirstSuccesses, RolloutGroup, first_successes, run_groups
 from rollout.client.handle import RolloutHandle
 from rollout.client.idle import wait_until_idle
 from rollout.client.link import Link
@@ -358,6 +360,7 @@ class RolloutClient:
         max_in_flight: int,
         key: Callable[[RolloutInitRequest], Hashable] | None = None,
         max_in_flight_per_key: int | None = None,
+        retry: RolloutRetry | None = None,
     ) -> AsyncGenerator[trio.MemoryReceiveChannel[FinishedRollout], None]:
         """Run many rollouts, and receive what comes of them in order of completion.
 
@@ -377,6 +380,8 @@ class RolloutClient:
             key: Sorts requests into groups, for *max_in_flight_per_key*.
             max_in_flight_per_key: How many of one group may be in flight at a time. Requests of
                 full groups are set aside, up to 10,000 of an iterator, and others are pulled.
+            retry: Which rollouts are run again, under a new id; none by default. A rollout keeps
+                its place until then, and only its last attempt is handed over.
 
         Raises:
             ValueError: A limit is no whole number from 1 up.
@@ -392,8 +397,61 @@ class RolloutClient:
             max_in_flight=max_in_flight,
             key=key,
             max_in_flight_per_key=max_in_flight_per_key,
+            retry=retry,
         ) as finished:
             yield finished
+
+    @asynccontextmanager
+    async def run_groups(
+        self,
+        prompts: Iterable[RolloutInitRequest] | AsyncIterable[RolloutInitRequest],
+        *,
+        samples: int = 8,
+        deadline_sec: float | None = None,
+        min_samples: int | None = None,
+        max_in_flight: int = 256,
+        retry: RolloutRetry | None = None,
+    ) -> AsyncGenerator[trio.MemoryReceiveChannel[RolloutGroup], None]:
+        """Run several rollouts of each prompt, and receive groups in order of completion.
+
+        Example::
+
+            async with client.run_groups(prompts, samples=8, deadline_sec=600) as groups:
+                async for group in groups:
+                    rewards = [sample.reward for sample in group.samples]
+                    print(len(group.failures), "failed", len(group.stragglers), "were too slow")
+
+        Every prompt gets a group, and every rollout of it is in the group: with its sample, with
+        its failure, or as a straggler. The next prompt is pulled when a place is free.
+
+        Args:
+            prompts: A request for each prompt. Its rollouts have its ``rollout_id`` with
+                ``-0``, ``-1`` and so on behind it.
+            samples: How many rollouts a prompt gets.
+            deadline_sec: How long a group may take, in seconds, from when its first rollout
+                starts. What has ended by then is kept; the rest is cancelled, on the server too.
+            min_samples: How many samples are enough: the rest of the group is cancelled once it
+                has them. By default all of its rollouts are waited for.
+            max_in_flight: How many rollouts may be in flight at a time, of all groups.
+            retry: Which rollouts are run again, under a new id; none by default.
+
+        Raises:
+            ValueError: A number is no whole number from 1 up, or the deadline is not positive
+                and finite.
+
+        Leaving the block, in whatever way, cancels what is left, as `run_rollouts` does.
+        """
+        self._check_usable()
+        async with run_groups(
+            self,
+            prompts,
+            samples=samples,
+            max_in_flight=max_in_flight,
+            deadline_sec=deadline_sec,
+            min_samples=min_samples,
+            retry=retry,
+        ) as groups:
+            yield groups
 
     async def first_successes(
         self,
@@ -401,23 +459,25 @@ class RolloutClient:
         k: int,
         *,
         max_in_flight: int | None = None,
-    ) -> list[FinishedRollout]:
+        retry: RolloutRetry | None = None,
+    ) -> FirstSuccesses:
         """Run a group of rollouts until *k* of them have succeeded; cancel the rest.
 
         Args:
             requests: The group.
             k: How many successes are wanted.
             max_in_flight: How many may be in flight at a time; all of them by default.
+            retry: Which rollouts are run again, under a new id; none by default.
 
         Returns:
             At most *k* finished rollouts, in order of completion; fewer if not enough succeed.
+            ``failures`` of this list has those that ended without success.
 
         Raises:
             ValueError: A number is no whole number from 1 up.
         """
         self._check_usable()
-        options = {} if max_in_flight is None else {"max_in_flight": max_in_flight}
-        return await first_successes(self, requests, k, **options)
+        return await first_successes(self, requests, k, max_in_flight=max_in_flight, retry=retry)
 
     async def cancel_rollout(self, rollout_id: str) -> CancelRolloutsResponse:
         """Ask the server to stop one rollout; asking again is fine.

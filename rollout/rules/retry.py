@@ -24,6 +24,7 @@ __all__ = [
     "ResultRetrySchedule",
     "fits",
     "lengthened",
+    "rerun_delay_sec",
     "retry_after_sec",
     "shortened",
 ]
@@ -39,6 +40,7 @@ MIN_RETRY_AFTER_SEC = 0.05
 MAX_RETRY_AFTER_SEC = 60.0
 
 _JITTER = 0.5
+_LONGEST_RERUN_DELAY_SEC = 30
 
 # Stricter than float(), which also takes underscores, exponents, "inf" and "nan".
 _SECONDS = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
@@ -114,6 +116,11 @@ def lengthened(delay_sec: float, draw: float) -> float:
 def shortened(delay_sec: float, draw: float) -> float:
     """Spread callers over the second half of a delay, which none of them exceeds."""
     return delay_sec * (1 - _JITTER * draw)
+
+
+def rerun_delay_sec(attempts: int) -> float:
+    """Return how long a rollout that failed so often waits for its next attempt: 1, 2, 4 … 30 s."""
+    return float(min(2 ** min(attempts - 1, 5), _LONGEST_RERUN_DELAY_SEC))
 
 
 def retry_after_sec(header: str | None, wall_clock: datetime) -> float:

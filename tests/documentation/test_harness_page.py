@@ -9,6 +9,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
+from client.fakes import FakeServer, admitted, client_of, result
 from documentation.blocks import defined_by, find
 from support import CHAT_URL, in_process, local_backend, make_app, prompt, served
 
@@ -83,10 +84,25 @@ async def test_only_what_never_ran_is_tried_again(autojump_clock):
     }
 
 
+async def test_those_whose_server_was_killed_are_not_tried_again(autojump_clock):
+    run_with_retries = defined_by(find(PAGE, "async def run_with_retries"))["run_with_retries"]
+    server = FakeServer(
+        admissions=[httpx.ConnectError("not there yet"), admitted("a-again")],
+        polls=[
+            result("running", "a-again", agent_started_at="2026-01-31T12:00:00Z"),
+            httpx.ConnectError("killed"),
+        ],
+    )
+    async with client_of(server, feed=False) as client:
+        (ended,) = await run_with_retries(client, [request("a")])
+    assert ended.request.rollout_id == "a-again"
+    assert ended.agent_started_at is not None
+
+
 async def test_rollouts_do_not_run_far_ahead_of_the_trainer():
     train = defined_by(find(PAGE, "async def train"))["train"]
     pulled: list[str] = []
-    stepped: list[int] = []
+    stepped: list[tuple[int, int]] = []
     go_on = threading.Event()
 
     def requests() -> Any:
@@ -96,7 +112,7 @@ async def test_rollouts_do_not_run_far_ahead_of_the_trainer():
 
     def step(batch: Any) -> None:
         assert go_on.wait(30)
-        stepped.append(len(batch))
+        stepped.append((len(batch), len(batch.failures)))
 
     async with served(make_app()) as url, RolloutClient(url=url) as client:
         async with trio.open_nursery() as nursery:
@@ -108,7 +124,34 @@ async def test_rollouts_do_not_run_far_ahead_of_the_trainer():
             ahead = len(pulled)
             go_on.set()
     assert ahead == most
-    assert stepped == [5] * 12
+    assert stepped == [(5, 0)] * 12
+
+
+async def test_the_trainer_counts_failures_apart():
+    train = defined_by(find(PAGE, "async def train"))["train"]
+    boom = prompt(**{"raise": "boom"})
+    requests = [
+        request(f"r-{n}", **({} if n % 3 else {"initial_messages": boom})) for n in range(9)
+    ]
+    batches: list[Any] = []
+    async with served(make_app()) as url, RolloutClient(url=url) as client:
+        await train(client, requests, 4, batches.append)
+    assert [len(batch) for batch in batches] == [4, 2]
+    assert sum(len(batch.failures) for batch in batches) == 3
+
+
+async def test_groups_of_one_prompt(autojump_clock, capsys):
+    advantages = defined_by(find(PAGE, "async def advantages"))["advantages"]
+    prompts = [
+        request("a", grade=True, label="42"),
+        request("b", initial_messages=prompt(sleep=3600)),
+    ]
+    async with in_process(make_app(local_backend(max_concurrent=None))) as client:
+        assert await advantages(client, prompts, deadline_sec=60) == []
+    assert capsys.readouterr().out.splitlines() == [
+        "a: 8 samples, 0 failures, 0 stragglers",
+        "b: 0 samples, 0 failures, 8 stragglers",
+    ]
 
 
 async def test_as_many_as_fit(autojump_clock):
