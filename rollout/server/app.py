@@ -169,6 +169,7 @@ class RolloutServer(QuartTrio):
         await stack.enter_async_context(self.backend.running())
         if self._user_lifespan is not None:
             await stack.enter_async_context(self._user_lifespan(self))
+            stack.callback(logger.info, "shutting down: waiting for the lifespan to end")
         if self.watchdog is not None and self.watchdog.applies():
             await nursery.start(self.watchdog.run)
         await stack.enter_async_context(self.registry.running())

@@ -167,20 +167,22 @@ class RolloutRegistry:
         A caller counts as polling for a few seconds after its last poll, which is the time
         that it may take to come back with the next one.
         """
-        while (until := self._awaited_until()) > trio.current_time():
-            with trio.move_on_at(until):
+        while awaited := self.awaited():
+            with trio.move_on_at(max(awaited.values())):
                 await self._delivered.wait()
         await trio.lowlevel.checkpoint()
 
-    def _awaited_until(self) -> float:
-        return max(
-            (
-                math.inf if entry.feed is not None else entry.polled_at + _SEC_BETWEEN_POLLS
-                for entry in self._entries.values()
-                if entry.record.result is not None and not entry.record.delivered
-            ),
-            default=-math.inf,
-        )
+    def awaited(self) -> dict[str, float]:
+        """Return whose results callers have yet to fetch, and until when each is waited for."""
+        now = trio.current_time()
+        until = {
+            entry.rollout_id: math.inf
+            if entry.feed is not None
+            else entry.polled_at + _SEC_BETWEEN_POLLS
+            for entry in self._entries.values()
+            if entry.record.result is not None and not entry.record.delivered
+        }
+        return {rollout_id: at for rollout_id, at in until.items() if at > now}
 
     # --- admission ----------------------------------------------------------------------------
 

@@ -6,11 +6,15 @@ keeps polling gets its result before the process exits.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
+from itertools import islice
 from typing import Any
 
 import trio
 from attrs import field, frozen
 
+from rollout._beside import beside
 from rollout._logs import get_logger
 from rollout.errors import InvalidFieldError
 from rollout.server.registry import RolloutRegistry
@@ -19,6 +23,12 @@ from rollout.types._fields import is_finite_number
 __all__ = ["ShutdownBudget", "StagedShutdown"]
 
 logger = get_logger(__name__)
+
+_NAMED = 5
+"""How many rollouts a line names."""
+
+_SILENT_SEC = 1.0
+"""How long the backend's shutdown may take before a line says so."""
 
 
 def _seconds(_: Any, attribute: Any, value: Any) -> None:
@@ -90,6 +100,7 @@ class StagedShutdown:
         self._started = True
         try:
             await self._stop_executions()
+            self._say("waiting for results to be fetched", "delivery", self._registry.awaited())
             with trio.move_on_after(self.budget.delivery_sec):
                 await self._registry.wait_delivered()
             await self._shut_down_backend()
@@ -97,26 +108,27 @@ class StagedShutdown:
         finally:
             self._finished.set()
 
+    async def _say_that_backend_takes_long(self) -> None:
+        await trio.sleep(_SILENT_SEC)
+        seconds = self.budget.backend_sec
+        logger.info("shutting down: waiting for the backend's own shutdown, up to %g s", seconds)
+
     async def _stop_executions(self) -> None:
         registry, budget = self._registry, self.budget
         registry.accepting = False
-        active = registry.lifecycle.active_rollouts
-        if active:
-            logger.info(
-                "shutting down: waiting up to %g s for %d rollout(s)", budget.drain_sec, active
-            )
+        self._say("waiting for rollouts to end", "drain", registry.active_ids)
         self._drain_scope.deadline = trio.current_time() + budget.drain_sec
         with self._drain_scope:
             await registry.wait_idle()
         if not registry.active_ids:
             return
-        logger.info("shutting down: asking %d rollout(s) to stop", len(registry.active_ids))
+        self._say("rollouts were asked to stop", "cleanup", registry.active_ids)
         registry.stop_all()
         with trio.move_on_after(budget.cleanup_sec):
             await registry.wait_idle()
         if not registry.active_ids:
             return
-        logger.warning("shutting down: cancelling by force: %s", ", ".join(registry.active_ids))
+        self._say("rollouts are cancelled by force", "forced", registry.active_ids)
         registry.stop_all(force=True)
         with trio.move_on_after(budget.forced_sec):
             await registry.wait_idle()
@@ -124,11 +136,21 @@ class StagedShutdown:
         if self.stuck:
             logger.error("shutting down: these did not stop: %s", ", ".join(self.stuck))
 
+    def _say(self, what: str, stage: str, rollout_ids: Collection[str]) -> None:
+        """Log what a stage waits for, how long at most, and whose rollouts it concerns."""
+        if rollout_ids:
+            seconds = getattr(self.budget, f"{stage}_sec")
+            names = ", ".join(islice(rollout_ids, _NAMED))
+            more = f" and {len(rollout_ids) - _NAMED} more" if len(rollout_ids) > _NAMED else ""
+            level = logging.WARNING if stage == "forced" else logging.INFO
+            logger.log(level, "shutting down: %s, up to %g s: %s%s", what, seconds, names, more)
+
     async def _shut_down_backend(self) -> None:
         with trio.move_on_after(self.budget.backend_sec) as scope:
-            try:
-                await self._registry.backend.shutdown()
-            except Exception:
-                logger.exception("the backend's shutdown failed")
+            async with beside(self._say_that_backend_takes_long):
+                try:
+                    await self._registry.backend.shutdown()
+                except Exception:
+                    logger.exception("the backend's shutdown failed")
         if scope.cancelled_caught:
             logger.error("the backend's shutdown took longer than %g s", self.budget.backend_sec)

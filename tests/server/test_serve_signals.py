@@ -117,7 +117,7 @@ async def test_a_second_signal_skips_the_drain():
         async with RolloutClient(url=server.url) as client:
             handle = await start(client, 0, sleep=3600)
             server.process.send_signal(signal.SIGTERM)
-            await server.log.until("shutting down: waiting")
+            await server.log.until("shutting down: waiting for rollouts")
             server.process.send_signal(signal.SIGTERM)
             result = await handle
         with trio.fail_after(30):

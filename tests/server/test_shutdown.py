@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 
 import pytest
@@ -111,6 +112,34 @@ async def test_what_cannot_be_stopped_is_named_and_its_callers_get_an_end(autoju
         assert "these did not stop: a" in caplog.text
         backend.release_now.set()
     assert (await handle).status is RolloutStatus.CANCELLED
+
+
+async def test_each_stage_says_what_it_waits_for(autojump_clock, caplog):
+    caplog.set_level(logging.INFO, "rollout.server")
+
+    class Slow(Deaf):
+        async def shutdown(self):
+            await trio.sleep(2)
+
+    @asynccontextmanager
+    async def lifespan(_):
+        yield
+
+    app = make_app(Slow(), lifespan=lifespan)
+    app.shutdown_stages.budget = ShutdownBudget(drain_sec=1, cleanup_sec=2, forced_sec=1)
+    async with in_process(app) as client:
+        handles = [await start(client, f"r{number}") for number in range(7)]
+        handles[0].cancel()  # its caller is heard of no more, and waited for
+        await app.shutdown_stages.run()
+    named = "r0, r1, r2, r3, r4 and 2 more"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"shutting down: waiting for rollouts to end, up to 1 s: {named}",
+        f"shutting down: rollouts were asked to stop, up to 2 s: {named}",
+        f"shutting down: rollouts are cancelled by force, up to 1 s: {named}",
+        "shutting down: waiting for results to be fetched, up to 10 s: r0",
+        "shutting down: waiting for the backend's own shutdown, up to 60 s",
+        "shutting down: waiting for the lifespan to end",
+    ]
 
 
 async def test_admissions_are_refused_and_polls_served_while_the_stages_run(autojump_clock):
