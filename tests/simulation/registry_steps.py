@@ -119,7 +119,7 @@ class Real:
         request = RolloutInitRequest(
             rollout_id=rollout_id,
             initial_messages=[],
-            chat_completions_url="",
+            chat_completions_url="http://chat/v1",
             metadata={"mode": mode},
         )
         try:
