@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import trio
+from server.faults import served_http
 from support import CHAT_URL, local_backend, make_app, prompt, served
 
 from rollout import AgentWorkflow, Grader
 from rollout.client import RolloutClient
-from rollout.server.watchdog import LoopWatchdog, describe_blocker
+from rollout.errors import InvalidBodyError
+from rollout.server.watchdog import LoopWatchdog, describe_task
 from rollout.types import RolloutStatus
 
 LOGGER = "rollout.server.watchdog"
@@ -127,13 +133,86 @@ async def test_a_real_clock_is_watched():
 
 
 def test_a_stack_without_a_rollout_is_described_by_its_place():
-    text = describe_blocker(sys._getframe())
+    text = describe_task([sys._getframe()])
     assert text.startswith(f"code at {__file__}:")
     assert "in test_a_stack_without_a_rollout_is_described_by_its_place" in text
 
 
-def test_a_stack_that_is_gone_is_no_error():
-    assert describe_blocker(None) == "something that has ended by now"
+@pytest.mark.parametrize("path", ["/rollout", "/rollouts/feed"])
+async def test_a_request_that_blocks_is_named(warned, path, monkeypatch):
+    def parse(data, **options):
+        assert warned.first.wait(timeout=30)
+        raise InvalidBodyError([])
+
+    monkeypatch.setattr("rollout.server.body.parse_json", parse)
+    warned.what = f"the request POST {path} of 127.0.0.1, at {__file__}"
+    async with served_http(make_app(watchdog_sec=0.05)) as http:
+        assert (await http.post(path, json={})).status_code >= 400
+    assert warned.first.is_set()
+
+
+async def test_a_call_that_holds_the_interpreter_lock_is_named_and_so_is_one_that_computes(warned):
+    async def compute() -> None:
+        since = time.thread_time()
+        while time.thread_time() - since < 0.3:
+            sum(range(10_000))
+
+    async def hold() -> None:
+        since = time.thread_time()
+        while time.thread_time() - since < 0.3:
+            sum(range(10_000_000))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(LoopWatchdog(0.05).run)
+        for task in (compute, hold):
+            warned.first.clear()
+            warned.what = f"in {task.__name__}"
+            await task()
+            assert await trio.to_thread.run_sync(warned.first.wait, 30)
+        nursery.cancel_scope.cancel()
+
+
+INNOCENT = """
+import logging, os, signal, sys, time
+import trio, trio.testing
+from rollout.server.watchdog import LoopWatchdog
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+
+async def short(event):
+    await event.wait()
+    since = time.thread_time()
+    while time.thread_time() - since < 0.001:
+        pass
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        await nursery.start(LoopWatchdog(0.1).run)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        await trio.sleep(0.2)
+        print("stopped", flush=True)
+        async with trio.open_nursery() as tasks:
+            event = trio.Event()
+            for _ in range(500):
+                tasks.start_soon(short, event)
+            await trio.testing.wait_all_tasks_blocked()
+            event.set()
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+"""
+
+
+def test_a_stopped_process_blames_nobody_and_many_short_tasks_no_single_one():
+    process = subprocess.Popen([sys.executable, "-c", INNOCENT], stdout=subprocess.PIPE, text=True)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    time.sleep(0.5)  # this is how long the machine has no time for it
+    process.send_signal(signal.SIGCONT)
+    said, _ = process.communicate(timeout=60)
+    before, _, after = said.partition("stopped\n")
+    assert (process.returncode, before) == (0, "")
+    assert "many tasks, none of them for long" in after
+    assert " in short" not in after
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
