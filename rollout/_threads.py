@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import trio
 
-__all__ = ["BODIES", "RESULTS", "clock_jumps", "run_off_loop"]
+from rollout.jsonfit import is_large
+
+__all__ = ["BODIES", "RESULTS", "clock_jumps", "run_by_size", "run_off_loop"]
 
 T = TypeVar("T")
 
@@ -29,6 +31,13 @@ def clock_jumps() -> bool:
         return False
     clock: Any = trio.lowlevel.current_clock()
     return isinstance(clock, testing.MockClock) and clock.autojump_threshold != float("inf")
+
+
+async def run_by_size(function: Callable[[], T], *values: Any) -> T:
+    """Call a function that copies, fits or writes these values, in a thread if they are large."""
+    if is_large(*values):
+        return await run_off_loop(function, RESULTS)
+    return function()
 
 
 async def run_off_loop(function: Callable[[], T], limiter: trio.CapacityLimiter) -> T:

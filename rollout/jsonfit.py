@@ -61,16 +61,16 @@ def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]
     return (None if fitted is _DROP else fitted), fitting.dropped
 
 
-def is_large(sample: Any) -> bool:
-    """Whether it takes more than a few milliseconds to fit a sample and to write it."""
-    if not isinstance(sample, RolloutSample):
-        return False
+def is_large(*values: Any) -> bool:
+    """Whether it takes more than a few milliseconds to copy, fit or write samples or JSON."""
     left = _LARGE
-    parts: list[Any] = [sample.messages, sample.metrics, sample.extra_fields]
+    parts = list(values)
     while parts and left > 0:
         part = parts.pop()
         if isinstance(part, str):
             left -= len(part)
+        elif isinstance(part, RolloutSample):
+            parts += part.messages, part.metrics, part.extra_fields
         elif isinstance(part, (dict, list, tuple)):
             left -= _VALUE_COST * len(part)
             if left > 0:

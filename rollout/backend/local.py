@@ -13,11 +13,12 @@ import logging
 import math
 import os
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
 
 from rollout._logs import get_logger
+from rollout._threads import run_by_size
 from rollout.artifacts import ArtifactStore
 from rollout.backend.copies import deep_copy
 from rollout.backend.executions import Execution, Executions, Phase, failure
@@ -57,6 +58,8 @@ logger = get_logger(__name__)
 
 _UNFINISHED_SEC = 2.0
 """For how long the sample source of a failed rollout may take to say what it has."""
+
+T = TypeVar("T")
 
 DEFAULT_MAX_CONCURRENT = 4
 """How many rollouts run at a time where no workflow config says otherwise."""
@@ -240,9 +243,9 @@ class LocalBackend(SlottedBackend):
         async def body() -> RolloutSample | None:
             config = deep_copy(self.workflow_config)
             inner = AgentWorkflowContext(
-                prompt=deep_copy(request.prompt),
+                prompt=await _copied(request.prompt),
                 config=config,
-                metadata=deep_copy(request.metadata),
+                metadata=await _copied(request.metadata),
             )
             if self.artifacts.keeps:
                 execution.artifacts_dir = await self.artifacts.artifacts_dir(request.id)
@@ -255,9 +258,13 @@ class LocalBackend(SlottedBackend):
             context.info.update(output.info)
             if output.messages is None:
                 return None
-            return RolloutSample(
-                messages=output.messages, label=request.label, metrics=dict(output.metrics)
+            make = partial(
+                RolloutSample,
+                messages=output.messages,
+                label=request.label,
+                metrics=dict(output.metrics),
             )
+            return await run_by_size(make, output.messages)
 
         outcome = await execution.run(call, body)
         return (
@@ -280,7 +287,7 @@ class LocalBackend(SlottedBackend):
         )
 
         async def body() -> None:
-            inner.metadata = deep_copy(request.metadata)
+            inner.metadata = await _copied(request.metadata)
             config = deep_copy(self.grader_config)
             with context:
                 grader = self.grader_cls(config)
@@ -295,6 +302,10 @@ class LocalBackend(SlottedBackend):
             ended.sample = sample
             return ended
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=inner.sample)
+
+
+async def _copied(value: T) -> T:
+    return await run_by_size(partial(deep_copy, value), value)
 
 
 async def _unfinished_sample(

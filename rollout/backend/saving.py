@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
-from rollout._threads import RESULTS, run_off_loop
+from rollout._threads import run_by_size
 from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp
 from rollout.context import RolloutContext
 from rollout.jsonfit import fit, is_large
@@ -37,10 +37,7 @@ _EXTRA_DEPTH = MAX_JSON_DEPTH - 4
 
 async def settle_end(context: RolloutContext, outcome: ExecutionOutcome) -> RolloutResultResponse:
     """Call `RolloutContext.settle`, in a thread if it has much to do."""
-    settle = partial(context.settle, outcome)
-    if is_large(outcome.result.sample):
-        return await run_off_loop(settle, RESULTS)
-    return settle()
+    return await run_by_size(partial(context.settle, outcome), outcome.result.sample)
 
 
 @frozen(kw_only=True)

@@ -81,6 +81,8 @@ logger = get_logger(__name__)
 DEFAULT_RESULT_WAIT_TIMEOUT_SEC = 30.0
 DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
 DEFAULT_RESULT_RETENTION_SEC = 900.0
+_CANCELLED_AT_ONCE = 32
+"""How many rollouts are cancelled without a checkpoint; their cleanup takes about 1 ms each."""
 DEFAULT_MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
@@ -383,7 +385,7 @@ def _add_routes(app: RolloutServer) -> None:
 
     @app.post("/rollout/cancel", provide_automatic_options=False)
     async def cancel() -> Response:
-        return _cancel(app.registry, structure(await _read_json(), CancelRolloutsRequest))
+        return await _cancel(app.registry, structure(await _read_json(), CancelRolloutsRequest))
 
     @app.post("/rollouts", provide_automatic_options=False)
     async def admit_many() -> Response:
@@ -462,14 +464,20 @@ async def _poll(app: RolloutServer, rollout_id: str) -> Response:
         return _refuse(403, str(error))
 
 
-def _cancel(registry: RolloutRegistry, body: CancelRolloutsRequest) -> Response:
+async def _cancel(registry: RolloutRegistry, body: CancelRolloutsRequest) -> Response:
     if body.selectors != 1:
         msg = "must have exactly one of ids, prefix and all"
         raise InvalidBodyError([FieldProblem((), msg, "selector")])
     if body.ids is not None and len(body.ids) > MAX_CANCEL_IDS:
         msg = f"must have at most {MAX_CANCEL_IDS} items"
         raise InvalidBodyError([FieldProblem(("ids",), msg, "too_long")])
-    dispositions = registry.cancel(ids=body.ids, prefix=body.prefix, all_=body.all)
+    ids = body.ids
+    if ids is None:
+        ids = registry.selected(prefix=body.prefix, all_=body.all)
+    dispositions: dict[str, str] = {}
+    for start in range(0, len(ids), _CANCELLED_AT_ONCE):
+        await trio.lowlevel.checkpoint()
+        dispositions |= registry.cancel(ids=ids[start : start + _CANCELLED_AT_ONCE])
     logger.info("cancel request for %d rollout(s)", len(dispositions))
     return _json(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
 

@@ -402,11 +402,7 @@ class RolloutRegistry:
         Their results follow when the cleanup is over. Asking again changes nothing.
         """
         if ids is None:
-            ids = [
-                rollout_id
-                for rollout_id in self._entries
-                if all_ or (prefix is not None and rollout_id.startswith(prefix))
-            ]
+            ids = self.selected(prefix=prefix, all_=all_)
         dispositions: dict[str, str] = {}
         for rollout_id in ids:
             entry = self._entries.get(rollout_id)
@@ -415,6 +411,19 @@ class RolloutRegistry:
             else:
                 dispositions[rollout_id] = self._request_stop(entry)
         return dispositions
+
+    def selected(self, *, prefix: str | None, all_: bool) -> list[str]:
+        """Return the ids that are selected, those that are queued first.
+
+        Who stops them in this order sees none of them start in a slot that another one leaves.
+        """
+        found = [
+            entry
+            for entry in self._entries.values()
+            if all_ or (prefix is not None and entry.rollout_id.startswith(prefix))
+        ]
+        found.sort(key=lambda entry: entry.record.status is not RolloutStatus.QUEUED)
+        return [entry.rollout_id for entry in found]
 
     def stop_all(self, *, force: bool = False) -> None:
         """Ask every execution to stop, also those whose result is out; *force* cancels them."""
