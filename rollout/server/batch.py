@@ -37,8 +37,7 @@ MAX_CANCEL_IDS = 16 * 1024
 """How many ids one request may cancel."""
 
 _ADMITTED_AT_ONCE = 8
-"""How many rollouts are admitted without a checkpoint. It is their start that takes time, about 1 ms
-each."""
+"""How many rollouts are admitted without a checkpoint; their start takes about 1 ms each."""
 
 RETRY_AFTER_SEC = (5, 8)
 """The shortest and the longest wait that is asked for where there is no room."""
