@@ -39,6 +39,7 @@ FLOORS = {
     "_logs": 0,
     "_urls": 0,
     "_tls": 0,
+    "_threads": 0,
     "_files": 0,
     "_folders": 0,
     "_trees": 0,

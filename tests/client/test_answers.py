@@ -46,7 +46,7 @@ async def protocol_error(server):
         (b"null", "must be a JSON object"),
         (b'"queued"', "must be a JSON object"),
         (b"\xff\xfe{}", "not UTF-8"),
-        (b"[" * 1000, "nests deeper"),
+        (b"[" * 1000 + b"]" * 1000, "nests deeper"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": 1e400}', "beyond the range"),
         (b"{}", "rollout_id: is required"),

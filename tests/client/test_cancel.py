@@ -34,7 +34,6 @@ async def test_one_post_with_the_id():
         ({"ids": ("a",)}, {"ids": ["a"], "prefix": None, "all": False}),
         ({"ids": []}, {"ids": [], "prefix": None, "all": False}),
         ({"prefix": "run-"}, {"ids": None, "prefix": "run-", "all": False}),
-        ({"prefix": ""}, {"ids": None, "prefix": "", "all": False}),
         ({"all": True}, {"ids": None, "prefix": None, "all": True}),
     ],
 )
@@ -51,7 +50,8 @@ async def test_selectors(selector, body):
         {"all": False},
         {"ids": ["a"], "prefix": "a"},
         {"ids": [], "all": True},
-        {"prefix": "", "all": True},
+        {"prefix": ""},
+        {"prefix": "a", "all": True},
         {"ids": "abc"},
         {"ids": [1]},
         {"ids": ["a", None]},
