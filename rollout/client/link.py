@@ -72,7 +72,9 @@ class Link:
         self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
     ) -> Attempt:
         """Ask once for an admission; see `rollout.client.polling.Admitter`."""
-        with trio.move_on_after(_FIRST_ANSWER_SEC):
+        # No longer than half of the time that the caller has, so that it can still be asked for.
+        left = trio.current_effective_deadline() - trio.current_time()
+        with trio.move_on_after(max(0.0, min(_FIRST_ANSWER_SEC, left / 2))):
             while self._extensions is None and self._first is not None:
                 await self._first.wait()
         if self._extensions is None:

@@ -6,12 +6,9 @@ from attrs import define, field
 
 from rollout.evaluation._sparse import SparseArray
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.rules.retry import rerun_delay_sec
 
 __all__ = ["CircuitBreaker", "Ledger", "setup_retry_delay_sec", "wants_setup_retry"]
-
-_FIRST_DELAY_SEC = 1.0
-_LONGEST_DELAY_SEC = 30.0
-_MOST_DOUBLINGS = 10
 
 _OUTCOMES = tuple(AttemptOutcome)
 _CODES = {outcome: code for code, outcome in enumerate(_OUTCOMES, start=1)}
@@ -35,7 +32,7 @@ def wants_setup_retry(record: AttemptRecord, used: int, allowed: int) -> bool:
 
 def setup_retry_delay_sec(used: int) -> float:
     """Return how long to wait before the next try, in seconds: 1, 2, 4, up to 30."""
-    return min(_FIRST_DELAY_SEC * 2.0 ** min(used, _MOST_DOUBLINGS), _LONGEST_DELAY_SEC)
+    return rerun_delay_sec(used + 1)
 
 
 @define

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing
 from typing import Any, cast
@@ -28,6 +29,7 @@ from rollout.evaluation.metrics import EvaluationMetrics
 from rollout.evaluation.opening import OpenedRun
 from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.standstill import Standstill
+from rollout.rules.retry import shortened
 
 __all__ = ["EvaluationRun"]
 
@@ -221,7 +223,8 @@ class EvaluationRun:
                     if not record.superseded:
                         return
                     used = self._ledger.setup_retries(*record.key)
-                    await trio.sleep(setup_retry_delay_sec(used - 1))
+                    draw = random.random()  # noqa: S311 - no secret
+                    await trio.sleep(shortened(setup_retry_delay_sec(used - 1), draw))
             except Exception as error:  # noqa: BLE001 - whatever it is, it comes out plain
                 self._fail(error)
             finally:

@@ -81,7 +81,10 @@ async def test_those_that_come_with_the_first_wait_for_its_answer(autojump_clock
     assert server.times(BATCH) == [2]
 
 
-async def test_a_first_answer_that_never_comes_holds_nobody_for_long(autojump_clock):
+@pytest.mark.parametrize(("timeout_sec", "held_sec"), [(None, 2.5), (60, 2.5), (1, 0.5)])
+async def test_a_first_answer_that_never_comes_holds_nobody_for_long(
+    timeout_sec, held_sec, autojump_clock
+):
     async def first_is_slow(body):
         if body["rollout_id"] == "r0":
             await trio.sleep_forever()
@@ -90,11 +93,12 @@ async def test_a_first_answer_that_never_comes_holds_nobody_for_long(autojump_cl
 
     server = ScriptedServer(singles=[first_is_slow])
     into = {}
-    async with client_of(server) as client, trio.open_nursery() as nursery:
+    options = {"admission_timeout_sec": timeout_sec}
+    async with client_of(server, **options) as client, trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, client, "r0", into)
         await trio.testing.wait_all_tasks_blocked()
         await outcome_of(client, "r1", into)
-        assert trio.current_time() == 2.5
+        assert trio.current_time() == held_sec
         assert into["r1"].rollout_id == "r1"
         nursery.cancel_scope.cancel()
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import assert_type
 
 from rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext
-from rollout.client import RolloutClient, RolloutHandle
+from rollout.client import (
+    FinishedRollout,
+    RolloutClient,
+    RolloutGroup,
+    RolloutHandle,
+    RolloutRetry,
+)
 from rollout.evaluation import AttemptRecord, EvaluationMetrics, evaluate, load_config
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
-from rollout.types import RolloutResultResponse, RolloutStatus
+from rollout.types import (
+    RolloutInitRequest,
+    RolloutResultResponse,
+    RolloutSample,
+    RolloutStatus,
+)
 
 
 class SolverConfig(AgentWorkflowConfig):
@@ -39,6 +50,23 @@ async def use(client: RolloutClient) -> None:
         assert_type(status, RolloutStatus)
     result = await client.run_rollout([], "http://127.0.0.1/v1", "id", grade=False)
     assert_type(result.sample.reward if result.sample else None, float | None)
+
+
+async def use_many(client: RolloutClient, requests: list[RolloutInitRequest]) -> None:
+    async with client.run_rollouts(requests, max_in_flight=2, retry=RolloutRetry()) as finished:
+        async for ended in finished:
+            request, outcome = ended
+            assert_type(request, RolloutInitRequest)
+            assert_type(outcome, RolloutResultResponse | Exception)
+            assert ended.admitted in {"yes", "no", "unknown"}
+    async with client.run_groups(requests, samples=2, deadline_sec=60) as groups:
+        async for group in groups:
+            assert_type(group, RolloutGroup)
+            assert_type(group.samples, list[RolloutSample])
+            assert_type(group.failures, list[FinishedRollout])
+    found = await client.first_successes(requests, 1)
+    assert_type(found[0], FinishedRollout)
+    assert_type(found.failures, list[FinishedRollout])
 
 
 async def evaluate_all() -> EvaluationMetrics | None:
