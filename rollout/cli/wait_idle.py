@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 import click
+import httpx
+import trio
 
 from rollout.cli.failures import run_async
 from rollout.cli.options import (
@@ -17,6 +19,7 @@ from rollout.cli.options import (
 )
 from rollout.cli.remote import open_client
 from rollout.cli.text import print_fields, print_json
+from rollout.client import RolloutClient, RolloutProtocolError
 
 __all__ = ["command"]
 
@@ -48,7 +51,8 @@ def command(
 ) -> None:
     """Wait until the rollout server at URL has no active rollout.
 
-    This observes; it does not stop new admissions. Exits with 1 if the time runs out.
+    This observes; it does not stop new admissions. Exits with 1 if the time runs out, and with
+    2 at once if nothing listens there.
     """
     wait = partial(
         _wait_idle,
@@ -62,6 +66,19 @@ def command(
     (print_json if as_json else print_fields)(payload)
 
 
-async def _wait_idle(url: str, api_key: str | None, **how: Any) -> dict[str, Any]:
+async def _wait_idle(
+    url: str, api_key: str | None, *, timeout_sec: float, **how: Any
+) -> dict[str, Any]:
     async with open_client(url, api_key) as client:
-        return await client.wait_idle(**how)
+        with trio.move_on_after(max(timeout_sec, 0)):
+            await _check_that_something_listens(client)
+        return await client.wait_idle(timeout_sec=timeout_sec, **how)
+
+
+async def _check_that_something_listens(client: RolloutClient) -> None:
+    try:
+        await client.health()
+    except httpx.ConnectError:
+        raise
+    except (httpx.TransportError, RolloutProtocolError):
+        return  # `wait_idle` knows which of these it waits out
