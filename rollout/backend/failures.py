@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import islice
 
 import trio
@@ -13,7 +15,7 @@ from rollout._redaction import redact
 from rollout.jsonfit import utf8
 from rollout.types import RolloutErrorCategory
 
-__all__ = ["categorize_exception", "describe_exception", "format_exception", "redact"]
+__all__ = ["categorize_exception", "describe_exception", "format_exception", "redact", "summarized"]
 
 _PROVIDER_ERRORS = frozenset(
     {
@@ -116,10 +118,25 @@ def _cut(text: str) -> str:
     return text[: _LONGEST_MESSAGE - len(_CUT)] + _CUT
 
 
-def format_exception(error: BaseException, secrets: Iterable[str | None]) -> Lines:
-    """Format a traceback for the server's own log, without secrets."""
+Summary = Callable[[BaseException], str]
+_summary: ContextVar[Summary | None] = ContextVar("summary_of_exceptions", default=None)
+
+
+@contextmanager
+def summarized(summary: Summary) -> Generator[None, None, None]:
+    """Have the log get a summary in place of each traceback of user code within the block."""
+    token = _summary.set(summary)
     try:
-        text = "".join(traceback.format_exception(error))
+        yield
+    finally:
+        _summary.reset(token)
+
+
+def format_exception(error: BaseException, secrets: Iterable[str | None]) -> Lines:
+    """Format a traceback for the server's own log, without secrets; see `summarized`."""
+    summary = _summary.get()
+    try:
+        text = "".join(traceback.format_exception(error)) if summary is None else summary(error)
     except BaseException as broken:  # noqa: BLE001 - a user's __str__ or __repr__ may do anything
         text = f"{type(error).__name__} (no traceback: {type(broken).__name__})"
     return Lines(redact(utf8(text).rstrip(), secrets))

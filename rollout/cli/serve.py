@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +18,8 @@ import trio
 
 from rollout._groups import sole_error
 from rollout._logs import get_logger
+from rollout.backend.failures import describe_exception, summarized
+from rollout.cli.activity import Activity
 from rollout.cli.failures import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -39,6 +43,8 @@ logger = get_logger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _BUDGET = ShutdownBudget()
+_LINES_SEC = 0.5
+_COUNTS_SEC = 60.0
 _HIGHEST_PORT = 65_535
 _PORT = re.compile(r"[0-9]{1,5}")
 _KEY_HEAD_BYTES = 4096
@@ -79,6 +85,12 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
     help="Shut down, too, when stdin ends: with the process that holds it open.",
 )
 @click.option("--address-fd", type=click.IntRange(min=0), hidden=True)
+@click.option(
+    "--quiet", "-q", is_flag=True, help="Do not say which rollouts come and how they end."
+)
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Log the tracebacks of agents and graders that fail."
+)
 @_budget_option("drain-sec", "Shutdown: time for rollouts to end by themselves.")
 @_budget_option("cleanup-sec", "Shutdown: time for them to stop once they are asked to.")
 @_budget_option("forced-sec", "Shutdown: time for them to stop once they are cancelled.")
@@ -93,13 +105,16 @@ def command(
     ca_certs: str | None,
     until_stdin_closes: bool,
     address_fd: int | None,
+    quiet: bool,
+    verbose: bool,
     **budget: float,
 ) -> None:
     """Serve APP, which create_rollout_server made, until SIGTERM or SIGINT.
 
     APP may also be a function without arguments that returns the application. The current
     folder is importable, and so is the folder of FILE.py. Once the server accepts
-    connections, one line on stdout says where.
+    connections, one line on stdout says where. Rollouts that come and end get a line each on a
+    terminal, as long as they are few; a log gets their numbers once a minute.
 
     A signal starts the staged shutdown: admissions are refused, callers still get their
     results, and the process exits with 0. A second signal skips the first stage. If
@@ -131,22 +146,38 @@ def command(
     if stdin is not None:
         # In a thread, so that it works while code of users blocks the event loop.
         threading.Thread(target=_follow, args=(stdin,), name="stdin", daemon=True).start()
-    run_async(_serve, server, start, address_fd)
+    with nullcontext() if verbose else summarized(_summary):
+        run_async(_serve, server, start, address_fd, quiet)
 
 
-async def _serve(app: RolloutServer, start: Any, address_fd: int | None) -> None:
+def _summary(error: BaseException) -> str:
+    """Say what user code raised, and where, for those who have not asked for the traceback."""
+    kind = type(error).__name__
+    return f"{kind}: {describe_exception(error)}{last_place(error)}; --verbose says more"
+
+
+def _activity(app: RolloutServer) -> Activity:
+    if sys.stderr.isatty():
+        say = partial(click.echo, err=True)
+        return Activity(app.registry, say, every_sec=_LINES_SEC, one_by_one=True)
+    return Activity(app.registry, logger.info, every_sec=_COUNTS_SEC, one_by_one=False)
+
+
+async def _serve(app: RolloutServer, start: Any, address_fd: int | None, quiet: bool) -> None:
     last_resort = LastResort(app)
     listening = False
     try:
         with last_resort.armed():
             async with trio.open_nursery() as watching:
                 watching.start_soon(last_resort.watch)
+                if not quiet:
+                    watching.start_soon(_activity(app).run)
                 async with trio.open_nursery() as serving:
                     urls = await serving.start(start)
                     listening = True
                     last_resort.start_with_signals()
                     click.echo(f"listening on {' '.join(urls)}")
-                    if app.backend.artifact_root is not None:
+                    if app.backend.artifact_root is not None and not quiet:
                         folder = one_line(str(app.backend.artifact_root))
                         click.echo(f"files of rollouts are kept in {folder}", err=True)
                     if address_fd is not None:

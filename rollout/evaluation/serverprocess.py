@@ -31,7 +31,7 @@ __all__ = ["server_process"]
 logger = get_logger(__name__)
 
 _OPTIONS = (
-    *("--bind", "127.0.0.1:0", "--until-stdin-closes"),
+    *("--bind", "127.0.0.1:0", "--until-stdin-closes", "--quiet", "--verbose"),
     *("--drain-sec", "0", "--cleanup-sec", "5", "--forced-sec", "3"),
     *("--delivery-sec", "0", "--backend-sec", "5"),
 )

@@ -15,9 +15,9 @@ import httpx
 import pytest
 import trio
 import trustme
-from cli.harness import command_line, environment, serving
+from cli.harness import TESTS, command_line, environment, serving
 from cryptography.hazmat.primitives import serialization
-from support import prompt
+from support import CHAT_URL, fresh_id, prompt
 
 from rollout.cli.serve import _check_bind
 from rollout.client import RolloutClient
@@ -54,6 +54,23 @@ def test_says_where_the_files_of_rollouts_go(apps, tmp_path):
         code, _, err = finish(process)
     assert code == 0
     assert f"files of rollouts are kept in {kept}\n" in err
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_failed_agent_has_its_traceback_with_verbose_alone(apps, verbose):
+    options = ["--verbose"] if verbose else []
+    with serving(apps, "cli_apps:app", *FREE, *options) as (process, url):
+        trio.run(run_one, url, {"raise": "boom"})
+        process.send_signal(signal.SIGTERM)
+        _, _, err = finish(process)
+    assert "RuntimeError: boom" in err
+    assert ("Traceback" in err) is verbose
+    assert (f"{TESTS / 'support.py'}, line " in err) is not verbose
+
+
+async def run_one(url, script):
+    async with RolloutClient(url=url) as client:
+        return await client.run_rollout(prompt(**script), CHAT_URL, fresh_id(), grade=False)
 
 
 WARMING = """
