@@ -25,9 +25,10 @@ from rollout.cli.text import one_line
 from rollout.cli.warning_lines import WarningLines
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
 
-__all__ = ["OUTCOME_STYLES", "EvaluationView", "attempt_line", "reward_text"]
+__all__ = ["OUTCOME_STYLES", "EvaluationView", "attempt_line", "figure_text", "reward_text"]
 
 _BAR_WIDTH = 18
+_SMALLEST_FIXED, _LARGEST_FIXED = 5e-4, 1e4
 OUTCOME_STYLES = {
     AttemptOutcome.SUCCESS: "green",
     AttemptOutcome.FAILURE: "red",
@@ -80,10 +81,13 @@ class EvaluationView:
     def begin(self, progress: EvaluationProgress) -> None:
         """Take the progress of a run that starts; it is followed from here on."""
         self._total, self._settled = progress.total, progress.settled
+        before = f"{progress.resumed} of {progress.total} attempts had ended before"
         if self._bar is not None:
+            if progress.resumed:
+                self._console.print(Text(before))
             self._bar.follow(progress)
         elif self._lines and progress.resumed:
-            click.echo(f"{progress.resumed} of {progress.total} attempts had ended before")
+            click.echo(before)
 
     def show(self, record: AttemptRecord) -> None:
         """Tell of an attempt that ended."""
@@ -120,6 +124,14 @@ def attempt_line(record: AttemptRecord) -> str:
 def reward_text(value: float | None) -> str:
     """Write a reward, or a mean of some."""
     return "-" if value is None else f"{value:.4g}"
+
+
+def figure_text(value: float | None) -> str:
+    """Write a figure of a table with as many decimals as the others."""
+    if value is None:
+        return "-"
+    ordinary = value == 0 or _SMALLEST_FIXED <= abs(value) < _LARGEST_FIXED
+    return f"{value:.3f}" if ordinary else f"{value:.4g}"
 
 
 class _Bar(Progress):

@@ -78,7 +78,8 @@ def run(
     go on; a second one ends at once.
 
     Exits with 0 once every attempt has ended, whatever the rewards and failures, with 1 if the
-    run was stopped or attempts were cancelled, and with 2 if it could not begin.
+    run was stopped or attempts were cancelled, with 2 if it could not begin, and with 128 and
+    the signal's number if a signal stopped it (130 for Ctrl-C).
     """
     try:
         loaded = load_config(config, overrides_of(values))

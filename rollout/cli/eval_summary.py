@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollout.cli.eval_progress import OUTCOME_STYLES, reward_text
+from rollout.cli.eval_progress import OUTCOME_STYLES, figure_text
 from rollout.cli.text import one_line
 from rollout.evaluation import AttemptOutcome, EvaluationMetrics
 from rollout.evaluation.estimators import KEstimate
 from rollout.evaluation.folder import REPORT
 from rollout.evaluation.intervals import Estimate
-from rollout.evaluation.metrics import Durations, TokenCount
+from rollout.evaluation.metrics import Durations, TokenCount, threshold_note
 
 __all__ = [
     "counted",
@@ -25,12 +25,14 @@ __all__ = [
     "is_complete",
     "print_summary",
     "print_table",
+    "run_threshold_note",
     "summary_document",
 ]
 
 _Cells = Iterator[tuple[str, str | Text]]
 
 _MOST_K = 6
+_CURVE_WIDTH = 26
 _LONGEST_NAME = 32
 """So much is shown of the name of a sample's metric."""
 
@@ -51,6 +53,13 @@ def incomplete_note(metrics: EvaluationMetrics) -> str | None:
         f"not complete: {counts.settled} of {counts.planned} attempts have ended{cancelled}; "
         "rollout eval run goes on with it"
     )
+
+
+def run_threshold_note(manifest: dict[str, Any], metrics: EvaluationMetrics) -> str | None:
+    """Point out that nothing passes because of the run's threshold, see `threshold_note`."""
+    results = metrics.results
+    threshold = manifest["run"].get("pass_threshold")
+    return threshold_note(results.attempts.passed, results.best_reward, threshold)
 
 
 def summary_document(
@@ -92,13 +101,15 @@ def print_summary(folder: Path, manifest: dict[str, Any], metrics: EvaluationMet
     table = Table(title=_title(manifest, metrics), title_justify="left", show_header=False)
     table.add_column(style="dim", overflow="fold")
     table.add_column()
-    for section in (_scores, _attempts, _categories, _costs, _sample_metrics):
+    for section in (_scores, _curves, _attempts, _categories, _costs, _sample_metrics):
         for name, value in section(metrics):
             table.add_row(Text(name), value)
         table.add_section()
     print_table(table)
     if note := incomplete_note(metrics):
         click.echo(f"The run is {note}.")
+    if note := run_threshold_note(manifest, metrics):
+        click.echo(note)
     report = folder / REPORT
     click.echo(f"Report: {one_line(str(report))}" if report.is_file() else _without_report(folder))
 
@@ -115,19 +126,32 @@ def _scores(metrics: EvaluationMetrics) -> _Cells:
     results = metrics.results
     yield "mean reward", _estimate(results.mean_reward)
     yield "pass rate", _estimate(results.pass_rate)
-    if results.n > 1:
-        yield "pass@k", _curve(results.pass_at_k)
-        yield "pass^k", _curve(results.pass_hat_k)
+
+
+def _curves(metrics: EvaluationMetrics) -> _Cells:
+    """Write a few k: the first, the last and the powers of two."""
+    results = metrics.results
+    if results.n == 1:
+        return
+    yield "k", f"{'pass@k':<{_CURVE_WIDTH}}pass^k"
+    for at, hat in zip(results.pass_at_k, results.pass_hat_k, strict=True):
+        if at.k in {1, results.n} or (at.k.bit_count() == 1 and at.k < 2**_MOST_K):
+            yield f"  {at.k}", f"{_point(at):<{_CURVE_WIDTH}}{_point(hat)}"
+
+
+def _point(estimate: KEstimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return figure_text(estimate.value)
+    low, high = figure_text(estimate.low), figure_text(estimate.high)
+    return f"{figure_text(estimate.value)}  ({low} to {high})"
 
 
 def _attempts(metrics: EvaluationMetrics) -> _Cells:
     counts = metrics.results.attempts
     yield "attempts", f"{counts.settled} of {counts.planned} have ended"
     for outcome in AttemptOutcome:
-        count = metrics.results.outcomes[outcome.value]
-        if count or outcome in {AttemptOutcome.SUCCESS, AttemptOutcome.FAILURE}:
-            style = OUTCOME_STYLES[outcome] if count else "dim"
-            yield f"  {outcome.value}", Text(str(count), style=style)
+        if count := metrics.results.outcomes[outcome.value]:
+            yield f"  {outcome.value}", Text(str(count), style=OUTCOME_STYLES[outcome])
     for name, count in (("removed", counts.removed), ("without a reward", counts.ungraded)):
         if count:
             yield f"  {name}", str(count)
@@ -141,17 +165,20 @@ def _categories(metrics: EvaluationMetrics) -> _Cells:
 def _costs(metrics: EvaluationMetrics) -> _Cells:
     results, timing = metrics.results, metrics.timing
     yield "duration", _durations(timing.settled)
-    yield "tokens", _tokens(results.prompt_tokens, results.completion_tokens)
+    if results.prompt_tokens.total or results.completion_tokens.total:
+        yield "tokens", _tokens(results.prompt_tokens, results.completion_tokens)
     if timing.retries:
         yield "retries", str(timing.retries)
 
 
 def _sample_metrics(metrics: EvaluationMetrics) -> _Cells:
     for name, metric in metrics.results.sample_metrics.items():
+        if not metric.mean:
+            continue  # as of what all samples count and none has
         shown = one_line(name)
         if len(shown) > _LONGEST_NAME:
             shown = f"{shown[: _LONGEST_NAME - 1]}…"
-        yield shown, f"{metric.mean:.4g}  ({counted(metric.count, 'attempt')})"
+        yield shown, f"{figure_text(metric.mean)}  ({counted(metric.count, 'attempt')})"
 
 
 def _without_report(folder: Path) -> str:
@@ -177,20 +204,9 @@ def _estimate(estimate: Estimate) -> str:
         return "-"
     notes = [counted(estimate.attempts, "attempt")]
     if estimate.low is not None and estimate.high is not None:
-        low, high = reward_text(estimate.low), reward_text(estimate.high)
+        low, high = figure_text(estimate.low), figure_text(estimate.high)
         notes.insert(0, f"{estimate.level:.0%} interval {low} to {high}")
-    return f"{reward_text(estimate.value)}  ({', '.join(notes)})"
-
-
-def _curve(estimates: tuple[KEstimate, ...]) -> str:
-    """Write the values of a few k: the first, the last and the powers of two."""
-    last = len(estimates)
-    wanted = {1, last} | {2**power for power in range(1, _MOST_K) if 2**power < last}
-    return "  ".join(
-        f"{estimate.k}: {'-' if estimate.value is None else f'{estimate.value:.4g}'}"
-        for estimate in estimates
-        if estimate.k in wanted
-    )
+    return f"{figure_text(estimate.value)}  ({', '.join(notes)})"
 
 
 def _durations(durations: Durations) -> str:
@@ -200,6 +216,4 @@ def _durations(durations: Durations) -> str:
 
 
 def _tokens(prompt: TokenCount, completion: TokenCount) -> str:
-    if not prompt.attempts and not completion.attempts:
-        return "-"
     return f"{prompt.total:,} prompt, {completion.total:,} completion"

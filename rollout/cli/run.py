@@ -89,7 +89,7 @@ def command(
 
     Shows the phases as they come; --json prints the result alone, as one JSON object. Ctrl-C
     asks the server to cancel the rollout. Exits with 0 if the rollout succeeded, whatever its
-    reward, and with 1 if it failed or was cancelled.
+    reward, with 1 if it failed or was cancelled, and with 130 after Ctrl-C.
 
     \b
     rollout run http://127.0.0.1:8000 --chat-url http://127.0.0.1:9000/v1 \\

@@ -17,7 +17,7 @@ from rollout.evaluation._exact import PairedSums
 from rollout.evaluation._ledger import Ledger, RowScore
 from rollout.evaluation.intervals import PairedDifference, paired_difference, sign_test
 from rollout.evaluation.journal import final_records
-from rollout.evaluation.manifest import read_manifest
+from rollout.evaluation.manifest import file_change, read_manifest
 from rollout.evaluation.records import AttemptRecord
 
 __all__ = ["SCHEMA", "Comparison", "RowTable", "compare", "compare_runs"]
@@ -156,7 +156,8 @@ def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) ->
     old, new = (manifest["dataset"].get("digest") for manifest in (before, after))
     if old != new and not allow_different_datasets:
         raise EvaluationError(
-            f"{a} and {b} are about different datasets (digest {_shown(old)} and {_shown(new)}), "
+            f"{a} and {b} are about different datasets "
+            f"({file_change('dataset', before['dataset'], after['dataset'])}), "
             "so their rows may not be the same; allow_different_datasets "
             "(--allow-different-datasets) pairs them by their number all the same"
         )
@@ -168,7 +169,11 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     for section in ("dataset", "server", "chat", "run"):
         old, new = before[section], after[section]
         for name in dict.fromkeys((*old, *new)):
-            if old.get(name) != new.get(name):
+            if old.get(name) == new.get(name):
+                continue
+            if name == "digest" and old.get(name) and new.get(name):
+                yield file_change(section, old, new)
+            else:
                 yield f"{section}.{name}: {_shown(old.get(name))} and {_shown(new.get(name))}"
 
 

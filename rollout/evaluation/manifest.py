@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "MANIFEST",
     "check_unchanged",
     "describe_inputs",
+    "file_change",
     "new_manifest",
     "read_manifest",
     "same_inputs",
@@ -36,6 +38,8 @@ __all__ = [
 MANIFEST = "manifest.json"
 _SCHEMA = "rollout-evaluation/1"
 _SECTIONS = ("dataset", "server", "chat", "run")
+_DIGEST = 8
+"""Characters of a digest that are shown."""
 _FREE = frozenset({"dataset.path"})
 """What may differ when a run is resumed: the same bytes in another place are the same dataset."""
 _SELECTION = frozenset({"dataset.selection", "dataset.limit", "dataset.selected"})
@@ -173,11 +177,37 @@ def _changes(manifest: dict[str, Any], inputs: dict[str, Any]) -> list[str]:
     if _selects_all_of(inputs["dataset"], manifest["dataset"]):
         free |= _SELECTION
     changed = _differing(before, now) - free
+    if "server.app" in changed:
+        changed.discard("server.digest")
     return [
-        f"{name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
+        _file_change(name, manifest, inputs)
+        or f"{name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
         for name in dict.fromkeys((*before, *now))
         if name in changed
     ]
+
+
+def _file_change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Describe the change of a digest by its file; ``None`` for everything else."""
+    section, _, field = name.partition(".")
+    if field != "digest" or not all(each[section].get("digest") for each in (before, now)):
+        return None
+    return file_change(section, before[section], now[section])
+
+
+def file_change(section: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say that the file of a section, ``dataset`` or ``server``, is another one.
+
+    Args:
+        section: The section.
+        before: What one manifest says there.
+        now: What the other one does.
+    """
+    file = str(now.get("path") or now.get("app") or "")
+    file = Path(file.rpartition(":")[0] if section == "server" else file).name
+    kind = "server file" if section == "server" else section
+    digests = (str(each.get("digest"))[:_DIGEST] for each in (before, now))
+    return f"{kind} changed: {file} ({' → '.join(digests)})"
 
 
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> set[str]:

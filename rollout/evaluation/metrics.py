@@ -37,6 +37,7 @@ __all__ = [
     "SampleMetric",
     "TokenCount",
     "compute_metrics",
+    "threshold_note",
 ]
 
 SCHEMA = "rollout-metrics/1"
@@ -139,6 +140,7 @@ class EvaluationResults:
         mean_reward: Mean over the attempts that have a reward, see
             `rollout.evaluation.intervals.cluster_mean`; where all rewards are 0 or 1, the
             interval is that of a rate.
+        best_reward: The highest of these rewards, ``None`` of none.
         pass_at_k: pass@k for k = 1..n, see `rollout.evaluation.estimators.pass_at_k`.
         pass_hat_k: pass^k for k = 1..n, see `rollout.evaluation.estimators.pass_hat_k`.
         prompt_tokens: Tokens of prompts.
@@ -153,6 +155,7 @@ class EvaluationResults:
     error_categories: dict[str, int]
     pass_rate: Estimate
     mean_reward: Estimate
+    best_reward: float | None
     pass_at_k: tuple[KEstimate, ...]
     pass_hat_k: tuple[KEstimate, ...]
     prompt_tokens: TokenCount
@@ -232,6 +235,24 @@ def _extra(document: Any, known: Any, way: str = "") -> str | None:
     return None
 
 
+def threshold_note(
+    passed: int | None, best_reward: float | None, threshold: float | None
+) -> str | None:
+    """Point out that the pass threshold is why nothing passes; ``None`` where it is not.
+
+    Args:
+        passed: How many attempts passed.
+        best_reward: The highest reward. If it is 0, nothing was nearly right.
+        threshold: The run's pass threshold.
+    """
+    if passed != 0 or not best_reward or threshold is None or best_reward >= threshold:
+        return None
+    return (
+        f"No attempt passes: the best reward, {best_reward:.4g}, is below the pass threshold of "
+        f"{threshold:.4g} (run.pass_threshold)."
+    )
+
+
 def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> EvaluationMetrics:
     """Work out the figures of a run.
 
@@ -263,6 +284,7 @@ class _Tally:
     removed: int = 0
     ungraded: int = 0
     fractional: bool = False
+    best: float | None = None
     durations: array[float] = field(factory=lambda: array("d"))
     successes: array[float] = field(factory=lambda: array("d"))
     prompt: list[int] = field(factory=lambda: [0, 0])
@@ -293,6 +315,8 @@ class _Tally:
             return
         reward = reward_of(record)
         self.fractional = self.fractional or reward not in {None, 0.0, 1.0}
+        if reward is not None:
+            self.best = reward if self.best is None else max(self.best, reward)
         for name, value in record.metrics.items():
             if is_finite_number(value):
                 self.sample_metrics.setdefault(name, ExactMean()).add(float(value))
@@ -346,6 +370,7 @@ class _Tally:
             error_categories=dict(sorted(self.categories.items())),
             pass_rate=cluster_rate(passes),
             mean_reward=cluster_mean(rewards) if self.fractional else cluster_rate(rewards),
+            best_reward=self.best,
             pass_at_k=curve(kinds, self.n),
             pass_hat_k=curve(kinds, self.n, all_pass=True),
             prompt_tokens=_tokens(*self.prompt),

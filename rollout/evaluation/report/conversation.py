@@ -17,7 +17,7 @@ from typing import Any
 from rollout.errors import TrajectoryError
 from rollout.evaluation.report.text import clip, line, number, parse, pretty
 
-__all__ = ["first_prompt", "read_document", "view"]
+__all__ = ["first_prompt", "last_answer", "read_document", "view"]
 
 MAX_TEXT = 100_000
 """Characters of one message, argument or observation that go into the page."""
@@ -81,6 +81,16 @@ def first_prompt(document: dict[str, Any], limit: int) -> str:
     for step in _list(document.get("steps")):
         if isinstance(step, dict) and step.get("source") == "user":
             return line(_message(step.get("message")), limit)
+    return ""
+
+
+def last_answer(document: dict[str, Any], limit: int) -> str:
+    """Return the end of what the agent said last, on one line of at most *limit* characters."""
+    for step in reversed(_list(document.get("steps"))):
+        if isinstance(step, dict) and step.get("source") == "agent":
+            text = " ".join(_message(step.get("message"))[-4 * limit :].split())
+            if text:
+                return text if len(text) <= limit else f"…{text[1 - limit :]}"
     return ""
 
 

@@ -17,9 +17,9 @@ from rollout.errors import EvaluationDamagedError, EvaluationError
 from rollout.evaluation.folder import METRICS
 from rollout.evaluation.journal import EVENTS
 from rollout.evaluation.manifest import MANIFEST, read_manifest
-from rollout.evaluation.metrics import compute_metrics
+from rollout.evaluation.metrics import compute_metrics, threshold_note
 from rollout.evaluation.report.attempts import Attempts, Overview
-from rollout.evaluation.report.text import parse
+from rollout.evaluation.report.text import number, parse
 
 __all__ = ["Run", "gather"]
 
@@ -95,6 +95,13 @@ def gather(folder: Path) -> Generator[Run, None, None]:
                 "result yet."
             )
         run.metrics = _metrics(folder, run)
+        note = threshold_note(
+            run.figure("results", "attempts", "passed"),
+            number(run.figure("results", "best_reward")),
+            number(run.part("run", "pass_threshold")),
+        )
+        if note is not None:
+            notices.append(note)
         yield run
     finally:
         if file is not None:

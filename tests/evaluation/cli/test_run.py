@@ -61,8 +61,8 @@ def test_a_line_for_each_attempt_and_the_summary(cli, files):
     rows = rows_of(done.stdout)
     assert rows["success"] == "4"
     assert rows["failure"] == rows["agent_error"] == "2"
-    assert re.fullmatch(r"0\.5  \(95% interval \S+ to \S+, 4 attempts\)", rows["mean reward"])
-    assert re.fullmatch(r"0\.3333  \(95% interval \S+ to \S+, 6 attempts\)", rows["pass rate"])
+    assert re.fullmatch(r"0\.500  \(95% interval \S+ to \S+, 4 attempts\)", rows["mean reward"])
+    assert re.fullmatch(r"0\.333  \(95% interval \S+ to \S+, 6 attempts\)", rows["pass rate"])
     assert rows["attempts"] == "6 of 6 have ended"
     assert rows["duration"].startswith("median ")
     assert done.stdout.endswith(f"Report: {files.output / 'report.html'}\n")
@@ -264,6 +264,12 @@ def test_a_complete_run_stays_as_it_is(cli, files):
     assert (again.exit_code, again.stderr) == (0, "")
     assert again.stdout.startswith("2 of 2 attempts had ended before\n")
     assert (files.output / "events.jsonl").read_bytes() == before
+
+
+def test_a_resume_says_how_many_had_ended_on_a_terminal_too(cli, files, terminal):
+    config = str(files.config(files.rows({}, {})))
+    assert cli("eval", "run", config, "--rows", "0").exit_code == 0
+    assert "1 of 2 attempts had ended before" in cli("eval", "run", config, **terminal).stderr
 
 
 def test_retry_failed_and_fresh(cli, files):

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from cli.harness import Cli
+from evaluation.metrics.folders import run_folder
 from evaluation.run.cases import record
 
-from rollout.cli.eval_summary import _curve, print_summary
+from rollout.cli.eval_compare import _ranges
+from rollout.cli.eval_summary import _curves, print_summary
 from rollout.evaluation import compute_metrics
-from rollout.evaluation.estimators import KEstimate
+from rollout.evaluation.journal import decode_line, encode_line
+from rollout.evaluation.metrics import threshold_note
 
 MISSING = "not complete: 6 of 10 attempts have ended; rollout eval run goes on with it"
 
@@ -29,7 +32,13 @@ def test_show(cli, finished):
     assert "5 rows, n = 2" in done.stdout
     assert "8 attempts)" in done.stdout
     assert "10 attempts)" in done.stdout
-    assert "1: 0.4  2: 0.4" in done.stdout
+    rows = [line.strip("│ ").split() for line in done.stdout.splitlines() if "│" in line]
+    assert [[*row[:3], row[6]] for row in rows if row[0] in {"1", "2"}] == [
+        ["1", "│", "0.400", "0.400"],
+        ["2", "│", "0.400", "0.400"],
+    ]
+    assert "error" not in done.stdout.replace("agent_error", "")
+    assert "tokens" not in done.stdout
     assert "not complete" not in done.stdout
     assert done.stdout.endswith(f"Report: {finished / 'report.html'}\n")
     assert written(finished) == before
@@ -113,11 +122,15 @@ def test_compare(cli, finished, other):
         for line in done.stdout.splitlines()
         if line.startswith("│")
     }
-    assert cells["pass rate"][:3] == ["0.4", "0.8", "+0.4"]
+    assert cells["pass rate"][:3] == ["0.400", "0.800", "+0.400"]
     assert "(95%)" in cells["pass rate"][3]
-    assert cells["mean reward"] == ["0.5", "0.5", "0", "-"]
+    assert cells["mean reward"] == ["0.500", "0.500", "0", "-"]
     assert "Rows: 2 better, 0 worse, 3 the same (sign test p = 0.5)" in done.stdout
-    assert "Passed in A, not in B: no row\nPassed in B, not in A: 1, 4\n" in done.stdout
+    assert (
+        "Passed in A, not in B: no row\nPassed in B, not in A: 1, 4\n"
+        "  row 1: row 1\n    A: 41 (reward 0)\n    B: 41 (reward 0)\n"
+        "  row 4: row 4\n    A: 41 (reward 0)\n    B: 41 (reward 0)\n"
+    ) in done.stdout
     assert "Differs: run.pass_threshold: 1.0 and 0.0" in done.stdout
     assert "not complete" not in done.stdout
 
@@ -145,7 +158,8 @@ def test_compare_runs_of_different_datasets(cli, finished, tmp_path):
     manifest["dataset"]["digest"] = "0" * 64
     (changed / "manifest.json").write_text(json.dumps(manifest))
     line = cli.fails(2, "eval", "compare", str(finished), str(changed))
-    assert "digest" in line
+    assert "dataset changed: rows.jsonl (" in line
+    assert "0" * 9 not in line
     args = ("eval", "compare", str(finished), str(changed), "--allow-different-datasets")
     assert cli(*args).exit_code == 0
 
@@ -173,18 +187,58 @@ def test_wrong_use(cli, args):
     assert cli.fails(2, "eval", *args)
 
 
-def test_a_long_curve_is_told_by_a_few_of_its_values():
-    curve = tuple(KEstimate(k, k / 100, 1) for k in range(1, 101))
-    assert [part.split(":")[0] for part in _curve(curve).split("  ")] == [
-        "1", "2", "4", "8", "16", "32", "100",
-    ]  # fmt: skip
-    assert _curve((KEstimate(1, None, 0),)) == "1: -"
+@pytest.mark.parametrize(
+    ("rows", "written"),
+    [((), []), ((4,), ["4"]), ((0, 1, 2, 5, 7, 8), ["0-2", "5", "7-8"])],
+)
+def test_rows_are_written_as_ranges(rows, written):
+    assert list(_ranges(rows)) == written
+
+
+def test_compare_shows_failures_and_missing_files_too(cli, finished, tmp_path):
+    """Row 2 fails in A; in B, which is edited, it passes and its file is missing."""
+    other = shutil.copytree(finished, tmp_path / "other")
+    lines = (other / "events.jsonl").read_bytes().splitlines(keepends=True)
+    for at, line in enumerate(lines[1:], start=1):
+        entry = decode_line(line)
+        if entry["row"] == 2:
+            (other / "trajectories" / entry["trajectory"]).unlink()
+            entry |= {"outcome": "success", "reward": 1.0, "passed": True, "err_category": None}
+            entry.pop("crc32", None)
+            lines[at] = encode_line(entry)
+    (other / "events.jsonl").write_bytes(b"".join(lines))
+    done = cli("eval", "compare", str(finished), str(other))
+    assert (
+        "Passed in B, not in A: 2\n  row 2: row 2\n"
+        "    A: failure, agent_error: \\x1b[31mboom\n    B: (no answer on record) (reward 1)\n"
+    ) in done.stdout
+
+
+def test_a_threshold_that_nothing_reaches_is_pointed_out(cli, tmp_path):
+    rewards = [record(row, reward=reward) for row, reward in enumerate([0.9, 0.2])]
+    folder = run_folder(tmp_path / "run", rewards, dataset={"selected": 2})
+    note = "No attempt passes: the best reward, 0.9, is below the pass threshold of 1"
+    assert note in cli("eval", "show", str(folder)).stdout
+    assert f"B: {note}" in cli("eval", "compare", str(folder), str(folder)).stdout
+    cli("eval", "report", str(folder))
+    assert note in (folder / "report.html").read_text()
+    for passed, best in ((1, 1.0), (0, 0.0), (0, None)):
+        assert threshold_note(passed, best, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"), [(1, []), (3, ["1", "2", "3"]), (100, ["1", "2", "4", "8", "16", "32", "100"])]
+)
+def test_a_long_curve_is_told_by_a_few_of_its_values(n, shown):
+    metrics = compute_metrics([record(0, attempt) for attempt in range(n)], rows=1, n=n)
+    assert [name.strip() for name, _ in _curves(metrics)][1:] == shown
 
 
 def test_what_a_sample_tells_does_not_break_the_summary(capsys):
     told = {"x" * 33: 1.0, "y" * 32: 2.0, "a\n\x1b[31m[b]": 3.0}
+    told["none"] = 0
     records = [record(prompt_tokens=1_234_567, completion_tokens=89, metrics=told)]
-    manifest = {"run_id": "r", "chat": {"model": "m"}}
+    manifest = {"run_id": "r", "chat": {"model": "m"}, "run": {}}
     print_summary(Path("nowhere"), manifest, compute_metrics(records, rows=1, n=1))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "Run r, m, 1 row, n = 1"
@@ -192,6 +246,7 @@ def test_what_a_sample_tells_does_not_break_the_summary(capsys):
     rows = dict(line.strip("│ ").split(" │ ") for line in lines if " │ " in line)
     rows = {name.strip(): value.strip() for name, value in rows.items()}
     assert rows["tokens"] == "1,234,567 prompt, 89 completion"
-    assert rows["x" * 31 + "…"] == "1  (1 attempt)"
-    assert rows["y" * 32] == "2  (1 attempt)"
-    assert rows[r"a \x1b[31m[b]"] == "3  (1 attempt)"
+    assert rows["x" * 31 + "…"] == "1.000  (1 attempt)"
+    assert rows["y" * 32] == "2.000  (1 attempt)"
+    assert rows[r"a \x1b[31m[b]"] == "3.000  (1 attempt)"
+    assert "none" not in rows

@@ -235,11 +235,11 @@ def test_run_folders(tmp_path):
 def test_rows_of_another_dataset_are_refused_unless_allowed(tmp_path):
     left = run_folder(tmp_path / "a", table("P", "P"))
     right = run_folder(tmp_path / "b", table("f"), dataset={"digest": "11"})
-    with pytest.raises(EvaluationError, match=r"digest 00 and 11.*--allow-different-datasets"):
+    with pytest.raises(EvaluationError, match=r"a.jsonl \(00 → 11\).*--allow-different-datasets"):
         compare_runs(left, right)
     found = compare_runs(left, right, allow_different_datasets=True)
     assert (found.pass_to_fail, found.only_in_a) == ((0,), (1,))
-    assert found.differences == ("dataset.digest: 00 and 11",)
+    assert found.differences == ("dataset changed: a.jsonl (00 → 11)",)
 
 
 @pytest.mark.parametrize("changes", [{"selection": "0-0"}, {"limit": 1}])

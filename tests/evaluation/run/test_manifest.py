@@ -141,7 +141,7 @@ async def test_other_bytes_and_another_server(started, tmp_path):
     with pytest.raises(EvaluationInputsChangedError) as caught:
         await run_all(config)
     names = {change.split()[0] for change in caught.value.changes}
-    assert names == {"dataset.digest", "dataset.rows", "server.url"}
+    assert names == {"dataset", "dataset.rows", "server.url"}
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -211,7 +211,10 @@ async def test_file_of_an_app(tmp_path, server, monkeypatch):
     moved.write_text("app = 1")
     check_unchanged(tmp_path, first, inputs(moved))
     app.write_text("app = 2")
-    with pytest.raises(EvaluationInputsChangedError, match=r"server\.digest was"):
+    with pytest.raises(
+        EvaluationInputsChangedError,
+        match=r"server file changed: app\.py \([0-9a-f]{8} → [0-9a-f]{8}\)",
+    ):
         check_unchanged(tmp_path, first, inputs(app))
     with pytest.raises(EvaluationError, match=r"server\.app: .*gone\.py: No such file"):
         inputs(tmp_path / "gone.py")

@@ -419,7 +419,7 @@ async def test_dataset_that_changes_during_the_run(tmp_path, server):
                 pass
     assert server.active == {}
     kept = list(read_records(run.folder))
-    with pytest.raises(EvaluationInputsChangedError, match=r"dataset\.digest"):
+    with pytest.raises(EvaluationInputsChangedError, match=r"dataset changed: rows\.jsonl"):
         await run_all(config)
     assert list(read_records(run.folder)) == kept
 
