@@ -386,6 +386,12 @@ converter.register_unstructure_hook(
         extra_fields=override(unstruct_hook=lambda value: value),
     ),
 )
+converter.register_unstructure_hook(
+    RolloutResultResponse,
+    make_dict_unstructure_fn(
+        RolloutResultResponse, converter, err_source=override(omit_if_default=True)
+    ),
+)
 for _kind in (
     RolloutInitRequest,
     RolloutInitResponse,

@@ -48,6 +48,11 @@ class SampleSource(ABC):
     source.
     """
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether calls of the model were made, and its endpoint has answered none of them."""
+        return False
+
     @abstractmethod
     async def get_sample(self) -> RolloutSample:
         """Return the sample as it stands."""
@@ -191,6 +196,7 @@ class RolloutContext:
             status=result.status,
             err_message=result.err_message,
             err_category=result.err_category,
+            err_source=result.err_source,
             agent_started_at=self._started_at,
         )
 

@@ -10,12 +10,20 @@ from itertools import islice
 
 import trio
 
+from rollout._endpoint_failures import is_endpoint_failure
 from rollout._logs import Lines
 from rollout._redaction import redact
 from rollout.jsonfit import utf8
-from rollout.types import RolloutErrorCategory
+from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory
 
-__all__ = ["categorize_exception", "describe_exception", "format_exception", "redact", "summarized"]
+__all__ = [
+    "categorize_exception",
+    "describe_exception",
+    "format_exception",
+    "redact",
+    "source_of",
+    "summarized",
+]
 
 _PROVIDER_ERRORS = frozenset(
     {
@@ -42,6 +50,11 @@ def categorize_exception(error: BaseException) -> RolloutErrorCategory:
     """
     categories = {_categorize_plain(inner) for inner in _leaves(error)}
     return categories.pop() if len(categories) == 1 else RolloutErrorCategory.AGENT_ERROR
+
+
+def source_of(error: BaseException) -> str | None:
+    """Return whose failure an exception is, where that is known."""
+    return MODEL_ENDPOINT if is_endpoint_failure(error) else None
 
 
 def _categorize_plain(error: BaseException) -> RolloutErrorCategory:

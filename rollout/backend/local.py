@@ -26,6 +26,7 @@ from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
     format_exception,
+    source_of,
 )
 from rollout.backend.references import class_with, config_of
 from rollout.backend.saving import FinishedRollout, settle_end
@@ -40,6 +41,7 @@ from rollout.context import (
 from rollout.errors import DuplicateRolloutError, InvalidFieldError
 from rollout.grader import Grader
 from rollout.types import (
+    MODEL_ENDPOINT,
     AgentWorkflowConfig,
     ExecutionOutcome,
     ExecutionRequest,
@@ -268,7 +270,7 @@ class LocalBackend(SlottedBackend):
 
         outcome = await execution.run(call, body)
         return (
-            phase.interruption(execution, outcome.ended)
+            _blamed(phase.interruption(execution, outcome.ended), context)
             or _user_failure(outcome, phase, execution, context)
             or ExecutionResult(status=RolloutStatus.SUCCESS, sample=outcome.value)
         )
@@ -331,6 +333,20 @@ async def _unfinished_sample(
     return got.value if isinstance(got.value, RolloutSample) else None
 
 
+def _blamed(ended: ExecutionResult | None, context: RolloutContext) -> ExecutionResult | None:
+    """Say it of a timeout if the model's endpoint has not answered a single call by then."""
+    source = context.sample_source
+    if (
+        ended is not None
+        and ended.err_category is RolloutErrorCategory.TIMEOUT
+        and source is not None
+        and source.unanswered
+    ):
+        ended.err_source = MODEL_ENDPOINT
+        ended.err_message = f"{ended.err_message}; the model's endpoint has not answered"
+    return ended
+
+
 def _user_failure(
     outcome: Outcome, phase: Phase, execution: Execution, context: RolloutContext
 ) -> ExecutionResult | None:
@@ -345,7 +361,11 @@ def _user_failure(
             phase.name,
             format_exception(outcome.error, secrets),
         )
-    return failure(describe_exception(outcome.error, secrets), categorize_exception(outcome.error))
+    failed = failure(
+        describe_exception(outcome.error, secrets), categorize_exception(outcome.error)
+    )
+    failed.err_source = source_of(outcome.error)
+    return failed
 
 
 def _sample(value: Any) -> RolloutSample | None:

@@ -163,7 +163,8 @@ class FinishedRollout:
 def _error(end: RolloutResultResponse) -> dict[str, Any] | None:
     if end.err_message is None and end.err_category is None:
         return None
-    return {
+    error = {
         "category": None if end.err_category is None else str(end.err_category),
         "message": end.err_message,
     }
+    return error if end.err_source is None else error | {"source": end.err_source}

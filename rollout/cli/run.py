@@ -26,7 +26,7 @@ from rollout.cli.view import PhaseView, print_result
 from rollout.client import RolloutClient, RolloutHandle
 from rollout.codec import parse_json, unstructure
 from rollout.errors import InvalidBodyError, RolloutError
-from rollout.types import RolloutErrorCategory, RolloutResultResponse, RolloutStatus
+from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory, RolloutResultResponse, RolloutStatus
 
 __all__ = ["command"]
 
@@ -183,7 +183,9 @@ def _failed(result: RolloutResultResponse, request: dict[str, Any]) -> CommandEr
     advice = "the server's log says more"
     if result.err_category is not None:
         advice = _ADVICE.get(result.err_category, advice)
-    if result.err_category is RolloutErrorCategory.VALIDATION_ERROR and request["grade"]:
+    if result.err_source == MODEL_ENDPOINT:
+        advice = "look at --chat-url, the key and the model's endpoint"
+    elif result.err_category is RolloutErrorCategory.VALIDATION_ERROR and request["grade"]:
         advice += "; --no-grade runs the agent alone"
         if request["label"] is None and request["metadata"] is None:
             advice = "give --label or --metadata, or --no-grade to run the agent alone"

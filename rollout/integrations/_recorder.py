@@ -218,6 +218,11 @@ class ConversationRecorder(SampleSource):
             )
         self._unrecorded[path] += 1
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether there were calls, and the endpoint has answered none of them."""
+        return bool(self.calls) and all(call.status_code is None for call in self.calls)
+
     # --- for users --------------------------------------------------------------------------------
 
     def choose(self, which: str, *, choice: int = 0) -> None:

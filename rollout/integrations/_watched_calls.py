@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 from attrs import frozen
 
+from rollout._endpoint_failures import mark_error, mark_response
 from rollout.integrations._model_answers import Answer, error_message, parse, read_answer
 from rollout.integrations._model_calls import Call
 from rollout.integrations._model_streams import Events, StreamedAnswer
@@ -135,8 +136,20 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         A cancellation closes the connection, and the call is recorded as interrupted.
         """
         self._endpoint.guard_key(request)
+        if not self._endpoint.has(request.url):
+            return await self.send(request)
+        try:
+            response = await self._handle(request)
+        except httpx.TransportError as error:
+            mark_error(error)
+            raise
+        mark_response(response)
+        return response
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        """Send a request to the endpoint, and record it."""
         recorder = self._recorder
-        if recorder is None or not self._endpoint.has(request.url) or request.method != "POST":
+        if recorder is None or request.method != "POST":
             return await self.send(request)
         path = request.url.path
         api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
@@ -388,6 +401,8 @@ class ReadAlong(httpx.AsyncByteStream):
                 break
             except BaseException as error:
                 self._ended = True
+                if isinstance(error, httpx.TransportError):
+                    mark_error(error)
                 self.reading.fail(error)
                 # A stream whose reader is cancelled may have nobody else who closes it.
                 await self.aclose()

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from attrs import field, frozen
 
+from rollout._endpoint_failures import is_refusal, mark_error
 from rollout._redaction import redact
 from rollout.errors import IntegrationError, InvalidFieldError
 from rollout.integrations._connections import share_connections, timeouts
@@ -120,10 +121,13 @@ def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:
     status = response.status_code
     if status not in _OK:
         said = error_message(parse(response.content)) or httpx.codes.get_reason_phrase(status)
-        raise IntegrationError(
+        refused = IntegrationError(
             redact(f"the model's endpoint answered {status}: {said}", secrets),
             status_code=status,
         )
+        if is_refusal(status):
+            mark_error(refused)
+        raise refused
     body = parse(response.content)
     answer = read_body(body, "chat")
     if not answer.choices:

@@ -7,7 +7,7 @@ from functools import partial
 
 from rollout._threads import RESULTS, run_off_loop
 from rollout.backend.base import ExecutionBackend
-from rollout.backend.failures import categorize_exception, describe_exception
+from rollout.backend.failures import categorize_exception, describe_exception, source_of
 from rollout.backend.usercode import Outcome
 from rollout.context import RolloutContext
 from rollout.jsonfit import is_large
@@ -87,6 +87,7 @@ def _result(entry: Entry, outcome: Outcome, secrets: Sequence[str | None]) -> Ro
                 status=RolloutStatus.FAILURE,
                 err_message=describe_exception(outcome.error, secrets),
                 err_category=categorize_exception(outcome.error),
+                err_source=source_of(outcome.error),
             )
         )
     return entry.settle(value)

@@ -60,6 +60,7 @@ def result_of(
         if result.err_message is None
         else redact(utf8(str(result.err_message)), secrets),
         err_category=_category(result.err_category),
+        err_source=result.err_source,
     )
     if isinstance(result.sample, RolloutSample):
         _attach_sample(response, result.sample)

@@ -18,10 +18,11 @@ from rollout.types.protocol import (
     RolloutLifecycle,
     RolloutResultResponse,
 )
-from rollout.types.sample import RolloutErrorCategory, RolloutSample, RolloutStatus
+from rollout.types.sample import MODEL_ENDPOINT, RolloutErrorCategory, RolloutSample, RolloutStatus
 
 __all__ = [
     "EXTENSIONS",
+    "MODEL_ENDPOINT",
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
     "AgentWorkflowConfig",

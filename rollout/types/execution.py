@@ -66,6 +66,7 @@ class ExecutionResult:
         sample: The sample, if there is one.
         err_message: What went wrong, for people.
         err_category: What went wrong, for programs.
+        err_source: Whose failure it was, where that is known: `MODEL_ENDPOINT`.
         extra_fields: The backend's diagnostics; they never travel.
 
     Raises:
@@ -86,6 +87,9 @@ class ExecutionResult:
         default=None,
         converter=to_category,
         validator=optional(instance_of(RolloutErrorCategory, name="a RolloutErrorCategory")),
+    )
+    err_source: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or None"))
     )
     extra_fields: dict[str, Any] | None = field(
         default=None, validator=optional(instance_of(dict, name="an object or None"))

@@ -188,6 +188,8 @@ class RolloutResultResponse:
         err_category: What went wrong, for programs.
         agent_started_at: When the agent started (UTC), or ``None`` while it has not. A
             failure without it happened before the agent ran.
+        err_source: Whose failure it was, where the server knows: `MODEL_ENDPOINT`, or something
+            newer. It travels only if there is one.
 
     Raises:
         InvalidFieldError: A field has the wrong type, or the time has no time zone.
@@ -210,6 +212,9 @@ class RolloutResultResponse:
         validator=optional(instance_of(RolloutErrorCategory, name="a RolloutErrorCategory")),
     )
     agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
+    err_source: str | None = field(
+        default=None, validator=optional(instance_of(str, name="a string or None"))
+    )
 
 
 @rule(minLength=1)

@@ -17,7 +17,7 @@ from rollout.types._fields import (
     optional,
 )
 
-__all__ = ["RolloutErrorCategory", "RolloutSample", "RolloutStatus"]
+__all__ = ["MODEL_ENDPOINT", "RolloutErrorCategory", "RolloutSample", "RolloutStatus"]
 
 
 class RolloutStatus(StrEnum):
@@ -42,6 +42,11 @@ class RolloutErrorCategory(StrEnum):
     HTTP_ERROR = "http_error"
     AGENT_ERROR = "agent_error"
     INTERNAL_ERROR = "internal_error"
+
+
+MODEL_ENDPOINT = "model_endpoint"
+"""The source of a failure whose reason is the endpoint of the model: nobody listens, it refuses the
+key, knows no such model, has too much to do, is broken, or does not answer."""
 
 
 def to_status(value: Any) -> RolloutStatus:

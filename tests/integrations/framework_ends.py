@@ -38,7 +38,24 @@ async def test_a_refusal_that_stays(kit, workflow):
     assert result.err_category is RolloutErrorCategory.AGENT_ERROR
     assert "bad request" in result.err_message
     assert KEY not in result.err_message
+    assert result.err_source is None  # it is the request that is wrong
     assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 404, 500, None])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_endpoint_that_is_of_no_use(kit, workflow, status, streamed):
+    step = refuse(status or 500, "no such thing", retry_after="0.01")
+    async with scripted_endpoint(step) as endpoint:
+        async with serving(workflow(streamed=streamed)) as client:
+            if status is None:
+                endpoint.url = "http://127.0.0.1:9/v1"
+            result = await run(client, endpoint)
+    assert (result.status, result.err_category, result.err_source) == (
+        RolloutStatus.FAILURE,
+        RolloutErrorCategory.AGENT_ERROR,
+        "model_endpoint",
+    )
 
 
 async def test_a_stream_that_breaks_off(kit, workflow):
@@ -47,9 +64,10 @@ async def test_a_stream_that_breaks_off(kit, workflow):
         result = await run(client, endpoint)
         await endpoint.all_closed()
     assert len(endpoint.requests) == 1
-    assert (result.status, result.err_category) == (
+    assert (result.status, result.err_category, result.err_source) == (
         RolloutStatus.FAILURE,
         RolloutErrorCategory.AGENT_ERROR,
+        "model_endpoint",
     )
 
 
@@ -187,6 +205,7 @@ async def test_the_time_of_the_agent_is_up(kit, workflow):
         await endpoint.all_closed()
     assert result.status is RolloutStatus.FAILURE
     assert result.err_category is RolloutErrorCategory.TIMEOUT
+    assert result.err_source == "model_endpoint"
 
 
 async def test_the_server_ends_in_mid_call(kit, workflow):
@@ -211,9 +230,10 @@ async def test_an_endpoint_that_is_too_slow(kit):
     async with scripted_endpoint(stall(), stall(), say("It is 13")) as endpoint:
         async with serving(Patient) as client:
             result = await run(client, endpoint)
-            assert (result.status, result.err_category) == (
+            assert (result.status, result.err_category, result.err_source) == (
                 RolloutStatus.FAILURE,
                 RolloutErrorCategory.AGENT_ERROR,
+                "model_endpoint",
             )
             assert len(endpoint.requests) == 2
         await endpoint.all_closed()

@@ -1,0 +1,63 @@
+"""Tells a failure of the model's endpoint from one of the code that calls it.
+
+What fails on the wire is marked where it is seen: an exception of the transport, or the response
+that refuses. User code, an SDK and a framework may wrap it in exceptions of their own, so the mark
+is looked for in all that an exception came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+__all__ = ["is_endpoint_failure", "is_refusal", "mark_error", "mark_response"]
+
+_MARK = "rollout_endpoint_failure"
+_REFUSALS = frozenset({401, 402, 403, 404, 408, 429})
+_SERVER_ERROR = 500
+
+
+def is_refusal(status_code: int) -> bool:
+    """Whether a status says that the endpoint is not usable, whatever is asked of it."""
+    return status_code in _REFUSALS or status_code >= _SERVER_ERROR
+
+
+def mark_error(error: BaseException) -> None:
+    """Mark an exception as a failure of the endpoint."""
+    setattr(error, _MARK, True)
+
+
+def mark_response(response: httpx.Response) -> None:
+    """Mark a response if it is a refusal."""
+    if is_refusal(response.status_code):
+        response.extensions[_MARK] = True
+
+
+def is_endpoint_failure(error: BaseException) -> bool:
+    """Whether an exception, or one that it came from or holds, is marked."""
+    return any(_is_marked(each) for each in _origins(error))
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    pending, seen = [error], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
+        pending += [each for each in (current.__cause__, current.__context__) if each is not None]
+
+
+def _is_marked(error: BaseException) -> bool:
+    with suppress(Exception):  # the attributes of foreign exceptions may do anything
+        extensions: Any = getattr(getattr(error, "response", None), "extensions", None)
+        return getattr(error, _MARK, False) is True or (
+            isinstance(extensions, dict) and _MARK in extensions
+        )
+    return False
