@@ -15,6 +15,7 @@ from rollout.errors import (
     RolloutProtocolError,
 )
 from rollout.types import (
+    MODEL_ENDPOINT,
     RolloutErrorCategory,
     RolloutInitRequest,
     RolloutResultResponse,
@@ -119,7 +120,8 @@ class RolloutRetry:
         attempts: How often a rollout is run at most.
         infrastructure: Whether to run again also where an agent has started, or may have, and
             the failure came from outside of it: no terminal result, an ended lease, an error of
-            the server or of a sandbox provider. Tokens may be spent twice.
+            the server, of a sandbox provider or of the model's endpoint. Tokens may be spent
+            twice.
 
     Raises:
         InvalidFieldError: A field breaks its rule.
@@ -139,6 +141,8 @@ class RolloutRetry:
             return ended.never_began or self.infrastructure
         if outcome.status is not RolloutStatus.FAILURE:
             return False
+        if outcome.err_source == MODEL_ENDPOINT:
+            return ended.never_began or self.infrastructure
         if outcome.err_category is RolloutErrorCategory.VALIDATION_ERROR:
             return False
         return ended.never_began or (self.infrastructure and outcome.err_category in _FROM_OUTSIDE)

@@ -86,12 +86,13 @@ async def test_what_is_left_between_two_attempts_is_not_cancelled_on_the_server(
     assert not server.times("/cancel")
 
 
-def failed(category="agent_error", *, status="failure", started=None):
+def failed(category="agent_error", *, status="failure", started=None, source=None):
     outcome = RolloutResultResponse(
         rollout_id="r",
         status=status,
         err_category=RolloutErrorCategory(category),
         agent_started_at=started,
+        err_source=source,
     )
     return FinishedRollout(REQUEST, outcome)
 
@@ -111,6 +112,8 @@ def broken(error, how):
         (failed("http_error", started=WHEN), False, True),
         (failed("internal_error", started=WHEN), False, True),
         (failed("lease_expired", started=WHEN), False, True),
+        (failed("agent_error", started=WHEN, source="model_endpoint"), False, True),
+        (failed("validation_error", started=WHEN, source="model_endpoint"), False, True),
         (failed(status="success"), False, False),
         (failed(status="cancelled"), False, False),
         (broken(GONE, "no"), True, True),
@@ -122,7 +125,7 @@ def broken(error, how):
         (broken(InvalidFieldError("label", "is wrong"), "no"), False, False),
         (broken(RolloutAdmissionTimeoutError("full"), "no"), False, False),
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_what_is_worth_another_attempt(ended, by_default, infrastructure):
     assert RolloutRetry().wants(ended) is by_default
