@@ -252,6 +252,7 @@ class GuardedConnection:
     async def _read(self) -> None:
         """Read until the peer ends, or the clock does; after the last word, for nothing."""
         while True:
+            data = b""
             with self._clock.reading() as scope:
                 try:
                     if self.protocol.waiting > _READ_BYTES:
