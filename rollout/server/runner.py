@@ -99,7 +99,9 @@ async def serve(
         async with AsyncExitStack() as stack:
             sock = stack.enter_context(bound_socket(bind))
             stack.enter_context(_seldom_collected())
-            children = stack.enter_context(plain_children())
+            address = repr_socket_addr(sock.family, sock.getsockname())
+            url = f"{'http' if tls is None else 'https'}://{address}"
+            stack.enter_context(plain_children()).listening([url])
             received = await stack.enter_async_context(_signals(handle_signals))
             watchers = await stack.enter_async_context(trio.open_nursery())
             if received is not None:
@@ -107,9 +109,8 @@ async def serve(
             # A task of its own: context variables that the lifespan sets stay in it.
             async with trio.open_nursery() as nursery:
                 watchers.start_soon(_give_up_start, app, started, nursery.cancel_scope)
-                url = await nursery.start(_serve, app, bind, sock, tls)
+                await nursery.start(_serve, app, bind, sock, tls)
                 started.set()
-                children.listening([url])
                 task_status.started([url])
             watchers.cancel_scope.cancel()
     except BaseException as error:
@@ -129,7 +130,7 @@ async def _serve(
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     *,
-    task_status: trio.TaskStatus[str],
+    task_status: trio.TaskStatus[None],
 ) -> None:
     """Enter what the application owns, and serve connections until its shutdown is over."""
     with trio.CancelScope() as leaving:
@@ -138,8 +139,7 @@ async def _serve(
                 sock.listen(BACKLOG)
             except OSError as error:
                 raise RolloutServerError(f"cannot listen on {bind}: {error}") from error
-            address = repr_socket_addr(sock.family, sock.getsockname())
-            task_status.started(f"{'http' if tls is None else 'https'}://{address}")
+            task_status.started()
             await _serve_connections(app, sock, tls)
             leaving.deadline = (
                 trio.current_time() + app.shutdown_stages.budget.total_sec + _GRACE_SEC

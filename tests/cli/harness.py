@@ -19,6 +19,7 @@ TESTS = Path(__file__).parents[1]
 SERVER_KEY = "cli-test-server-key"
 
 APPS = """
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -56,12 +57,26 @@ class Forks(AgentWorkflow):
         child.join(30)
         with fork.Pool(2) as pool:
             pool.map(abs, range(2))
-        receive, send = fork.Pipe(duplex=False)
-        with receive, send:
-            looking = fork.Process(target=_look, args=(send,))
-            looking.start()
-            found = {"ended": child.exitcode == -signal.SIGTERM, **receive.recv()}
-        return [{**found, "stdin": os.read(0, 1).decode()}]
+        found = {"ended": child.exitcode == -signal.SIGTERM, **seen_by_a_child()}
+        stdin = os.read(0, 1).decode()
+        return [{**found, "stdin": stdin, "internet at the start": AT_THE_START["internet"]}]
+
+
+AT_THE_START = {}
+
+
+@contextlib.asynccontextmanager
+async def forks_too(app):
+    AT_THE_START.update(seen_by_a_child())
+    yield
+
+
+def seen_by_a_child():
+    fork = multiprocessing.get_context("fork")
+    receive, send = fork.Pipe(duplex=False)
+    with receive, send:
+        fork.Process(target=_look, args=(send,)).start()
+        return receive.recv()
 
 
 def _look(send):
@@ -84,7 +99,7 @@ def _look(send):
 
 
 app = make_app(local_backend(max_concurrent=1))
-forking = make_app(local_backend(Forks))
+forking = make_app(local_backend(Forks), lifespan=forks_too)
 locked = make_app(api_key="cli-test-server-key")
 blocking = make_app(local_backend(Blocking), watchdog_sec=None)
 stubborn = make_app(local_backend(Stubborn))

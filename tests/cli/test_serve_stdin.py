@@ -68,6 +68,7 @@ def test_processes_of_user_code_inherit_what_a_plain_program_gives_them(apps):
         "internet": False,
         "masked": 0,
         "stdin": "",
+        "internet at the start": False,
     }
 
 
