@@ -20,9 +20,10 @@ from rich.text import Text
 
 from rollout.cli.bars import LiveBar
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted
+from rollout.cli.fault_words import FAULTS, listed
 from rollout.cli.options import json_option
 from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seeds
-from rollout.cli.text import print_json
+from rollout.cli.text import echo_lines, print_json
 
 if TYPE_CHECKING:
     from rollout.simulation import Event, SimulationStats, Violation
@@ -35,7 +36,7 @@ _MOST_STORIES = 3
 _SEC_PER_HOUR = 3600
 
 
-@click.command()
+@click.command(epilog=listed())
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
@@ -144,7 +145,7 @@ def _print_replay(tally: _Tally, *, as_json: bool) -> None:
         print_json(tally.to_dict() | {"trace": [_event(event) for event in events]})
         return
     for event in events:
-        click.echo(str(event))
+        echo_lines(str(event))
     _print_findings(tally.last, most=None)
     # What is on stdout is the same every time, so the time that it took is not there.
     _print_table(tally, Console(highlight=False, stderr=True))
@@ -347,7 +348,7 @@ def _print_findings(outcome: SeedOutcome, *, most: int | None) -> None:
     shown = outcome.violations[:most]
     for violation in shown:
         click.echo()
-        click.echo(str(violation))
+        echo_lines(str(violation))
     if len(shown) < len(outcome.violations):
         rest = len(outcome.violations) - len(shown)
         click.echo(f"\nThe replay shows {rest} more of seed {outcome.seed}.")
@@ -363,13 +364,14 @@ def _print_table(tally: _Tally, console: Console) -> None:
         show_header=False,
     )
     table.add_column(style="dim")
-    table.add_column(justify="right")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
     table.add_row("seeds", f"{tally.done:,}")
     table.add_row("rollouts", f"{tally.rollouts:,}")
     table.add_row("requests", f"{tally.stats.requests if tally.stats else 0:,}")
     table.add_section()
     for kind, count in tally.faults.items():
-        table.add_row(kind, f"{count:,}")
+        table.add_row(kind, f"{count:,}", FAULTS.get(kind, ""))
     table.add_section()
     table.add_row("simulated", f"{tally.simulated_hours:,.1f} h")
     table.add_row("elapsed", f"{tally.wall_sec:,.1f} s")

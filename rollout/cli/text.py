@@ -6,6 +6,9 @@ encoding takes. Both are shown as what they are.
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import click
@@ -14,8 +17,9 @@ from rollout._logs import printable
 from rollout.codec import dump_json
 from rollout.errors import InvalidBodyError
 
-__all__ = ["not_json", "one_line", "print_fields", "print_json"]
+__all__ = ["echo_lines", "not_json", "one_line", "print_fields", "print_json"]
 
+_HANGING = 4
 _LONGEST_LINE = 1_000
 
 
@@ -28,6 +32,26 @@ def one_line(text: str) -> str:
 def not_json(error: InvalidBodyError) -> str:
     """Say what is wrong with a text that is not the body of a request."""
     return str(error).replace("the body", "it", 1).partition(";")[0]
+
+
+def echo_lines(text: str) -> None:
+    """Print text; a terminal's lines break between words, and go on further to the right."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + _HANGING)
+        wrapped = (
+            [line]
+            if width is None or len(line) <= width
+            else textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+        for part in wrapped:
+            click.echo(part)
 
 
 def print_json(value: Any) -> None:

@@ -19,9 +19,11 @@ import rollout.cli.simulate
 import rollout.simulation.run
 from rollout.cli import bars
 from rollout.cli.failures import CommandError
+from rollout.cli.fault_words import FAULTS
 from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seed, run_seeds
 from rollout.cli.simulate import _LiveProgress, _Tally
-from rollout.simulation import SimulationStats, Violation, simulate_workload
+from rollout.cli.text import echo_lines
+from rollout.simulation import Fault, SimulationStats, Violation, simulate_workload
 
 SMALL = ("--rollouts", "4")
 
@@ -124,6 +126,25 @@ def test_the_table_has_the_same_figures(cli, in_this_process):
         **want.faults,
     }.items():
         assert rows[name] == f"{value:,}"
+
+
+def test_every_fault_is_explained(cli):
+    kinds = {*Fault, "paused", "server-crashed"} - {Fault.NONE}
+    assert set(FAULTS) == kinds
+    told = cli("simulate", "--help").stdout
+    assert all(re.search(rf"\n +{kind} +\S.*", told) for kind in kinds)
+
+
+def test_a_terminals_lines_break_between_words(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    echo_lines("  one two three four five\nshort\n" + "long" * 10)
+    assert capsys.readouterr().out.splitlines() == [
+        "  one two three four",
+        "      five",
+        "short",
+        "long" * 10,
+    ]
 
 
 def test_a_hundred_seeds_with_mild_faults_are_the_default(cli, monkeypatch):
