@@ -47,6 +47,7 @@ def _run_tests(session: nox.Session) -> None:
 def _pytest(session: nox.Session) -> None:
     session.run(
         "pytest",
+        "--ignore=tests/extras",
         "--ignore=tests/interop",
         "--ignore=tests/trajectory/harbor",
         "--ignore=tests/harbor",
@@ -151,6 +152,13 @@ def integrations(session: nox.Session, framework: str) -> None:
     wanted = nox.project.dependency_groups(PYPROJECT, "test")
     session.install(*needs, *(each for each in wanted if not each.startswith("pyarrow")))
     session.run("pytest", *arguments, *session.posargs)
+
+
+@nox.session
+def extras(session: nox.Session) -> None:
+    """Ask the resolver which extras go together (needs the network); arguments go to pytest."""
+    session.install("uv", *nox.project.dependency_groups(PYPROJECT, "test"))
+    session.run("pytest", "tests/extras", *session.posargs)
 
 
 @nox.session
