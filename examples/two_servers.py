@@ -24,6 +24,7 @@ from rollout.client import RolloutClient, RolloutPollTimeoutError, RolloutProtoc
 from rollout.types import RolloutResultResponse
 
 LOST = (httpx.TransportError, RolloutPollTimeoutError, RolloutProtocolError)
+NEVER_ADMITTED = (httpx.ConnectError, httpx.ConnectTimeout, RolloutProtocolError)
 SHUTTING_DOWN = 503
 ATTEMPTS = 4
 QUESTIONS = {f"What is {n} * {n + 1}?": str(n * (n + 1)) for n in range(2, 12)}
@@ -96,6 +97,8 @@ class Harness:
             if isinstance(error, RolloutProtocolError) and error.status_code != SHUTTING_DOWN:
                 raise  # it lives, and does not want this request
             server.alive = False
+            if handle is None and not isinstance(error, NEVER_ADMITTED):
+                raise  # it may have been admitted, and its agent may run
             seen = handle.latest_result if handle is not None else None
             if seen is not None and seen.agent_started_at is not None:
                 raise

@@ -30,7 +30,12 @@ from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json, structure
 from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
 from rollout.rules import is_terminal
-from rollout.rules.retry import GATEWAY_STATUS_CODES, RESULT_READ_GRACE_SEC, FailureKind
+from rollout.rules.retry import (
+    GATEWAY_STATUS_CODES,
+    RESULT_READ_GRACE_SEC,
+    FailureKind,
+    shortened,
+)
 from rollout.types import RolloutResultResponse, RolloutStatus
 
 __all__ = ["ResultFeed"]
@@ -265,8 +270,13 @@ class ResultFeed:
         draw = random.random()  # noqa: S311 - no secret
         concerned = [followed for followed in self._all() if followed.asked]
         for followed in concerned:
-            if followed.retry_at <= now and not followed.put_off(kind, now, draw):
+            if followed.retry_at > now:
+                continue
+            delay = followed.delay_after(kind, now)
+            if delay is None:
                 self._end(followed, failure=failure)
+            else:
+                followed.retry_at = now + shortened(delay, draw)
         concerned = [followed for followed in concerned if not followed.over.is_set()]
         earliest = min((followed.retry_at for followed in concerned), default=now)
         if concerned:

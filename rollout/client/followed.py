@@ -10,12 +10,7 @@ from attrs import define, field
 from rollout._groups import copy_error
 from rollout.client.polling import Poller
 from rollout.rules import is_terminal
-from rollout.rules.retry import (
-    RESULT_READ_GRACE_SEC,
-    FailureKind,
-    ResultRetrySchedule,
-    shortened,
-)
+from rollout.rules.retry import RESULT_READ_GRACE_SEC, FailureKind, ResultRetrySchedule
 from rollout.types import RolloutResultResponse
 
 __all__ = ["Expectation", "Followed"]
@@ -110,15 +105,12 @@ class Followed:
         self._schedule = None
         self.retry_at = -math.inf
 
-    def put_off(self, kind: FailureKind, now: float, draw: float) -> bool:
-        """Count a failure and begin the backoff after it; return whether there is one."""
+    def delay_after(self, kind: FailureKind, now: float) -> float | None:
+        """Count a failure; return the backoff before the next attempt, ``None`` to give up."""
         if self._schedule is None:
             deadline = self.poller.admission.lease_deadline
             self._schedule = ResultRetrySchedule(self.request_sec, deadline)
-        delay = self._schedule.delay_after(kind, now)
-        if delay is not None:
-            self.retry_at = now + shortened(delay, draw)
-        return delay is not None
+        return self._schedule.delay_after(kind, now)
 
     def may_try(self, now: float) -> bool:
         """Whether a full request still fits before the last confirmed end of the lease."""
