@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import trio
 from attrs import define, field
 
+from rollout._settings import backend_settings, check_whole
 from rollout.backend.usercode import Outcome, UserCall
-from rollout.errors import BackendConfigurationError, DuplicateRolloutError
+from rollout.errors import DuplicateRolloutError
 from rollout.types import ExecutionResult, RolloutErrorCategory, RolloutStatus
-from rollout.types._fields import is_whole_from_one
 
 __all__ = ["Execution", "Executions", "Phase", "Span", "failure"]
 
@@ -214,14 +214,9 @@ class Executions:
     """
 
     def __init__(self, max_concurrent: int | None, max_queue_depth: int | None) -> None:
-        for name, value in (
-            ("max_concurrent", max_concurrent),
-            ("max_queue_depth", max_queue_depth),
-        ):
-            if value is not None and not is_whole_from_one(value):
-                raise BackendConfigurationError(
-                    f"{name} must be a whole number from 1 up, or None for no bound"
-                )
+        with backend_settings():
+            check_whole("max_concurrent", max_concurrent, none=True)
+            check_whole("max_queue_depth", max_queue_depth, none=True)
         self.max_concurrent = max_concurrent
         self.max_queue_depth = max_queue_depth
         self.slots = trio.CapacityLimiter(max_concurrent or math.inf)

@@ -23,17 +23,17 @@ from attrs import define, field
 
 from rollout._beside import beside
 from rollout._logs import get_logger
+from rollout._settings import check_whole
 from rollout.client.finished import FinishedRollout, RolloutRetry
 from rollout.client.polling import Progress
 from rollout.errors import InvalidFieldError, RolloutError
 from rollout.rules.retry import rerun_delay_sec, shortened
 from rollout.types import RolloutInitRequest, RolloutResultResponse
-from rollout.types._fields import is_whole_from_one
 
 if TYPE_CHECKING:
     from rollout.client.client import RolloutClient
 
-__all__ = ["Puller", "Requests", "Runner", "cancel_left", "check_limit", "run_many"]
+__all__ = ["Puller", "Requests", "Runner", "cancel_left", "run_many"]
 
 logger = get_logger(__name__)
 
@@ -43,16 +43,6 @@ _MOST_SET_ASIDE = 10_000
 
 
 Requests = Iterable[RolloutInitRequest] | AsyncIterable[RolloutInitRequest]
-
-
-def check_limit(name: str, value: int | None) -> None:
-    """Check a limit.
-
-    Raises:
-        InvalidFieldError: It is no whole number from 1 up.
-    """
-    if value is not None and not is_whole_from_one(value):
-        raise InvalidFieldError(name, "must be a whole number from 1 up")
 
 
 @define(eq=False)
@@ -242,8 +232,8 @@ async def run_many(
     retry: RolloutRetry | None = None,
 ) -> AsyncGenerator[trio.MemoryReceiveChannel[FinishedRollout], None]:
     """See `rollout.client.RolloutClient.run_rollouts`."""
-    check_limit("max_in_flight", max_in_flight)
-    check_limit("max_in_flight_per_key", max_in_flight_per_key)
+    check_whole("max_in_flight", max_in_flight)
+    check_whole("max_in_flight_per_key", max_in_flight_per_key, none=True)
     if max_in_flight_per_key is not None and key is None:
         raise InvalidFieldError("key", "is required with max_in_flight_per_key")
     send, receive = trio.open_memory_channel[FinishedRollout](max_in_flight)

@@ -12,6 +12,7 @@ import trio
 
 from rollout._groups import sole_error
 from rollout._keys import check_api_key
+from rollout._settings import check_flag, check_number
 from rollout.client.bulk import run_many
 from rollout.client.finished import FinishedRollout, RolloutRetry
 from rollout.client.groups import FirstSuccesses, RolloutGroup, first_successes, run_groups
@@ -42,7 +43,6 @@ from rollout.types import (
     RolloutInitRequest,
     RolloutResultResponse,
 )
-from rollout.types._fields import is_finite_number
 
 __all__ = ["RolloutClient"]
 
@@ -96,10 +96,8 @@ class RolloutClient:
         api_key: str | None = None,
         feed: bool = True,
     ) -> None:
-        if admission_timeout_sec is not None and not is_finite_number(admission_timeout_sec):
-            raise InvalidFieldError(
-                "admission_timeout_sec", "must be finite; leave it out to wait without a bound"
-            )
+        check_number("admission_timeout_sec", admission_timeout_sec, none=True)
+        check_flag("feed", feed)
         key = check_api_key(api_key)
         self.url, credentials = check_url(url)
         if key is not None and credentials is not None:

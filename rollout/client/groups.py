@@ -19,11 +19,10 @@ import trio
 from attrs import define, field
 
 from rollout._beside import beside
-from rollout.client.bulk import Puller, Requests, Runner, cancel_left, check_limit, run_many
+from rollout._settings import check_number, check_whole
+from rollout.client.bulk import Puller, Requests, Runner, cancel_left, run_many
 from rollout.client.finished import FinishedRollout, RolloutRetry
-from rollout.errors import InvalidFieldError
 from rollout.types import RolloutInitRequest, RolloutSample
-from rollout.types._fields import is_finite_number
 
 if TYPE_CHECKING:
     from rollout.client.client import RolloutClient
@@ -173,11 +172,10 @@ async def run_groups(
     retry: RolloutRetry | None,
 ) -> AsyncGenerator[trio.MemoryReceiveChannel[RolloutGroup], None]:
     """See `rollout.client.RolloutClient.run_groups`."""
-    check_limit("samples", samples)
-    check_limit("max_in_flight", max_in_flight)
-    check_limit("min_samples", min_samples)
-    if deadline_sec is not None and (not is_finite_number(deadline_sec) or deadline_sec <= 0):
-        raise InvalidFieldError("deadline_sec", "must be positive and finite, or left out")
+    check_whole("samples", samples)
+    check_whole("max_in_flight", max_in_flight)
+    check_whole("min_samples", min_samples, none=True)
+    check_number("deadline_sec", deadline_sec, above=0, none=True)
     send, receive = trio.open_memory_channel[RolloutGroup](0)
     groups = _Groups(
         client,
@@ -208,8 +206,8 @@ async def first_successes(
     retry: RolloutRetry | None,
 ) -> FirstSuccesses:
     """See `rollout.client.RolloutClient.first_successes`."""
-    check_limit("k", k)
-    check_limit("max_in_flight", max_in_flight)
+    check_whole("k", k)
+    check_whole("max_in_flight", max_in_flight, none=True)
     group = list(requests)
     found = FirstSuccesses()
     if not group:

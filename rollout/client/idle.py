@@ -7,16 +7,15 @@ from typing import Any
 import httpx
 import trio
 
+from rollout._settings import check_number
 from rollout.client.wire import Wire
 from rollout.codec import structure
 from rollout.errors import (
     InvalidBodyError,
-    InvalidFieldError,
     RolloutIdleTimeoutError,
     RolloutProtocolError,
 )
 from rollout.types import RolloutLifecycle
-from rollout.types._fields import is_finite_number
 
 __all__ = ["wait_until_idle"]
 
@@ -28,8 +27,7 @@ async def wait_until_idle(
 ) -> dict[str, Any]:
     """See `rollout.client.RolloutClient.wait_idle`."""
     for name, value in (("timeout_sec", timeout_sec), ("poll_interval_sec", poll_interval_sec)):
-        if not is_finite_number(value) or value <= 0:
-            raise InvalidFieldError(name, "must be positive and finite")
+        check_number(name, value, above=0)
     last = "the server did not answer"
     with trio.move_on_after(timeout_sec):
         while True:

@@ -17,8 +17,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rollout._settings import check_number, setting
 from rollout.errors import InvalidFieldError
-from rollout.types._fields import is_finite_number
 
 __all__ = ["MODEL_NAME", "Problem", "ScriptedModel", "last_number", "make_problems", "make_sums"]
 
@@ -70,9 +70,7 @@ def last_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-def _finite_from_zero(_: Any, attribute: Any, value: Any) -> None:
-    if not is_finite_number(value) or value < 0:
-        raise InvalidFieldError(attribute.name, "must be a finite number from 0 up")
+_finite_from_zero = setting(check_number, least=0)
 
 
 def _at_most_one(_: Any, attribute: Any, value: Any) -> None:

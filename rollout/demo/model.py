@@ -25,9 +25,9 @@ import trio
 from attrs import define, field, frozen
 
 from rollout._beside import beside
+from rollout._settings import check_number, setting
 from rollout._tls import tls_context
-from rollout.errors import IntegrationError, InvalidFieldError, RolloutServerError
-from rollout.types._fields import is_finite_number
+from rollout.errors import IntegrationError, RolloutServerError
 
 __all__ = ["SMOLLM2", "RealModel", "find_weights", "model_server"]
 
@@ -51,9 +51,7 @@ _HEALTH_PAUSE_SEC = 0.05
 _HEALTH_TIMEOUT_SEC = 10.0
 
 
-def _temperature(_: Any, attribute: Any, value: Any) -> None:
-    if not is_finite_number(value) or value < 0:
-        raise InvalidFieldError(attribute.name, "must be a finite number from 0 up")
+_temperature = setting(check_number, least=0)
 
 
 @frozen(kw_only=True)

@@ -17,6 +17,7 @@ from hypercorn.config import Config
 from quart_trio import QuartTrio
 
 from rollout._groups import sole_error
+from rollout._settings import check_whole, setting
 from rollout.client import RolloutClient
 from rollout.demo.arithmetic import MODEL_NAME, Problem, ScriptedModel, make_problems, make_sums
 from rollout.demo.chat import create_chat_app
@@ -27,7 +28,6 @@ from rollout.demo.server import create_demo_server
 from rollout.errors import InvalidFieldError
 from rollout.server import RolloutServer, serve
 from rollout.types import RolloutStatus
-from rollout.types._fields import is_whole_from_one
 
 __all__ = ["DemoObserver", "DemoPlan", "run_demo"]
 
@@ -38,9 +38,7 @@ _REPLY_TOKENS = 40
 """What a tool call takes, twice over."""
 
 
-def _count(_: Any, attribute: Any, value: Any) -> None:
-    if not is_whole_from_one(value):
-        raise InvalidFieldError(attribute.name, "must be a whole number from 1 up")
+_count = setting(check_whole)
 
 
 @frozen(kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from rollout._settings import check_flag
 from rollout.errors import EvaluationError
 from rollout.evaluation._exact import PairedSums
 from rollout.evaluation._ledger import Ledger, RowScore
@@ -152,6 +153,7 @@ def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) ->
         EvaluationError: A folder holds no run, or the runs are not about the same rows.
         EvaluationDamagedError: A file of a run is damaged.
     """
+    check_flag("allow_different_datasets", allow_different_datasets)
     before, after = read_manifest(a), read_manifest(b)
     old, new = (manifest["dataset"].get("digest") for manifest in (before, after))
     if old != new and not allow_different_datasets:

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
+from rollout._settings import check_whole
 from rollout.codec import structure
 from rollout.errors import EvaluationDamagedError, EvaluationError, InvalidBodyError
 from rollout.evaluation._exact import ClusterSums, ExactMean
@@ -267,6 +268,8 @@ def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> E
         EvaluationError: There are two records of one attempt, more attempts or rows than the
             run has, or a reward or a duration that is no finite number.
     """
+    check_whole("rows", rows, least=0)
+    check_whole("n", n)
     tally = _Tally(Ledger(n), n)
     for record in records:
         tally.add(record)

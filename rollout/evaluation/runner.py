@@ -21,6 +21,7 @@ import trio
 
 from rollout._beside import beside
 from rollout._logs import get_logger
+from rollout._settings import check_flag
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError, RolloutError
@@ -72,6 +73,8 @@ async def evaluate(
     keeps what has ended; the same call goes on from there. Index and metrics are written
     whenever the block is left, the report when the run is complete.
     """
+    check_flag("fresh", fresh)
+    check_flag("retry_failed", retry_failed)
     credentials = credentials_of(config)
     lock = locked(config.run.output)
     await trio.to_thread.run_sync(lock.__enter__)

@@ -31,6 +31,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 import trio
 
 from rollout._logs import get_logger
+from rollout._settings import check_number
 from rollout.errors import BridgeCancelledError, BridgeError, InvalidFieldError
 from rollout.integrations._bridge_call import Call, name_of, refuse_coroutine
 from rollout.integrations._bridge_callback import Callback
@@ -409,12 +410,11 @@ async def open_asyncio_bridge(
 
 
 def _check_times(grace: float, abandon_after: float | None, close_timeout: float) -> None:
-    if not grace > 0:
-        raise InvalidFieldError("grace_sec", "must be positive")
-    if abandon_after is not None and not abandon_after >= 0:
-        raise InvalidFieldError("abandon_after_sec", "must not be negative")
-    if not 0 <= close_timeout < math.inf:
-        raise InvalidFieldError("close_timeout_sec", "must be finite and not negative")
+    if grace != math.inf:
+        check_number("grace_sec", grace, above=0)
+    if abandon_after != math.inf:
+        check_number("abandon_after_sec", abandon_after, least=0, none=True)
+    check_number("close_timeout_sec", close_timeout, least=0)
 
 
 def get_bridge() -> AsyncioBridge:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import math
 import os
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -25,6 +24,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from rollout._groups import sole_error
 from rollout._keys import check_api_key
 from rollout._logs import LogFormatter, get_logger
+from rollout._settings import check_flag, check_number, check_whole
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
@@ -213,9 +213,12 @@ def create_rollout_server(
             seconds; ``None`` to watch nothing.
 
     Raises:
-        ValueError: A time is not finite or too small, or the key is empty, blank, or cannot
+        ValueError: A number is none, not finite or too small, or the key is empty, blank, or cannot
             stand in a header.
     """
+    check_flag("configure_logging", configure_logging)
+    check_whole("max_request_bytes", max_request_bytes)
+    check_number("watchdog_sec", watchdog_sec, above=0, none=True)
     if configure_logging:
         _configure_logging()
     registry = RolloutRegistry(
@@ -229,8 +232,6 @@ def create_rollout_server(
     key = check_api_key(api_key)
     app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan)
     if watchdog_sec is not None:
-        if not math.isfinite(watchdog_sec) or watchdog_sec <= 0:
-            raise InvalidFieldError("watchdog_sec", "must be positive and finite, or None")
         app.watchdog = LoopWatchdog(watchdog_sec)
     app.config["MAX_CONTENT_LENGTH"] = max_request_bytes
     app.config["RESPONSE_TIMEOUT"] = None

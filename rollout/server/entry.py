@@ -13,6 +13,7 @@ import trio
 from attrs import define, field
 
 from rollout._logs import get_logger
+from rollout._settings import check_number
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError
@@ -25,7 +26,6 @@ from rollout.types import (
     RolloutResultResponse,
     RolloutStatus,
 )
-from rollout.types._fields import is_finite_number
 
 if TYPE_CHECKING:
     from rollout.server.feed import Feed
@@ -221,16 +221,8 @@ def check_times(wait: float, lease: float, retention: float) -> None:
     Raises:
         InvalidFieldError: One is not finite or too small, or the lease does not exceed the wait.
     """
-    for name, value in (
-        ("result_wait_timeout_sec", wait),
-        ("polling_lease_timeout_sec", lease),
-        ("result_retention_sec", retention),
-    ):
-        if not is_finite_number(value):
-            raise InvalidFieldError(name, "must be a finite number of seconds")
-    if wait <= 0:
-        raise InvalidFieldError("result_wait_timeout_sec", "must be greater than zero")
+    check_number("result_wait_timeout_sec", wait, above=0)
+    check_number("polling_lease_timeout_sec", lease, above=0)
+    check_number("result_retention_sec", retention, least=0)
     if lease <= wait:
         raise InvalidFieldError("polling_lease_timeout_sec", "must exceed result_wait_timeout_sec")
-    if retention < 0:
-        raise InvalidFieldError("result_retention_sec", "must not be negative")

@@ -20,6 +20,7 @@ from hypercorn.utils import repr_socket_addr, wrap_app
 
 from rollout._groups import sole_error
 from rollout._logs import get_logger
+from rollout._settings import check_flag
 from rollout.errors import RolloutServerError
 from rollout.server.app import RolloutServer
 from rollout.server.binding import BACKLOG, bound_socket
@@ -91,6 +92,7 @@ async def serve(
     `gc.set_threshold` has it look even less or never. The soft limit of open files is raised
     towards the hard one, and stays so; connections take three quarters of it at most.
     """
+    check_flag("handle_signals", handle_signals)
     if shutdown is not None:
         app.shutdown_stages.budget = shutdown
     tls = _tls(certfile, keyfile, keyfile_password, ca_certs)

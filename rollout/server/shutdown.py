@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from itertools import islice
-from typing import Any
 
 import trio
 from attrs import field, frozen
 
 from rollout._beside import beside
 from rollout._logs import get_logger
-from rollout.errors import InvalidFieldError
+from rollout._settings import check_number, setting
 from rollout.server.registry import RolloutRegistry
-from rollout.types._fields import is_finite_number
 
 __all__ = ["ShutdownBudget", "StagedShutdown"]
 
@@ -31,9 +29,7 @@ _SILENT_SEC = 1.0
 """How long the backend's shutdown may take before a line says so."""
 
 
-def _seconds(_: Any, attribute: Any, value: Any) -> None:
-    if not is_finite_number(value) or value < 0:
-        raise InvalidFieldError(attribute.name, "must be a finite number of seconds from 0 up")
+_seconds = setting(check_number, least=0)
 
 
 @frozen(kw_only=True)

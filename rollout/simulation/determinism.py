@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import trio
 from trio.testing import MockClock
 
+from rollout._settings import check_whole
+
 __all__ = ["current_mock_clock", "deterministic_run"]
 
 T = TypeVar("T")
@@ -67,6 +69,7 @@ def deterministic_run(function: Callable[..., Awaitable[T]], *args: Any, seed: i
     Returns:
         What the function returns. Its exceptions come out unchanged.
     """
+    check_whole("seed", seed, least=None)
     with _deterministic_scheduling(seed), _no_garbage_collection():
         return trio.run(function, *args, clock=MockClock(autojump_threshold=0))
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
+from rollout._settings import check_number, check_whole, setting
 from rollout.errors import InvalidFieldError
 
 __all__ = [
@@ -74,6 +75,9 @@ class Fault(StrEnum):
 GATEWAY_BODIES = ("json", "html", "empty")
 
 
+_from_zero = setting(check_number, least=0)
+
+
 @frozen(kw_only=True)
 class Fate:
     """What happens to one request.
@@ -92,11 +96,11 @@ class Fate:
     """
 
     fault: Fault = Fault.NONE
-    out_sec: float = 0.01
-    back_sec: float = 0.01
-    after_sec: float = 1.0
-    after_steps: int = 0
-    status: int = 503
+    out_sec: float = field(default=0.01, validator=_from_zero)
+    back_sec: float = field(default=0.01, validator=_from_zero)
+    after_sec: float = field(default=1.0, validator=_from_zero)
+    after_steps: int = field(default=0, validator=setting(check_whole, least=0))
+    status: int = field(default=503, validator=setting(check_whole, least=100))
     body: str = "json"
     retry_after: str | None = None
 
@@ -124,10 +128,10 @@ class FaultLevel:
 
     name: str
     weights: dict[Fault, float] = field(factory=dict)
-    latency_sec: float = 0.05
-    restarts: float = 0.0
-    shutdowns: float = 0.0
-    pauses: int = 0
+    latency_sec: float = field(default=0.05, validator=_from_zero)
+    restarts: float = field(default=0.0, validator=_from_zero)
+    shutdowns: float = field(default=0.0, validator=_from_zero)
+    pauses: int = field(default=0, validator=setting(check_whole, least=0))
 
 
 LEVELS = {

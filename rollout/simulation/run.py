@@ -13,6 +13,7 @@ import trio
 from attrs import define, field, frozen
 
 from rollout._groups import sole_error
+from rollout._settings import check_flag, check_number, check_whole
 from rollout.backend.base import ExecutionBackend
 from rollout.errors import InvalidFieldError, SimulationTimeoutError
 from rollout.server import ShutdownBudget
@@ -136,6 +137,7 @@ def simulate(
         SimulationTimeoutError: The scenario did not end in time.
         InvalidFieldError: The seed is no whole number.
     """
+    check_number("limit_sec", limit_sec, above=0, none=True)
     value, world = _run(scenario, seed, faults, options, backend, limit_sec)
     return Simulation(seed, value, world.trace, check_trace(world.trace, world.options))
 
@@ -213,6 +215,9 @@ def simulate_workload(
         options: How the server is set up; drawn if left out.
         feed: Whether the network lets batches and the result feed through.
     """
+    check_whole("seed", seed, least=None)
+    check_whole("rollouts", rollouts, least=0)
+    check_flag("feed", feed)
     level = level_of(faults)
     draw = random.Random(f"workload {seed}")  # noqa: S311 - simulation, no secrets
     workload = list(plans) if plans is not None else draw_workload(draw, rollouts)

@@ -13,13 +13,15 @@ from enum import StrEnum
 from typing import Any
 
 import trio
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
+from rollout._settings import check_flag, check_number, setting
 from rollout.backend import LocalBackend
 from rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context
 from rollout.grader import Grader
 from rollout.simulation.trace import Trace
 from rollout.types import AgentWorkflowConfig, ConcurrencyConfig, Messages, RolloutStatus
+from rollout.types._fields import timeout
 from rollout.workflow import AgentWorkflow
 
 __all__ = [
@@ -74,6 +76,9 @@ class Caller(StrEnum):
     """Polls with a wrong token for a while, and only then with its own."""
 
 
+_from_zero = setting(check_number, least=0)
+
+
 @frozen(kw_only=True)
 class RolloutPlan:
     """One rollout of a workload.
@@ -94,17 +99,17 @@ class RolloutPlan:
     """
 
     rollout_id: str
-    arrival_sec: float = 0.0
-    agent_sec: float = 1.0
+    arrival_sec: float = field(default=0.0, validator=_from_zero)
+    agent_sec: float = field(default=1.0, validator=_from_zero)
     agent: Course = Course.OK
-    grade: bool = True
-    grader_sec: float = 0.0
+    grade: bool = field(default=True, validator=setting(check_flag))
+    grader_sec: float = field(default=0.0, validator=_from_zero)
     grader: Course = Course.OK
     reward: float = 1.0
-    agent_timeout_sec: float | None = None
-    grader_timeout_sec: float | None = None
+    agent_timeout_sec: float | None = field(default=None, validator=timeout)
+    grader_timeout_sec: float | None = field(default=None, validator=timeout)
     caller: Caller = Caller.WAIT
-    caller_sec: float = 1.0
+    caller_sec: float = field(default=1.0, validator=_from_zero)
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of ``RolloutClient.run_rollout`` for this rollout."""

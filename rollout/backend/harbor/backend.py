@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
 
+from rollout._settings import backend_settings, check_flag, check_number, check_whole
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Executions, Phase
 from rollout.backend.harbor._namespace.sandbox import PREFIX as SANDBOX_PREFIX
@@ -46,7 +47,6 @@ from rollout.types import (
     ExecutionRequest,
     GraderConfig,
 )
-from rollout.types._fields import is_finite_number, is_whole_from_one
 from rollout.workflow import AgentWorkflow
 
 __all__ = ["HarborBackend"]
@@ -146,18 +146,13 @@ class HarborBackend(SlottedBackend):
         self.store = ArtifactStore(artifact_root)
         self.artifact_root = self.store.root
         self.trials_dir = _default_dir() if trials_dir is None else Path(trials_dir).absolute()
+        with backend_settings():
+            check_flag("keep_failed_trials", keep_failed_trials)
+            check_whole("max_kept_trials", max_kept_trials, none=True)
+            check_number("cancel_grace_sec", cancel_grace_sec, above=0)
+            check_number("stop_timeout_sec", stop_timeout_sec, above=0)
         self.keep_failed_trials = keep_failed_trials
-        if max_kept_trials is not None and not is_whole_from_one(max_kept_trials):
-            raise BackendConfigurationError(
-                "max_kept_trials is a whole number from 1 up, or None for no bound"
-            )
         self.max_kept_trials = max_kept_trials
-        for setting, value in (
-            ("cancel_grace_sec", cancel_grace_sec),
-            ("stop_timeout_sec", stop_timeout_sec),
-        ):
-            if not is_finite_number(value) or value <= 0:
-                raise BackendConfigurationError(f"{setting} is a positive number of seconds")
         self.cancel_grace_sec = cancel_grace_sec
         self.stop_timeout_sec = stop_timeout_sec
         self.stops = Stops()

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import attrs
 
+from rollout._settings import backend_settings, check_choice, check_flag
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
 from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.prompts import fill_template, instruction_of
@@ -66,8 +67,10 @@ class TaskSource:
         allow_any_path: bool = False,
         allow_local_git: bool = False,
     ) -> None:
-        if task_mode not in {"template", "dataset"}:
-            raise BackendConfigurationError("task_mode is 'template' or 'dataset'")
+        with backend_settings():
+            check_choice("task_mode", task_mode, ("template", "dataset"))
+            check_flag("allow_any_path", allow_any_path)
+            check_flag("allow_local_git", allow_local_git)
         self.task_mode = task_mode
         self.allow_any_path = allow_any_path
         self.allow_local_git = allow_local_git

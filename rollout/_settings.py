@@ -1,0 +1,117 @@
+"""Checks of settings: numbers, flags and choices are taken as they are, or refused.
+
+Nothing is coerced: ``True`` and ``"5"`` are not numbers, ``1`` and ``"false"`` not flags. A message
+names the setting and says what it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from rollout.errors import BackendConfigurationError, InvalidFieldError
+from rollout.types._fields import is_finite_number
+
+__all__ = [
+    "backend_settings",
+    "check_choice",
+    "check_flag",
+    "check_number",
+    "check_whole",
+    "setting",
+]
+
+
+def check_whole(name: str, value: Any, *, least: int | None = 1, none: bool = False) -> None:
+    """Check a whole number.
+
+    Args:
+        name: The setting's name.
+        value: Its value.
+        least: The smallest number that it takes, if there is one.
+        none: Whether it takes ``None`` too.
+
+    Raises:
+        InvalidFieldError: It is anything else.
+    """
+    if none and value is None:
+        return
+    fits = isinstance(value, int) and not isinstance(value, bool)
+    if not fits or (least is not None and value < least):
+        bound = "" if least is None else f" from {least} up"
+        raise InvalidFieldError(name, f"must be a whole number{bound}{_or_none(none)}")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    none: bool = False,
+) -> None:
+    """Check a finite number, such as one of seconds.
+
+    Args:
+        name: The setting's name.
+        value: Its value.
+        least: The smallest number that it takes.
+        above: What it has to exceed.
+        none: Whether it takes ``None`` too.
+
+    Raises:
+        InvalidFieldError: It is anything else.
+    """
+    if none and value is None:
+        return
+    fits = is_finite_number(value)
+    bound = ""
+    if least is not None:
+        fits, bound = fits and value >= least, f" from {least:g} up"
+    if above is not None:
+        fits, bound = fits and value > above, f" above {above:g}"
+    if not fits:
+        raise InvalidFieldError(name, f"must be a finite number{bound}{_or_none(none)}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check a boolean.
+
+    Raises:
+        InvalidFieldError: It is anything else.
+    """
+    if not isinstance(value, bool):
+        raise InvalidFieldError(name, "must be True or False")
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Check that a setting is one of a few strings.
+
+    Raises:
+        InvalidFieldError: It is anything else.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidFieldError(name, f"must be one of {', '.join(map(repr, choices))}")
+
+
+def setting(check: Callable[..., None], **rule: Any) -> Callable[[Any, Any, Any], None]:
+    """Return the attrs validator that checks a field in this way."""
+
+    def validate(_: Any, attribute: Any, value: Any) -> None:
+        check(attribute.name, value, **rule)
+
+    return validate
+
+
+@contextmanager
+def backend_settings() -> Generator[None, None, None]:
+    """Raise what these checks refuse as `BackendConfigurationError`."""
+    try:
+        yield
+    except InvalidFieldError as error:
+        raise BackendConfigurationError(str(error)) from None
+
+
+def _or_none(none: bool) -> str:
+    return ", or None" if none else ""
