@@ -38,6 +38,7 @@ FLOORS = {
     "_redaction": 0,
     "_logs": 0,
     "_endpoint_failures": 0,
+    "_settings": 0,
     "_urls": 0,
     "_tls": 0,
     "_threads": 0,

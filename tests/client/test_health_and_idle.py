@@ -169,7 +169,7 @@ async def test_a_pinned_process(autojump_clock):
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "1", None, 10**400])
 async def test_times_must_be_positive_and_finite(name, value):
     server = FakeServer()
-    with pytest.raises(InvalidFieldError, match=f"{name} must be positive and finite"):
+    with pytest.raises(InvalidFieldError, match=f"{name} must be a finite number above 0"):
         await bare_client(server).wait_idle(**{name: value})
     assert server.calls == []
 

@@ -273,7 +273,7 @@ def test_the_model_is_a_name(dataset, workspace, model):
 def test_configuration_errors(dataset, tmp_path):
     with pytest.raises(BackendConfigurationError, match="not a folder"):
         TaskSource(tmp_path / "none")
-    with pytest.raises(BackendConfigurationError, match="'template' or 'dataset'"):
+    with pytest.raises(BackendConfigurationError, match="'template', 'dataset'"):
         TaskSource(dataset, "other")
     with pytest.raises(BackendConfigurationError, match=r"has no task\.toml"):
         TaskSource(dataset)
