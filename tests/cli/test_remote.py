@@ -59,7 +59,7 @@ def test_wait_idle_for_another_process(cli, server):
 
 @pytest.mark.parametrize("option", ["--timeout-sec", "--poll-interval-sec"])
 def test_wait_idle_with_times_that_cannot_be(cli, server, option):
-    assert "must be positive and finite" in cli.fails(2, "wait-idle", server, option, "0")
+    assert "must be a finite number above 0" in cli.fails(2, "wait-idle", server, option, "0")
 
 
 def test_wait_idle_says_at_once_that_nothing_listens(cli):

@@ -143,3 +143,22 @@ async def test_a_duplicate_is_refused_while_active_and_while_retained(autojump_c
         assert_refused(await http.post("/rollout", json=body), 409)
         await run(http, rollout_id="retained")
         assert_refused(await http.post("/rollout", json=admission(rollout_id="retained")), 409)
+
+
+async def test_chat_endpoints_can_be_bound_to_hosts():
+    app = make_app(allowed_chat_hosts=["Model.example", "10.0.0.7:9000"])
+    async with in_process_http(app) as http:
+        for url, status in {
+            "https://model.example:1/v1": 202,
+            "http://10.0.0.7:9000": 202,
+            "http://10.0.0.7": 422,
+            "http://model.example@other.example/v1": 422,
+            "http://other.example/model.example": 422,
+        }.items():
+            body = admission(chat_completions_url=url)
+            batch = await http.post("/rollouts", json={"rollouts": [body]})
+            assert batch.json()["outcomes"][0]["status_code"] == status, url
+            single = {**body, "rollout_id": "single " + body["rollout_id"]}
+            assert (await http.post("/rollout", json=single)).status_code == status, url
+        response = await http.post("/rollout", json=admission())
+        assert problem_at(response) == [["body", "chat_completions_url"]]
