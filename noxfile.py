@@ -47,6 +47,8 @@ def _run_tests(session: nox.Session) -> None:
 def _pytest(session: nox.Session) -> None:
     session.run(
         "pytest",
+        "--numprocesses=auto",
+        "--dist=worksteal",  # neighbours share what their module has started
         "--ignore=tests/extras",
         "--ignore=tests/interop",
         "--ignore=tests/trajectory/harbor",
