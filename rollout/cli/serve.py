@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -175,6 +176,7 @@ async def _serve(app: RolloutServer, start: Any, address_fd: int | None, quiet: 
                 async with trio.open_nursery() as serving:
                     urls = await serving.start(start)
                     listening = True
+                    gc.freeze()  # a full collection walks over what rollouts made, not over modules
                     last_resort.start_with_signals()
                     click.echo(f"listening on {' '.join(urls)}")
                     if app.backend.artifact_root is not None and not quiet:
