@@ -48,6 +48,7 @@ _RESPONSES = (
 )
 _ENUMS = (RolloutStatus, RolloutErrorCategory)
 _NEVER_SENT = {"trajectory_messages"}
+_SENT_UNLESS_NULL = {"err_source"}
 _SCALARS: dict[Any, Schema] = {
     str: {"type": "string"},
     bool: {"type": "boolean"},
@@ -101,16 +102,17 @@ def openapi_document(*, authenticated: bool) -> dict[str, Any]:
 
 
 def _object(kind: Any, *, sent: bool) -> Schema:
-    """Describe a type; one that the server has *sent* has all of its fields."""
+    """Describe a type; one that the server has *sent* has its fields with a default too."""
     hints = get_type_hints(kind)
     fields = [item for item in attrs.fields(kind) if item.name not in _NEVER_SENT]
+    certain = {f.name for f in fields if sent or f.default is attrs.NOTHING} - _SENT_UNLESS_NULL
     return {
         "type": "object",
         "properties": {
             item.name: {**_schema(hints[item.name]), **RULES.get(item.validator, {})}
             for item in fields
         },
-        "required": [item.name for item in fields if sent or item.default is attrs.NOTHING],
+        "required": [item.name for item in fields if item.name in certain],
     }
 
 
@@ -148,12 +150,13 @@ def _record(required: dict[str, Any], **optional: Any) -> Schema:
 
 def _one_of_three() -> Schema:
     selectors: dict[str, Schema] = {
-        "ids": {"type": "array", "maxItems": MAX_CANCEL_IDS},
+        "ids": {"type": "array"},
         "prefix": {"type": "string"},
         "all": {"const": True},
     }
     return {
         **_ref("CancelRolloutsRequest"),
+        "properties": {"ids": {"maxItems": MAX_CANCEL_IDS}},
         "oneOf": [{"properties": {k: v}, "required": [k]} for k, v in selectors.items()],
     }
 

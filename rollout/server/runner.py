@@ -259,7 +259,6 @@ def _tls(
 
 def _config() -> Config:
     config = Config()
-    config.keep_alive_max_requests = 2**62
     config.h11_max_incomplete_size = _LONGEST_REQUEST_HEAD
     config.include_server_header = False
     config.accesslog = None
