@@ -265,7 +265,7 @@ def test_wrong_password(cli, apps, encrypted, monkeypatch):
     [
         (["--certfile", "missing.pem"], "both a certfile and a keyfile"),
         (["--certfile", "missing.pem", "--keyfile", "missing.pem"], "there is no file missing.pem"),
-        (["--drain-sec", "-1"], "--drain-sec must be a finite number of seconds from 0 up"),
+        (["--drain-sec", "-1"], "--drain-sec must be a finite number from 0 up"),
         (["--drain-sec", "nan"], "must be finite"),
         (["--cleanup-sec", "soon"], "is no number of seconds"),
         (["--bind", "127.0.0.1"], "HOST:PORT"),
