@@ -12,13 +12,17 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Any, Self
 
+from attrs import frozen
+
 from rollout.evaluation.report.attempts import STATES, Attempt, state_of
 from rollout.evaluation.report.packing import Stream
 from rollout.evaluation.report.text import line, number
 
-__all__ = ["Columns"]
+__all__ = ["Columns", "Glance"]
 
 _MESSAGE = 240
+_ROW_TEXTS = ("prompt", "label")
+"""Texts that attempts of one row share."""
 _MANY = 200
 """Categories that are told apart; a hostile server could invent one for each attempt."""
 
@@ -81,6 +85,21 @@ class _Texts:
         self._stream.copy_to(target)
 
 
+@frozen
+class Glance:
+    """What the table shows of a conversation, each text on one line.
+
+    Attributes:
+        prompt: What the user said first.
+        label: What the grader compares with.
+        answer: What the agent said last.
+    """
+
+    prompt: str = ""
+    label: str = ""
+    answer: str = ""
+
+
 class Columns:
     """Collects the attempts, which come by row.
 
@@ -96,7 +115,7 @@ class Columns:
         self._stack = ExitStack()
         self._size = 0
         self._row = -1
-        self._prompt = ""
+        self._shared = Glance()
         self._categories: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -106,7 +125,7 @@ class Columns:
                 return Stream(stack.enter_context(TemporaryFile(dir=self._folder)))
 
             self._numbers = {name: _Numbers(stream(), kind) for name, kind in _KINDS.items()}
-            self._texts = {name: _Texts(stream()) for name in ("message", "prompt")}
+            self._texts = {name: _Texts(stream()) for name in (*_ROW_TEXTS, "message", "answer")}
             self._stack = stack.pop_all()
         return self
 
@@ -118,7 +137,7 @@ class Columns:
     ) -> None:
         self._stack.close()
 
-    def add(self, attempt: Attempt, prompt: str, place: tuple[int, int]) -> None:
+    def add(self, attempt: Attempt, glance: Glance, place: tuple[int, int]) -> None:
         """Add an attempt whose conversation lies at *place*."""
         record = attempt.record
         found: dict[str, float | None] = {
@@ -139,10 +158,12 @@ class Columns:
             value = found[name]
             column.add(math.nan if value is None else value)
         self._texts["message"].add(line(record.err_message or "", _MESSAGE))
+        self._texts["answer"].add(glance.answer)
         if record.row != self._row:
             self._end_row()
-            self._row, self._prompt = record.row, prompt
-        self._prompt = self._prompt or prompt
+            self._row, self._shared = record.row, glance
+        elif not self._shared.prompt:
+            self._shared = glance
         self._size += 1
 
     def head(self) -> dict[str, Any]:
@@ -165,7 +186,8 @@ class Columns:
 
     def _end_row(self) -> None:
         if self._row >= 0:
-            self._texts["prompt"].add(self._prompt)
+            for name in _ROW_TEXTS:
+                self._texts[name].add(getattr(self._shared, name))
 
     def _category(self, name: str | None) -> int:
         """Return the number of a category, -1 for none."""

@@ -17,7 +17,7 @@ from typing import Any
 from rollout.errors import TrajectoryError
 from rollout.evaluation.report.text import clip, line, number, parse, pretty
 
-__all__ = ["first_prompt", "last_answer", "read_document", "view"]
+__all__ = ["first_prompt", "label_of", "last_answer", "read_document", "view"]
 
 MAX_TEXT = 100_000
 """Characters of one message, argument or observation that go into the page."""
@@ -31,6 +31,8 @@ MAX_PARTS = 200
 
 MAX_FILE = 128 * 1024 * 1024
 
+_NAMES = 100
+"""Characters of the names of fields that are shown as JSON."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _KNOWN = ("reward", "row", "attempt", "retry")
 """What the record says as well."""
@@ -84,6 +86,13 @@ def first_prompt(document: dict[str, Any], limit: int) -> str:
     return ""
 
 
+def label_of(document: dict[str, Any]) -> str:
+    """Return what the grader compared with, empty if there was nothing."""
+    extra = document.get("extra")
+    label = extra.get("label") if isinstance(extra, dict) else None
+    return "" if label is None else pretty(label)
+
+
 def last_answer(document: dict[str, Any], limit: int) -> str:
     """Return the end of what the agent said last, on one line of at most *limit* characters."""
     for step in reversed(_list(document.get("steps"))):
@@ -122,6 +131,7 @@ def view(document: dict[str, Any]) -> dict[str, Any]:
         "label": None if label is None else budget.text(label),
         "metadata": budget.text(metadata) if metadata else None,
         "extra": budget.text(extra) if extra else None,
+        "named": ", ".join(extra)[:_NAMES] if extra else None,
         "agent": budget.text(agent["name"]) if agent.get("name") else None,
         "model": budget.text(agent["model_name"]) if agent.get("model_name") else None,
         "tools": budget.text(agent["tool_definitions"]) if agent.get("tool_definitions") else None,

@@ -30,16 +30,18 @@ from rollout.errors import TrajectoryError
 from rollout.evaluation.folder import REPORT, TRAJECTORIES
 from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.attempts import Attempt, state_of
-from rollout.evaluation.report.columns import Columns
+from rollout.evaluation.report.columns import Columns, Glance
 from rollout.evaluation.report.conversation import (
     first_prompt,
+    label_of,
+    last_answer,
     read_document,
     view,
 )
 from rollout.evaluation.report.gather import Run, gather
 from rollout.evaluation.report.packing import Packer
 from rollout.evaluation.report.summary import summarize
-from rollout.evaluation.report.text import clip, embed, number, pretty
+from rollout.evaluation.report.text import clip, embed, line, number, pretty
 from rollout.jsonfit import utf8
 
 __all__ = ["write_report"]
@@ -48,6 +50,7 @@ MAX_PACKED = 128 * 1024 * 1024
 """Bytes of conversations in one page; what comes after that is left in its file."""
 
 _PROMPT = 160
+_ANSWER = 80
 _MESSAGE = 100_000
 _SCRIPTS = ("base.js", "data.js", "charts.js", "plots.js", "table.js", "conversation.js", "main.js")
 
@@ -77,27 +80,31 @@ def write_report(folder: Path) -> Path:
         Packer(folder, MAX_PACKED) as packer,
     ):
         for attempt in run.attempts:
-            entry, prompt = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
-            columns.add(attempt, prompt, packer.add(entry))
+            entry, glance = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
+            columns.add(attempt, glance, packer.add(entry))
         with writing_atomic(path) as file:
             _write_page(file, run, columns, packer)
     return path
 
 
-def _entry(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any], str]:
-    """Return what the page shows of an attempt once it is opened, and its prompt."""
+def _entry(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any], Glance]:
+    """Return what the page shows of an attempt once it is opened, and at a glance."""
     record = attempt.record
     entry: dict[str, Any] = {
         "record": _record(record),
         "others": [_record(other) for other in attempt.others],
     }
-    prompt = ""
+    glance = Glance()
     if record.trajectory is None:
         entry["note"] = "No conversation of this attempt was kept."
     else:
         try:
             document = read_document(folder, record.trajectory)
-            prompt = first_prompt(document, _PROMPT)
+            glance = Glance(
+                first_prompt(document, _PROMPT),
+                line(label_of(document), _ANSWER),
+                last_answer(document, _ANSWER),
+            )
             if room:
                 entry["talk"] = view(document)
             else:
@@ -106,7 +113,7 @@ def _entry(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any
                 )
         except TrajectoryError as error:
             entry["note"] = str(error)
-    return entry, prompt
+    return entry, glance
 
 
 def _record(record: AttemptRecord) -> dict[str, Any]:
@@ -130,7 +137,12 @@ def _record(record: AttemptRecord) -> dict[str, Any]:
         ],
         "file": record.trajectory and record.trajectory[:300],
     }
-    return {name: value for name, value in found.items() if value not in (None, [], False)}
+    # Not by equality, which takes 0.0 for False.
+    return {
+        name: value
+        for name, value in found.items()
+        if not (value is None or value is False or value == [])
+    }
 
 
 def _asset(*way: str) -> str:

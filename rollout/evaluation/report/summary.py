@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from rollout.evaluation.intervals import LEVEL as _LEVEL
 from rollout.evaluation.report.attempts import STATES
 from rollout.evaluation.report.gather import Run
 from rollout.evaluation.report.text import number, shown
@@ -25,6 +26,7 @@ _NAMES = {
 _ALWAYS = ("passed", "below", "failure", "error")
 _NONE = "\N{EN DASH}"
 _MANY_K = 1_000
+_MOST_METRICS = 24
 
 
 @frozen
@@ -79,6 +81,7 @@ class Summary:
         cards: The headline figures.
         outcomes: Attempts by state.
         figures: Smaller figures.
+        metrics: Means of the samples' own metrics.
         inputs: What the run was started with.
         charts: What the script draws beside the attempts themselves.
     """
@@ -90,6 +93,7 @@ class Summary:
     cards: list[Card]
     outcomes: list[Outcome]
     figures: list[Entry]
+    metrics: list[Entry]
     inputs: list[Entry]
     charts: dict[str, Any]
 
@@ -113,6 +117,7 @@ def summarize(run: Run) -> Summary:
         cards=_cards(run),
         outcomes=_outcomes(run),
         figures=_figures(run),
+        metrics=_metrics(run),
         inputs=_inputs(run),
         charts={
             "threshold": number(run.part("run", "pass_threshold")),
@@ -197,9 +202,10 @@ def _best(run: Run) -> list[Card]:
     ):
         points = _curve(run.figure("results", key))
         if points:
-            k, value = points[-1][:2]
-            name, text = f"pass{sign}{_count(k)}", note.format(k=_count(k))
-            cards.append(Card(name, _points(value), "%", f"{text} · unbiased estimate"))
+            k, value, low, high = points[-1]
+            found = {"value": value, "low": low, "high": high, "level": _LEVEL}
+            card = _estimate(f"pass{sign}{_count(k)}", found, share=True, spread=(0.0, 1.0))
+            cards.append(evolve(card, note=f"{card.note} · {note.format(k=_count(k))}"))
         else:
             cards.append(Card(f"pass{sign}k", _NONE, "", "too few attempts so far"))
     return cards
@@ -244,6 +250,21 @@ def _figures(run: Run) -> list[Entry]:
         Entry("Prompt tokens", _tokens(run, "prompt_tokens")),
         Entry("Completion tokens", _tokens(run, "completion_tokens")),
         Entry("Tried again", _count(overview.tries)),
+    ]
+
+
+def _metrics(run: Run) -> list[Entry]:
+    """Return the means of the samples' own metrics, but for those that are 0 for all."""
+    metrics = run.figure("results", "sample_metrics")
+    means = [
+        (name, number(metric.get("mean")))
+        for name, metric in (metrics.items() if isinstance(metrics, dict) else ())
+        if isinstance(metric, dict)
+    ]
+    return [
+        Entry(shown(name.replace("_", " "), 40), _decimal(mean))
+        for name, mean in means[:_MOST_METRICS]
+        if mean
     ]
 
 

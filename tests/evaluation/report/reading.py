@@ -82,13 +82,13 @@ class Page(HTMLParser):
             values = array(kind, self._unpacked(f"column-{name}"))
             assert len(values) == head["size"]
             found[name] = [None if math.isnan(value) else value for value in values]
-        found["message"] = json.loads(self._unpacked("column-message"))
-        assert len(found["message"]) == head["size"]
+        for name in ("message", "answer"):
+            found[name] = json.loads(self._unpacked(f"column-{name}"))
+            assert len(found[name]) == head["size"]
         rows = [f"{row:.0f}" for row, _ in groupby(found["row"])]
-        prompts = json.loads(self._unpacked("column-prompt"))
-        found["prompts"] = {
-            row: prompt for row, prompt in zip(rows, prompts, strict=True) if prompt
-        }
+        for name in ("prompt", "label"):
+            texts = zip(rows, json.loads(self._unpacked(f"column-{name}")), strict=True)
+            found[f"{name}s"] = {row: text for row, text in texts if text}
         return found
 
     def _unpacked(self, name: str) -> bytes:

@@ -87,6 +87,35 @@ class TestContent:
                       "100.0", "4 of 4", "2,468", "2026-03-14 09:26 UTC"):  # fmt: skip
             assert words in page.text, words
 
+    def test_a_figure_of_zero_is_one(self, run: RunFolder) -> None:
+        run.add(record(reward=0.0, duration_sec=0.0, prompt_tokens=0, completion_tokens=0))
+        shown = report(run.write()).entries()["0-0"]["record"]
+
+        assert [shown[name] for name in ("reward", "duration", "prompt", "completion")] == [0] * 4
+
+    def test_what_was_expected_and_what_was_answered(self, run: RunFolder) -> None:
+        steps = [
+            {"source": "user", "message": "6 * 7?"},
+            {"source": "agent", "message": "Let me see."},
+            {"source": "agent", "message": "It is\n42" + "!" * 100},
+        ]
+        run.add(record(0, 0), {"steps": steps, "extra": {"label": "42", "seed": 3}})
+        run.add(record(0, 1, trajectory=None))
+        run.add(record(1, 0), {"steps": steps[:1]})
+        page = report(run.write())
+
+        assert page.attempts["labels"] == {"0": "42"}
+        assert page.attempts["answer"] == ["…" + "!" * 79, "", ""]
+        assert page.entries()["0-0"]["talk"]["named"] == "seed"
+
+    def test_metrics_of_the_samples_are_in_the_summary(self, run: RunFolder) -> None:
+        run.add(record(reward=1.0, metrics={"tool_calls": 3, "refusals": 0}))
+        page = report(run.write())
+
+        assert "tool calls" in page.text
+        assert "3.000" in page.text
+        assert "refusals" not in page.text
+
     def test_curves_come_from_the_metrics(self, run: RunFolder) -> None:
         for row in range(2):
             run.add(record(row, 0, reward=1.0, passed=True))
@@ -94,8 +123,11 @@ class TestContent:
         charts = report(run.write()).data["charts"]
 
         assert charts["threshold"] == 0.8
-        assert charts["pass_at"] == [[1, 0.5, None, None], [2, 1.0, None, None]]
-        assert charts["pass_hat"] == [[1, 0.5, None, None], [2, 0.0, None, None]]
+        assert [point[:2] for point in charts["pass_at"]] == [[1, 0.5], [2, 1.0]]
+        assert [point[:2] for point in charts["pass_hat"]] == [[1, 0.5], [2, 0.0]]
+        for _, value, low, high in charts["pass_at"] + charts["pass_hat"]:
+            assert low <= value <= high
+            assert low < high
 
     def test_the_last_record_that_settles_counts_and_the_others_are_kept(
         self, run: RunFolder
@@ -164,9 +196,9 @@ class TestSealed:
     def test_no_element_and_no_attribute_comes_from_data(self, page: Page) -> None:
         assert {tag for tag, _ in page.tags} <= {
             "html", "head", "meta", "title", "style", "body", "svg", "symbol", "circle", "path",
-            "rect", "use", "a", "header", "div", "p", "h1", "h2", "bdi", "span", "label", "input",
-            "main", "noscript", "section", "ul", "li", "b", "dl", "dt", "dd", "footer", "kbd",
-            "dialog", "script",
+            "rect", "use", "a", "header", "div", "p", "h1", "h2", "h3", "bdi", "span", "label",
+            "input", "main", "noscript", "section", "ul", "li", "b", "dl", "dt", "dd", "footer",
+            "kbd", "dialog", "script",
         }  # fmt: skip
         for tag, attributes in page.tags:
             assert not [name for name in attributes if name.startswith("on") or name == "style"]

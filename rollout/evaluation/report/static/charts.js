@@ -79,9 +79,10 @@
   const MARGIN = { top: 14, right: 12, bottom: 36, left: 44 };
 
   // The frame of a plot: lines across, numbers at the side, a name below.
-  R.frame = (picture, width, height, { top, ticks, tickText, name, right = MARGIN.right }) => {
+  // `above` is room for names of marks, which would hide bars below.
+  R.frame = (picture, width, height, { top, ticks, tickText, name, right = MARGIN.right, above = 0 }) => {
     const inner = {
-      left: MARGIN.left, right: width - right, top: MARGIN.top, bottom: height - MARGIN.bottom,
+      left: MARGIN.left, right: width - right, top: MARGIN.top + above, bottom: height - MARGIN.bottom,
     };
     inner.width = inner.right - inner.left;
     inner.height = inner.bottom - inner.top;
@@ -107,7 +108,9 @@
     const most = Math.max(1, ...bins.map((bin) => bin.total));
     const ticks = R.ticks(0, most, 4).filter(Number.isInteger);
     const top = Math.max(most, ticks[ticks.length - 1] || 1);
-    const inner = R.frame(picture, width, height, { top, ticks, tickText: R.count, name });
+    const inner = R.frame(picture, width, height, {
+      top, ticks, tickText: R.count, name, above: marks.some((mark) => mark.text) ? 14 : 0,
+    });
     const step = inner.width / bins.length;
     const gap = bins.length > 30 ? 1 : bins.length > 14 ? 2 : Math.min(12, step * 0.22);
     const thick = Math.max(1, Math.min(step - gap, 72));
@@ -137,14 +140,16 @@
       free = left + wide + 8;
       R.xTick(picture, inner, x, text, anchor);
     }
-    marks.forEach(({ place, text }, index) => {
+    // Names stand above the bars, beside each other: one that would touch the one before moves on.
+    free = -Infinity;
+    for (const { place, text } of marks) {
       const x = inner.left + place * inner.width;
-      const late = place > 0.7;
-      picture.append(
-        svg("line", { class: "marker", x1: x, x2: x, y1: inner.top - 4, y2: inner.bottom }),
-        text && svg("text", {
-          class: "marker-text", x: x + (late ? -5 : 5), y: inner.top + 6 + index * 14, "text-anchor": late ? "end" : "start",
-        }, text));
-    });
+      picture.append(svg("line", { class: "marker", x1: x, x2: x, y1: inner.top - 4, y2: inner.bottom }));
+      if (!text) continue;
+      const wide = text.length * 7;
+      const left = Math.max(free, Math.min(x - wide / 2, inner.right - wide));
+      free = left + wide + 6;
+      picture.append(svg("text", { class: "marker-text", x: left, y: inner.top - 8 }, text));
+    }
   };
 })();

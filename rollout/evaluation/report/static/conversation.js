@@ -32,7 +32,7 @@
   }
 
   const fold = (name, note, open, ...content) => el("details", { class: "fold", open },
-    el("summary", {}, el("span", {}, name), note && el("span", { class: "quiet" }, note)), ...content);
+    el("summary", {}, R.plain(name, el("span", { class: "fold-name" })), note && el("span", { class: "quiet" }, note)), ...content);
 
   const value = (one) => (typeof one !== "number" ? String(one)
     : Number.isInteger(one) && Math.abs(one) < 1e15 ? R.count(one) : String(Number(one.toPrecision(6))));
@@ -175,7 +175,7 @@
       named("Label", talk.label, true),
       named("Metadata", talk.metadata, false),
       named("Tools that were offered", talk.tools, false),
-      named("More", talk.extra, false),
+      named(talk.named ? "Other fields: " + talk.named : "Other fields", talk.extra, false),
       entry.others.length > 0 && others(entry.others),
       el("h3", { class: "talk-head" }, "Conversation"),
       entry.note && el("p", { class: "quiet note" }, R.plain(entry.note, el("span"))),

@@ -9,6 +9,7 @@
   R.state = (index) => R.all.states[R.all.state[index]];
   R.categoryOf = (index) => (R.all.category[index] < 0 ? "" : R.all.categories[R.all.category[index]]);
   R.prompt = (index) => R.all.prompt[group[index]];
+  R.label = (index) => R.all.label[group[index]];
   // A figure that is missing is NaN in its column.
   R.told = (value) => !Number.isNaN(value);
   R.value = (column, index) => (R.told(column[index]) ? column[index] : null);
@@ -31,7 +32,7 @@
     for (const [name, kind] of Object.entries(R.all.kinds)) {
       R.all[name] = new KINDS[kind](await (await inflate("column-" + name)).arrayBuffer());
     }
-    for (const name of ["message", "prompt"]) R.all[name] = await (await inflate("column-" + name)).json();
+    for (const name of ["message", "answer", "prompt", "label"]) R.all[name] = await (await inflate("column-" + name)).json();
     for (const node of document.querySelectorAll("script[id^=column-]")) node.remove();
     // Attempts of a row stand together, and share its prompt.
     group = new Uint32Array(R.size);

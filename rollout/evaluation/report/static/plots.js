@@ -37,9 +37,14 @@
     const distinct = new Set();
     for (const value of values) { distinct.add(value); if (distinct.size > 9) break; }
     const low = values[0];
-    const high = values[values.length - 1];
+    const threshold = R.charts.threshold;
+    const greatest = values[values.length - 1];
+    // A threshold that nothing reaches is drawn too, unless it is far away.
+    const near = threshold !== null && threshold > greatest && threshold - values[0] <= 4 * (greatest - values[0]);
+    const high = near ? threshold : greatest;
     const note = R.count(with_.length) + (with_.length === 1 ? " attempt" : " attempts") + " with a reward" +
-      (with_.length < R.size ? "; " + R.count(R.size - with_.length) + " have none" : "");
+      (with_.length < R.size ? "; " + R.count(R.size - with_.length) + " have none" : "") +
+      (threshold === null ? "" : "; passed from " + R.tick(threshold));
     const span = high - low;
     const exact = distinct.size <= 9 || !Number.isFinite(span);
     let bins;
@@ -51,6 +56,10 @@
       for (const index of with_) put(bins[each.indexOf(R.all.reward[index])] || bins[bins.length - 1], index);
       each.forEach((value, i) => Object.assign(bins[i], { from: value, to: value, label: R.tick(value) }));
       labels = each.map((value, i) => [(i + 0.5) / each.length, R.tick(value)]);
+      if (threshold !== null) {
+        const below = each.filter((value) => value < threshold).length;
+        marks = [{ place: below / each.length, text: "pass from " + R.tick(threshold) }];
+      }
     } else {
       const ticks = R.ticks(low, high, 20);
       const step = ticks[1] - ticks[0];
@@ -66,8 +75,7 @@
         Object.assign(found, { from, to, label: R.tick(from) + " to " + R.tick(to), open: i < many - 1 });
       });
       labels = R.ticks(start, start + step * many, 6).map((value) => [place(value), R.tick(value)]);
-      const threshold = R.charts.threshold;
-      if (threshold !== null && place(threshold) > 0 && place(threshold) < 1) {
+      if (threshold !== null && place(threshold) >= 0 && place(threshold) <= 1) {
         marks = [{ place: place(threshold), text: "pass from " + R.tick(threshold) }];
       }
     }
@@ -77,7 +85,7 @@
     }
     return R.figure({
       title: "Rewards", note,
-      label: "Histogram of rewards from " + R.tick(low) + " to " + R.tick(high) + ", median " + R.number(quantile(values, 0.5)) + ". " + note + ".",
+      label: "Histogram of rewards from " + R.tick(low) + " to " + R.tick(greatest) + ", median " + R.number(quantile(values, 0.5)) + ". " + note + ".",
       head: head("Reward"), rows: bins.map((found) => line(found.label, found)),
       draw: (picture, width, height) => R.bars(picture, width, height, { bins, name: "reward", marks, labels }),
     });
@@ -130,12 +138,14 @@
               low === null ? "no interval" : R.percent(low) + " to " + R.percent(high)]));
           }
           const end = points[points.length - 1];
-          ends.push([kind, name, x(end[0]) + 10, inner.y(end[1]) + 4]);
+          // Not on the axis, where it would touch the numbers below.
+          ends.push([kind, name, x(end[0]) + 10, Math.min(inner.y(end[1]) + 4, inner.bottom - 6)]);
         }
         if (ends.length === 2 && Math.abs(ends[0][3] - ends[1][3]) < 14) {
           const middle = (ends[0][3] + ends[1][3]) / 2;
-          ends[0][3] = middle - 7;
-          ends[1][3] = middle + 7;
+          const lift = Math.max(0, middle + 7 - (inner.bottom - 6));
+          ends[0][3] = middle - 7 - lift;
+          ends[1][3] = middle + 7 - lift;
         }
         for (const [kind, name, left, y] of ends) picture.append(svg("text", { class: "curve-name c-" + kind, x: left, y }, name));
       },

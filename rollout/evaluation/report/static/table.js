@@ -24,6 +24,8 @@
       some("tokens_out") && figure("tokens_out", "Tokens out"),
       all.tries.some((tries) => tries > 1) && figure("tries", "Tries"),
       { key: "submitted", name: "Submitted", sort: (i) => all.submitted[i] },
+      all.label.some(Boolean) && { key: "label", name: "Expected", sort: (i) => low(R.label(i)) || null },
+      all.answer.some(Boolean) && { key: "answer", name: "Answer", sort: (i) => low(all.answer[i]) || null },
       { key: "text", name: "Prompt or error", sort: (i) => low(text(i)) || null },
     ].filter(Boolean);
     GROUPED = [
@@ -33,6 +35,7 @@
       { key: "reward", name: "Mean reward", figure: true, sort: (g) => g.reward },
       { key: "duration", name: "Mean duration", figure: true, sort: (g) => g.duration },
       some("tokens_out") && { key: "tokens_out", name: "Tokens out", figure: true, sort: (g) => g.tokens },
+      all.label.some(Boolean) && { key: "label", name: "Expected", sort: (g) => low(R.label(g.items[0])) || null },
       { key: "text", name: "Prompt", sort: (g) => low(R.prompt(g.items[0])) || null },
     ].filter(Boolean);
     let [least, most] = [0, 0];
@@ -96,7 +99,7 @@
     for (let index = 0; index < R.size; index++) {
       if (!matches(index)) continue;
       if (query && !(hits.has(index) || R.name(index).startsWith(query) || low(all.message[index]).includes(query) ||
-        low(R.prompt(index)).includes(query) || low(R.categoryOf(index)).includes(query))) continue;
+        low(R.prompt(index)).includes(query) || low(R.label(index)).includes(query) || low(all.answer[index]).includes(query) || low(R.categoryOf(index)).includes(query))) continue;
       found.push(index);
     }
     if (view.grouped) {
@@ -149,9 +152,9 @@
 
   const link = (index, ...content) => el("a", { href: "#attempt=" + R.name(index), class: "open" }, ...content);
 
-  function rewardCell(reward) {
+  function rewardCell(reward, state) {
     if (reward === null) return el("span", { class: "quiet" }, "–");
-    const bar = el("span", { class: "mini-bar" });
+    const bar = el("span", { class: state ? "mini-bar s-" + state : "mini-bar" });
     if (spread.width > 0 && Number.isFinite(spread.width)) {
       const zero = -spread.least / spread.width;
       const at = (reward - spread.least) / spread.width;
@@ -167,13 +170,15 @@
     return {
       id: link(index, R.name(index)),
       state: el("span", { class: "outcome" }, R.icon(state), R.NAMES[state]),
-      reward: rewardCell(R.value(all.reward, index)),
+      reward: rewardCell(R.value(all.reward, index), state),
       category: R.plain(R.categoryOf(index), el("bdi")),
       duration: R.seconds(R.value(all.duration, index)),
       tokens_in: R.count(R.value(all.tokens_in, index)),
       tokens_out: R.count(R.value(all.tokens_out, index)),
       tries: all.tries[index] > 1 ? String(all.tries[index]) : el("span", { class: "quiet" }, "1"),
       submitted: el("time", { title: R.when(all.submitted[index]) + " UTC" }, R.clock(all.submitted[index])),
+      label: R.plain(R.label(index), el("bdi", { class: "cut" })),
+      answer: R.plain(all.answer[index], el("bdi", { class: "cut message" })),
       text: R.plain(text(index), el("bdi", { class: message ? "cut message" : "cut" })),
     };
   }
@@ -190,6 +195,7 @@
       reward: rewardCell(group.reward),
       duration: R.seconds(group.duration),
       tokens_out: R.count(group.tokens),
+      label: R.plain(R.label(group.items[0]), el("bdi", { class: "cut" })),
       text: R.plain(R.prompt(group.items[0]), el("bdi", { class: "cut" })),
     };
   }
@@ -292,7 +298,7 @@
     const counts = new Map();
     for (let index = 0; index < R.size; index++) counts.set(R.state(index), (counts.get(R.state(index)) || 0) + 1);
     const button = (label, name, onclick) => el("button", { type: "button", class: "small", "aria-label": name, onclick }, label);
-    const search = el("input", { type: "search", placeholder: "Search prompt, error, category, row-attempt", "aria-label": "Search attempts", id: "search" });
+    const search = el("input", { type: "search", placeholder: "Search prompt, answer, error, row-attempt", "aria-label": "Search attempts", id: "search" });
     search.addEventListener("input", later(() => { view.query = search.value; look(); }));
     parts = {
       search,

@@ -28,8 +28,8 @@ class TestTable:
     ) -> None:
         page = opened(large)
         heads = page.locator(".attempts thead th button")
-        assert heads.count() == 10
-        for number in range(10):
+        assert heads.count() == 12
+        for number in range(12):
             head = page.locator(".attempts thead th").nth(number)
             for _ in range(2):
                 head.locator("button").click()

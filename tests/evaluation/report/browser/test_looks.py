@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from evaluation.report.browser.pages import Open, wait_closed, wait_open
 from evaluation.report.reading import chromium
-from evaluation.report.runs import hostile
+from evaluation.report.runs import RunFolder, hostile, record
 
 from rollout.evaluation.report import write_report
 
@@ -56,6 +56,10 @@ CONTRASTS = """() => {
 }"""
 
 
+def boxes(chart, selector):
+    return [each.bounding_box() for each in chart.locator(selector).all()]
+
+
 class TestLooks:
     def colours(self, page: Any) -> tuple[str, str]:
         return tuple(
@@ -93,6 +97,24 @@ class TestLooks:
         page.evaluate("location.hash = '#attempt=3-0'")
         wait_open(page, "3-0")
         assert page.evaluate("document.querySelector('.talk-body').scrollWidth") <= width
+
+    @pytest.mark.parametrize("rewards", [[0.0, 1.0], [0.05 * n for n in range(15)]])
+    def test_the_threshold_is_drawn_and_no_name_of_a_mark_hides_a_bar(
+        self, opened: Open, tmp_path: Path, rewards: list[float]
+    ) -> None:
+        """Between single values as on a scale, and where nothing reaches it."""
+        run = RunFolder(tmp_path / "run", rows=len(rewards), n=1)
+        for row, reward in enumerate(rewards):
+            run.add(record(row, reward=reward, passed=reward >= 0.8, duration_sec=1.0 + row))
+        page = opened(write_report(run.write()))
+        page.wait_for_selector("#f-progress svg")
+        assert page.locator("#f-rewards .marker-text").all_text_contents() == ["pass from 0.8"]
+        for name in ("rewards", "durations"):
+            chart = page.locator(f"#f-{name}")
+            lowest = max(each["y"] + each["height"] for each in boxes(chart, ".marker-text"))
+            assert lowest <= min(each["y"] for each in boxes(chart, ".fill")) + 1
+        states = page.locator(".mini-bar").evaluate_all("bars => bars.map((bar) => bar.className)")
+        assert set(states) == {"mini-bar s-below"} | {"mini-bar s-passed"} & set(states)
 
     def test_hostile_text_does_not_stick_out(self, opened: Open, tmp_path: Path) -> None:
         path = write_report(hostile(tmp_path / "run"))
