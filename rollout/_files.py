@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-__all__ = ["is_leftover", "sync_folder", "write_atomic", "write_quickly", "writing_atomic"]
+__all__ = [
+    "is_leftover",
+    "reason_of",
+    "sync_folder",
+    "write_atomic",
+    "write_quickly",
+    "writing_atomic",
+]
 
 _SUFFIX = ".tmp"
 _TOKEN_BYTES = 8
@@ -114,6 +121,11 @@ def _temporary(name: str) -> str:
 def is_leftover(name: str) -> bool:
     """Whether a file of that name was being written by `write_atomic` when its process died."""
     return name.startswith(".") and name.endswith(_SUFFIX)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of an error, that of the system without its number."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def sync_folder(path: Path) -> None:

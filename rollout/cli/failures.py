@@ -19,6 +19,7 @@ import click
 import trio
 from attrs import frozen
 
+from rollout._files import reason_of
 from rollout._groups import sole_error
 from rollout.cli.text import one_line
 from rollout.cli.unreachable import why_unreachable
@@ -133,7 +134,7 @@ def explain(error: BaseException) -> Failure | None:
         known = [explain(inner) for inner in plain.exceptions]
         return None if None in known else known[0]
     if lost_output(plain):
-        return Failure(f"cannot write the output: {plain}", EXIT_FAILED)
+        return Failure(f"cannot write the output: {reason_of(plain)}", EXIT_FAILED)
     failure = _of_click(plain) or _of_rollout(plain) or _of_httpx(plain)
     if failure is None:
         return None

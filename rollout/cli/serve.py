@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 import trio
 
+from rollout._files import reason_of
 from rollout._groups import sole_error
 from rollout._logs import get_logger
 from rollout.backend.failures import describe_exception, summarized
@@ -204,7 +205,9 @@ def _take_stdin() -> int:
     try:
         taken = os.dup(0)
     except OSError as error:
-        raise CommandError(f"--until-stdin-closes: stdin cannot be read ({error})") from None
+        raise CommandError(
+            f"--until-stdin-closes: stdin cannot be read ({reason_of(error)})"
+        ) from None
     with Path(os.devnull).open("rb") as null:
         os.dup2(null.fileno(), 0)
     return taken
@@ -269,7 +272,7 @@ def _check_encrypted(keyfile: str | None, password: str | None) -> None:
     try:
         head = Path(keyfile).read_bytes()[:_KEY_HEAD_BYTES]
     except OSError as error:
-        raise CommandError(f"keyfile: {error}") from None
+        raise CommandError(f"keyfile: {reason_of(error)}") from None
     if b"ENCRYPTED" in head:
         raise CommandError(
             "the key is encrypted; name the variable that holds its password with "

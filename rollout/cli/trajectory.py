@@ -44,7 +44,7 @@ def show(file: str, as_json: bool) -> None:
     problems = trajectory_problems(document)
     if problems:
         raise TrajectoryError(
-            f"{_called(file)} is no trajectory: {problems[0]}"
+            f"{_called(file)}: {problems[0]}"
             + (f"; rollout trajectory validate lists all {len(problems)}" if problems[1:] else ""),
             problems,
         )
@@ -75,7 +75,7 @@ def validate(files: tuple[str, ...]) -> None:
             click.echo(error.format_message(), err=True)
             continue
         except TrajectoryError as error:
-            problems = [str(error).removeprefix(f"{_called(file)} ")]
+            problems = [str(error).removeprefix(f"{_called(file)}: ")]
         for problem in problems:
             click.echo(f"{_called(file)}: {one_line(problem)}")
         if problems:
@@ -109,7 +109,7 @@ def _load(file: str) -> Any:
     try:
         return parse_json(data)
     except InvalidBodyError as error:
-        raise TrajectoryError(f"{_called(file)} is no JSON: {not_json(error)}") from None
+        raise TrajectoryError(f"{_called(file)}: {not_json(error)}") from None
 
 
 def _summary(document: dict[str, Any]) -> dict[str, Any]:

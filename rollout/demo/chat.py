@@ -116,7 +116,7 @@ def _read(data: bytes) -> dict[str, Any]:
     try:
         body = parse_json(data)
     except InvalidBodyError as error:
-        raise _Refusal(f"the body is no valid JSON: {error}") from None
+        raise _Refusal(str(error)) from None
     if not isinstance(body, dict):
         raise _Refusal("the body must be a JSON object")
     if not isinstance(body.get("model"), str):

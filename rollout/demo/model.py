@@ -25,6 +25,7 @@ import trio
 from attrs import define, field, frozen
 
 from rollout._beside import beside
+from rollout._files import reason_of
 from rollout._settings import check_number, setting
 from rollout._tls import tls_context
 from rollout.errors import IntegrationError, RolloutServerError
@@ -153,7 +154,9 @@ async def _start() -> trio.Process:
             start_new_session=True,
         )
     except OSError as error:
-        raise RolloutServerError(f"the model's process cannot be started: {error}") from None
+        raise RolloutServerError(
+            f"the model's process cannot be started: {reason_of(error)}"
+        ) from None
 
 
 @define

@@ -359,7 +359,7 @@ def load_config(
     except UnicodeDecodeError as error:
         raise EvaluationError(f"{path} is not UTF-8 (at byte {error.start})") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise EvaluationError(f"{path} is no TOML: {error}") from None
+        raise EvaluationError(f"{path} is not valid TOML: {error}") from None
     _anchor(tables, path.parent)
     for section, values in (overrides or {}).items():
         table = tables.setdefault(section, {})

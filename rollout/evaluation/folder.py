@@ -9,7 +9,7 @@ from pathlib import Path
 
 import filelock
 
-from rollout._files import is_leftover, sync_folder, write_atomic
+from rollout._files import is_leftover, reason_of, sync_folder, write_atomic
 from rollout._folders import PRIVATE, refuse_link
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
 from rollout.evaluation.journal import EVENTS
@@ -126,7 +126,7 @@ def _move(folder: Path, target: Path) -> None:
 
 
 def _not_archived(folder: Path, error: OSError) -> EvaluationError:
-    return EvaluationError(f"{folder} cannot be archived: {error}")
+    return EvaluationError(f"{folder} cannot be archived: {reason_of(error)}")
 
 
 def tidy(folder: Path) -> None:

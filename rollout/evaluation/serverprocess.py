@@ -22,6 +22,7 @@ import trio
 from attrs import define, field
 
 from rollout._beside import beside
+from rollout._files import reason_of
 from rollout._logs import get_logger
 from rollout._redaction import RedactedStream
 from rollout.errors import EvaluationError, EvaluationStoppedError
@@ -103,7 +104,7 @@ async def _start(
         )
     except OSError as error:
         os.close(read)
-        raise EvaluationError(f"the rollout server cannot be started: {error}") from None
+        raise EvaluationError(f"the rollout server cannot be started: {reason_of(error)}") from None
     finally:
         os.close(write)
     return process, trio.lowlevel.FdStream(read)

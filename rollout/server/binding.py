@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rollout._files import reason_of
 from rollout.errors import RolloutServerError
 
 __all__ = ["BACKLOG", "bound_socket"]
@@ -39,7 +40,7 @@ def bound_socket(bind: str) -> Generator[socket.socket, None, None]:
             sock = _bind_path(path)
             made = path.stat()
     except (OSError, OverflowError) as error:
-        raise RolloutServerError(f"cannot listen on {bind}: {error}") from error
+        raise RolloutServerError(f"cannot listen on {bind}: {reason_of(error)}") from error
     try:
         with sock:
             sock.setblocking(False)

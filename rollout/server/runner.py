@@ -18,6 +18,7 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import repr_socket_addr, wrap_app
 
+from rollout._files import reason_of
 from rollout._groups import sole_error
 from rollout._logs import get_logger
 from rollout._settings import check_flag
@@ -140,7 +141,7 @@ async def _serve(
             try:
                 sock.listen(BACKLOG)
             except OSError as error:
-                raise RolloutServerError(f"cannot listen on {bind}: {error}") from error
+                raise RolloutServerError(f"cannot listen on {bind}: {reason_of(error)}") from error
             task_status.started()
             await _serve_connections(app, sock, tls)
             leaving.deadline = (
@@ -250,7 +251,11 @@ def _tls(
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca_certs)
         context.load_cert_chain(certfile, keyfile, keyfile_password)
     except (OSError, ValueError) as error:
-        raise RolloutServerError(f"TLS: the certificate or key cannot be used: {error}") from error
+        reason = getattr(error, "reason", None) or reason_of(error)
+        raise RolloutServerError(
+            f"TLS: the certificate or key cannot be used ({reason}); both have to be PEM files, "
+            "and belong together"
+        ) from error
     context.set_alpn_protocols(["http/1.1"])  # one stream a connection; a reset ends just that
     if ca_certs is not None:
         context.verify_mode = ssl.VerifyMode.CERT_REQUIRED

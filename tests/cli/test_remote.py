@@ -366,7 +366,7 @@ def test_a_full_disk_is_one_line(server):
             command_line("health", server), stdout=full, stderr=subprocess.PIPE, check=False
         )
     assert done.returncode == 1
-    assert done.stderr.startswith(b"rollout: cannot write the output: [Errno 28]")
+    assert done.stderr.startswith(b"rollout: cannot write the output: No space left on device")
     assert done.stderr.count(b"\n") == 1
 
 

@@ -198,7 +198,7 @@ def test_port_in_use(cli, apps, monkeypatch):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = cli("serve", "cli_apps:app", "--bind", address)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"rollout: cannot listen on {address}: ")
+    assert done.stderr.startswith(f"rollout: cannot listen on {address}: Address already in use; ")
     assert "--bind" in done.stderr
     assert done.stderr.count("\n") == 1
 

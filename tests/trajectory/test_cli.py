@@ -108,12 +108,12 @@ def test_escape_sequences_do_no_harm(cli, write):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is no JSON: it is empty"),
-        (b"{", "is no JSON"),
+        (b"", ": it is empty"),
+        (b"{", ": it is not JSON: Expecting property name"),
         (b"\xff", "UTF-8"),
         (b'{"a": NaN}', "NaN"),
         (b"[" * 100_000, "deeper"),
-        (b"[]", "is no trajectory: trajectory: must be an object"),
+        (b"[]", ": trajectory: must be an object"),
         (b"{}", "trajectory.agent: is missing; rollout trajectory validate lists all 2"),
         (b'{"agent": {"name": "a", "version": "1"}}', "trajectory.steps: is missing"),
     ],
@@ -148,7 +148,7 @@ def test_validate_names_all_problems(cli, write):
     assert lines[1] == f"{broken}: trajectory.agent.name: is missing"
     assert lines[2].startswith(f"{broken}: trajectory.steps[0].source: must be one of")
     assert lines[3] == f"{broken}: trajectory.steps[1].x y: is no field of ATIF"
-    assert lines[4].startswith(f"{text}: is no JSON")
+    assert lines[4].startswith(f"{text}: it is not JSON")
     assert len(lines) == 5
     assert result.stderr == "rollout: 2 of 3 files are not valid trajectories\n"
 

@@ -240,7 +240,7 @@ def test_wrong_use(cli, files, options, words):
     ("text", "words"),
     [
         (None, "eval.toml: No such file"),
-        ("[server", "eval.toml is no TOML"),
+        ("[server", "eval.toml is not valid TOML"),
         ("[run]\nnn = 1", "run.nn: is unknown"),
         ("", "server: is required; chat: is required; dataset: is required; run: is required"),
         ("server = 1", "server: must be a table"),

@@ -257,10 +257,10 @@ def test_a_server_has_one_way_to_authenticate():
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"[run", "is no TOML"),
-        (b"n = 1\nn = 2", "is no TOML"),
+        (b"[run", "is not valid TOML"),
+        (b"n = 1\nn = 2", "is not valid TOML"),
         (b"\xff", "is not UTF-8 (at byte 0)"),
-        (b"a = " + b"[" * 100_000, "is no TOML"),
+        (b"a = " + b"[" * 100_000, "is not valid TOML"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, data, reason):
