@@ -7,6 +7,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -15,8 +16,30 @@ from rollout.jsonfit import utf8
 __all__ = ["RedactedStream", "Redactor", "redact"]
 
 _REDACTED = "[redacted]"
-_SHORTEST_SECRET = 4
-"""Shorter ones are blanked out as a bearer token alone: anywhere else it would shred the text."""
+_SHORTEST_WORD = 8
+"""A shorter word is blanked out as a bearer token alone: anywhere else it would shred the text."""
+
+_SHORTEST_OTHER = 4
+"""The same of what has characters that are in no word, such as ``k=abc``."""
+
+_DUMMIES = frozenset(
+    {
+        "anything",
+        "changeme",
+        "lm-studio",
+        "no-key-needed",
+        "no-key-required",
+        "not-needed",
+        "not-required",
+        "placeholder",
+        "sk-no-key-required",
+        "sk-not-needed",
+    }
+)
+"""Keys of endpoints that need none; shorter ones, such as ``EMPTY``, are too short anyway."""
+
+_WIDEST = 48
+"""So many bytes at most stand for one character of a secret."""
 
 _LONGEST_LINE = 65_536
 _LONGEST_FORM = 4_096
@@ -39,20 +62,24 @@ class Redactor:
     shares with its neighbours, a few bits stay.
 
     Args:
-        secrets: What must not be left; ``None`` and empty ones are passed over. One of less than
-            four characters is looked for after ``Bearer`` alone.
+        secrets: What must not be left; ``None`` and empty ones are passed over. A word of less
+            than eight characters is looked for after ``Bearer`` alone, and so is a well-known
+            dummy such as ``not-needed``.
+
     """
 
     def __init__(self, secrets: Iterable[str | None]) -> None:
         forms: dict[str, None] = {}
         patterns: list[str] = []
-        for secret in secrets:
-            if secret and len(secret) >= _SHORTEST_SECRET:
+        usable = dict.fromkeys(form for each in secrets if each for form in (each, each.strip()))
+        for secret in usable:
+            if _is_secret(secret):
                 forms |= dict.fromkeys(_forms(secret))
                 if not _PLAIN.fullmatch(secret):
                     patterns.append("".join(map(_escaped, utf8(secret))))
             elif secret:
                 patterns.append(rf"(?<=\bBearer ){re.escape(secret)}(?!\w)")
+        self._secrets = list(usable)
         # The longest first, so that no form is cut to pieces by a part of it.
         self._forms = sorted(forms, key=len, reverse=True)
         patterns.sort(key=len, reverse=True)
@@ -67,6 +94,35 @@ class Redactor:
             if form in text:
                 text = text.replace(form, _REDACTED)
         return text
+
+    @cached_property
+    def longest(self) -> int:
+        """How many bytes a form of a secret has at most."""
+        return _WIDEST * max(map(len, self._secrets), default=0)
+
+    @cached_property
+    def _needles(self) -> list[bytes]:
+        """Bytes without one of which there is no secret."""
+        needles: set[str] = set()
+        for secret in self._secrets:
+            if _is_secret(secret):
+                # Whatever escapes the rest leaves this as it is.
+                run = max(_PLAIN.findall(secret), key=len, default="")
+                needles |= {run, *(form for form in _forms(secret) if run not in form)}
+            else:
+                needles.add(f"Bearer {secret}")
+        return [needle.encode("utf-8", "surrogatepass") for needle in needles]
+
+    def holds(self, data: bytes) -> bool:
+        """Whether a secret stands in bytes."""
+        return self.data(data) != data
+
+    def data(self, data: bytes) -> bytes:
+        """Return bytes without the secrets; the rest stays as it is, UTF-8 or not."""
+        if not any(needle in data for needle in self._needles):
+            return data
+        text = data.decode("utf-8", "surrogateescape")
+        return self.text(text).encode("utf-8", "surrogateescape")
 
     def value(self, value: Any) -> Any:
         """Return a JSON value with each string, keys too, as UTF-8 can say it and redacted."""
@@ -85,6 +141,11 @@ class Redactor:
                 clean[name] = self.value(item)
             return clean
         return value
+
+
+def _is_secret(text: str) -> bool:
+    shortest = _SHORTEST_WORD if _PLAIN.fullmatch(text) else _SHORTEST_OTHER
+    return len(text) >= shortest and text.lower() not in _DUMMIES
 
 
 def _forms(secret: str) -> Iterator[str]:
@@ -144,21 +205,17 @@ class RedactedStream:
         self._pending += data
         end = self._pending.rfind(b"\n") + 1
         if not end and len(self._pending) > _LONGEST_LINE:
-            self._pending = self._redacted(self._pending)
+            self._pending = self._redactor.data(self._pending)
             end = max(len(self._pending) - _LONGEST_FORM, 0)
             whole, self._pending = self._pending[:end], self._pending[end:]
             return whole
         whole, self._pending = self._pending[:end], self._pending[end:]
-        return self._redacted(whole)
+        return self._redactor.data(whole)
 
     def rest(self) -> bytes:
         """Return what is left at the end."""
         whole, self._pending = self._pending, b""
-        return self._redacted(whole)
-
-    def _redacted(self, data: bytes) -> bytes:
-        text = data.decode("utf-8", "surrogateescape")
-        return self._redactor.text(text).encode("utf-8", "surrogateescape")
+        return self._redactor.data(whole)
 
 
 def redact(text: str, secrets: Iterable[str | None]) -> str:

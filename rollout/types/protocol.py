@@ -86,7 +86,7 @@ class RolloutInitRequest:
             ``http://`` or ``https://`` URL with a host. User, password and query in it are
             secret; `repr` does not show them.
         llm_api_key: The key for that endpoint; hidden from `repr`, never logged. One of less
-            than four characters is a dummy, which is not looked for in messages and files.
+            than eight characters is a dummy, which is not looked for in messages and files.
         label: What a grader compares with.
         metadata: The caller's own data.
         extra_fields: More of it, kept with the trajectory.

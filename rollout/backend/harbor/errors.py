@@ -18,7 +18,6 @@ __all__ = [
     "GraderValidationError",
     "TaskFetchError",
     "UnfitTaskError",
-    "UnverifiableError",
     "UserCodeError",
     "WorkflowAgentError",
     "WorkflowHttpError",
@@ -107,10 +106,6 @@ def workflow_error(category: RolloutErrorCategory, message: str) -> UserCodeErro
 def grader_error(category: RolloutErrorCategory, message: str) -> UserCodeError:
     """Make the error of a grader, likewise."""
     return _GRADER.get(category, GraderAgentError)(message)
-
-
-class UnverifiableError(Exception):
-    """Nobody can say whether a file is clean; the message says why."""
 
 
 class TaskFetchError(RolloutError, RuntimeError):

@@ -23,12 +23,12 @@ from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents import AgentSpec, NativeAgent
 from rollout.backend.harbor.archive import archive_trial
 from rollout.backend.harbor.bounds import StopWatch
-from rollout.backend.harbor.credentials import ScrubReport, scrub_folder
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.facts import TrialFacts
 from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.outcomes import REWARD
 from rollout.backend.harbor.plan import TrialPlan
+from rollout.backend.harbor.scrub import ScrubReport, scrub_folder
 from rollout.backend.harbor.trajectories import Adoption, adopt_trajectory
 from rollout.backend.harbor.workspaces import remove_workspace
 from rollout.backend.saving import FinishedRollout
@@ -223,9 +223,9 @@ def _tamed(folder: Path) -> list[str] | None:
 
 def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> ScrubReport:
     if busy:
-        return ScrubReport(verified=False, reason="its environment may still write there")
+        return ScrubReport(reason="its environment may still write there")
     if removed is None:
-        return ScrubReport(verified=False, reason="something in it cannot be read or removed")
+        return ScrubReport(reason="something in it cannot be read or removed")
     report = scrub_folder(plan.trial_dir, plan.secrets)
     return attrs.evolve(report, deleted=[*removed, *report.deleted])
 

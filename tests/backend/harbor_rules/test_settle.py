@@ -15,6 +15,7 @@ from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.facts import TrialError, TrialFacts
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
+from rollout.backend.harbor.scrub import ScrubReport
 from rollout.backend.harbor.settle import Settled, save_outcome, settle
 from rollout.context import RolloutContext
 from rollout.trajectory import trajectory_problems
@@ -234,8 +235,13 @@ def test_an_agents_folder_that_is_locked_can_be_read(plan, store):
 
 
 @pytest.mark.parametrize("facts", [FACTS, FAILED])
-def test_nothing_of_a_folder_that_is_not_clean_is_kept(plan, store, tmp_path, facts, caplog):
-    plan = attrs.evolve(plan, context=RolloutContext(api_key="abc"))
+def test_nothing_of_a_folder_that_is_not_clean_is_kept(
+    plan, store, tmp_path, facts, caplog, monkeypatch
+):
+    monkeypatch.setattr(
+        "rollout.backend.harbor.settle.scrub_folder",
+        lambda *_: ScrubReport(reason="something cannot be removed"),
+    )
     write(plan, "agent/trajectory.json", DOCUMENT)
     result = settled(plan, store, facts)
     notes = result.diagnostics["harbor"]
