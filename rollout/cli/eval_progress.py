@@ -114,8 +114,8 @@ def attempt_line(record: AttemptRecord) -> str:
         line += ", removed"
     elif record.reward is not None:
         line += f", reward {reward_text(record.reward)}"
-    if record.err_category is not None or record.err_message is not None:
-        line += f", {record.err_category or 'no category'}: {record.err_message or 'no message'}"
+    if record.reason is not None or record.err_message is not None:
+        line += f", {record.reason or 'no category'}: {record.err_message or 'no message'}"
     if record.superseded:
         line += " (tried again)"
     return one_line(line)

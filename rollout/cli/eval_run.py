@@ -57,6 +57,7 @@ class _Remembering(click.Command):
 @click.option(
     "--retry-failed", is_flag=True, help="Run attempts again that are on record as failed."
 )
+@click.option("--no-check", is_flag=True, help="Start without one call of the model first.")
 @json_option
 @click.pass_context
 def run(
@@ -65,11 +66,13 @@ def run(
     config: str,
     fresh: bool,
     retry_failed: bool,
+    no_check: bool,
     as_json: bool,
     **values: Any,
 ) -> None:
     """Run the evaluation that CONFIG.toml describes, or go on with it.
 
+    The model is asked for one token first: a run against a dead endpoint does not begin.
     Options replace values of the config. The output folder decides what is left to do:
     attempts that have ended stay as they are, the others run. Changed inputs are refused.
 
@@ -89,6 +92,7 @@ def run(
         config=loaded,
         fresh=fresh,
         retry_failed=retry_failed,
+        check_model=not no_check,
         path=ctx.command_path,
         arguments=tuple(ctx.obj),
     )
@@ -115,6 +119,7 @@ class _Plan:
     config: EvaluationConfig
     fresh: bool
     retry_failed: bool
+    check_model: bool
     path: str
     arguments: tuple[str, ...]
 
@@ -148,7 +153,10 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
         with signals.work, view:
             try:
                 async with evaluate(
-                    plan.config, fresh=plan.fresh, retry_failed=plan.retry_failed
+                    plan.config,
+                    fresh=plan.fresh,
+                    retry_failed=plan.retry_failed,
+                    check_model=plan.check_model,
                 ) as run:
                     view.begin(run.progress)
                     await _follow(run, view)

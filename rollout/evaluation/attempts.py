@@ -289,6 +289,7 @@ def _facts(
         "passed": reward is not None and reward >= config.run.pass_threshold,
         "removed": removed,
         "err_category": None if result.err_category is None else result.err_category.value,
+        "err_source": result.err_source,
         "err_message": message,
         "agent_started_at": result.agent_started_at,
         "may_have_run": result.agent_started_at is not None,

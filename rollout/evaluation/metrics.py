@@ -135,7 +135,8 @@ class EvaluationResults:
         n: Attempts for each row.
         attempts: What became of them.
         outcomes: How many attempts had which `AttemptOutcome`; all four are there.
-        error_categories: How many failed attempts had which category.
+        error_categories: How many failed attempts had which category; those that the model's
+            endpoint failed are counted apart, as `rollout.types.MODEL_ENDPOINT`.
         pass_rate: Passed attempts out of the counted ones, see
             `rollout.evaluation.intervals.cluster_rate`.
         mean_reward: Mean over the attempts that have a reward, see
@@ -309,7 +310,7 @@ class _Tally:
         self._take_duration(record)
         self._take_tokens(record)
         if record.failed:
-            self.categories[record.err_category or UNNAMED_CATEGORY] += 1
+            self.categories[record.reason or UNNAMED_CATEGORY] += 1
         elif record.removed:
             self.removed += 1
             return

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from rollout.types import MODEL_ENDPOINT
 from rollout.types._fields import count, instance_of, optional, utc_time
 
 __all__ = ["AttemptOutcome", "AttemptRecord"]
@@ -51,6 +52,7 @@ class AttemptRecord:
         removed: Whether it ended as a success whose sample is marked for removal.
         err_category: A `rollout.types.RolloutErrorCategory`; ``unreachable`` or ``protocol``
             with the outcome `error`; ``None`` for a success.
+        err_source: Whose failure it was, where the server knows; see `RolloutResultResponse`.
         err_message: What went wrong, for people.
         submitted_at: When the request was made (wall clock, UTC).
         agent_started_at: When the agent started, as the server says.
@@ -79,6 +81,7 @@ class AttemptRecord:
     passed: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
     removed: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
     err_category: str | None = field(default=None, validator=optional(_text))
+    err_source: str | None = field(default=None, validator=optional(_text))
     err_message: str | None = field(default=None, validator=optional(_text))
     agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
     prompt_tokens: int | None = field(default=None, validator=optional(count))
@@ -104,6 +107,11 @@ class AttemptRecord:
         return self.outcome in {AttemptOutcome.FAILURE, AttemptOutcome.ERROR}
 
     @property
+    def reason(self) -> str | None:
+        """What a failure is counted as: its source where that is known, else its category."""
+        return self.err_source or self.err_category
+
+    @property
     def infrastructure(self) -> bool:
         """Whether it failed for a reason outside of agent and grader.
 
@@ -113,7 +121,7 @@ class AttemptRecord:
         if not self.failed:
             return False
         broken = self.outcome is AttemptOutcome.ERROR and self.may_have_run
-        return broken or self.err_category in {"http_error", "unreachable"}
+        return broken or self.reason in {"http_error", "unreachable", MODEL_ENDPOINT}
 
 
 FIELDS = tuple(attribute.name for attribute in attrs.fields(AttemptRecord))

@@ -184,7 +184,7 @@ class EvaluationRun:
                 message = f"{message[:_LONGEST_MESSAGE]}…"
             raise EvaluationStoppedError(
                 f"{self._breaker.limit} attempts in a row failed for a reason outside of agent "
-                f"and grader, so the run was stopped; the last one: {record.err_category}: "
+                f"and grader, so the run was stopped; the last one: {record.reason}: "
                 f"{message}. When that is mended, resume with retry_failed (--retry-failed)"
             )
 

@@ -30,6 +30,7 @@ from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.folder import ROLLOUTS, SERVER_LOG, locked
 from rollout.evaluation.opening import credentials_of, open_run
 from rollout.evaluation.outputs import summarize
+from rollout.evaluation.preflight import check_endpoint
 from rollout.evaluation.progress import EvaluationProgress
 from rollout.evaluation.run import EvaluationRun
 from rollout.evaluation.serverprocess import server_process
@@ -41,7 +42,11 @@ logger = get_logger(__name__)
 
 @asynccontextmanager
 async def evaluate(
-    config: EvaluationConfig, *, fresh: bool = False, retry_failed: bool = False
+    config: EvaluationConfig,
+    *,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    check_model: bool = False,
 ) -> AsyncGenerator[EvaluationRun, None]:
     """Run an evaluation, or go on with one, for the length of the block.
 
@@ -59,6 +64,7 @@ async def evaluate(
         config: What to run.
         fresh: Move an earlier run in the folder to ``archive/`` and start anew.
         retry_failed: Run attempts again that are on record as failed.
+        check_model: Ask the model for one token before anything is started.
 
     Raises:
         DatasetError: The dataset cannot be read, or a row of it cannot be taken.
@@ -66,7 +72,8 @@ async def evaluate(
         EvaluationDamagedError: A file in the folder is damaged.
         EvaluationLockedError: Another process runs an evaluation there.
         EvaluationStoppedError: The circuit breaker stopped the run, or its server ended.
-        EvaluationError: A key, the folder or the server's application is not usable.
+        EvaluationError: A key, the folder or the server's application is not usable, or the model
+            cannot be asked (`check_model`).
         InvalidFieldError: A URL or a key cannot be used.
 
     Leaving the block early, by cancellation too, cancels what is in flight on the server and
@@ -80,6 +87,8 @@ async def evaluate(
     await trio.to_thread.run_sync(lock.__enter__)
     try:
         opened = await open_run(config, fresh=fresh, retry_failed=retry_failed)
+        if check_model and opened.progress.settled < opened.progress.total:
+            await check_endpoint(config, credentials)
         run = EvaluationRun(config, credentials, opened)
         async with _summarizing(run), AsyncExitStack() as stack:
             if run.complete:

@@ -145,7 +145,7 @@ class Columns:
             "attempt": record.attempt,
             "state": STATES.index(state_of(record)),
             "reward": number(record.reward),
-            "category": self._category(record.err_category),
+            "category": self._category(record.reason),
             "duration": _short(record.duration_sec),
             "tokens_in": number(record.prompt_tokens),
             "tokens_out": number(record.completion_tokens),

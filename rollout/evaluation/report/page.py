@@ -123,7 +123,7 @@ def _record(record: AttemptRecord) -> dict[str, Any]:
         "state": state_of(record),
         "superseded": record.superseded,
         "reward": number(record.reward),
-        "category": record.err_category and clip(record.err_category, 200),
+        "category": record.reason and clip(record.reason, 200),
         "message": record.err_message and clip(record.err_message, _MESSAGE),
         "submitted": record.submitted_at.isoformat(timespec="milliseconds"),
         "started": record.agent_started_at

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from cli.conftest import cli, on_call
@@ -55,9 +57,33 @@ def server(apps: Path) -> Iterator[str]:
         yield url
 
 
+class _Model(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b'{"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def chat() -> Iterator[str]:
+    """The URL of a model that is there."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Model) as serving_model:
+        thread = Thread(target=serving_model.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{serving_model.server_port}/v1"
+        serving_model.shutdown()
+        thread.join()
+
+
 @pytest.fixture
-def files(tmp_path: Path, server: str) -> Files:
-    return Files(tmp_path, server)
+def files(tmp_path: Path, server: str, chat: str) -> Files:
+    return Files(tmp_path, server, chat)
 
 
 @pytest.fixture
@@ -70,9 +96,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def ended(tmp_path_factory: pytest.TempPathFactory, server: str) -> Path:
+def ended(tmp_path_factory: pytest.TempPathFactory, server: str, chat: str) -> Path:
     """The folder of a run of five rows, n = 2: two pass, two do not, and one fails."""
-    files = Files(tmp_path_factory.mktemp("ended"), server)
+    files = Files(tmp_path_factory.mktemp("ended"), server, chat)
     rows = [{}, {"answer": "41"}, {"raise": "\x1b[31mboom"}, {}, {"answer": "41"}]
     done = Cli()("eval", "run", str(files.config(files.rows(*rows), n=2)))
     assert done.exit_code == 0, done.output

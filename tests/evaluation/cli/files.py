@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support import CHAT_URL
-
 
 class Files:
     """Writes the files of an evaluation into a folder.
@@ -17,10 +15,11 @@ class Files:
         output: Where runs go by default.
     """
 
-    def __init__(self, folder: Path, server: str) -> None:
+    def __init__(self, folder: Path, server: str, chat: str) -> None:
         self.folder = folder
         self.output = folder / "out"
         self._server = server
+        self._chat = chat
 
     def rows(self, *scripts: dict[str, Any], name: str = "rows.jsonl") -> Path:
         """A dataset whose prompts tell `support.Script` what to do; all labels are 42."""
@@ -43,7 +42,7 @@ class Files:
             "[server]",
             server,
             "[chat]",
-            f"url = {json.dumps(CHAT_URL)}",
+            f"url = {json.dumps(self._chat)}",
             "[dataset]",
             f"path = {json.dumps(str(rows))}",
             "[run]",

@@ -192,7 +192,7 @@ def test_an_option_replaces_a_value_of_the_config(
     assert "seen" in cli.fails(2, "eval", "run", str(files.config(files.rows({}))), option, value)
     ((config, options),) = seen
     assert getattr(getattr(config, section), name) == expected
-    assert options == {"fresh": False, "retry_failed": False}
+    assert options == {"fresh": False, "retry_failed": False, "check_model": True}
 
 
 def test_paths_of_options_are_relative_to_the_current_folder(
@@ -201,10 +201,10 @@ def test_paths_of_options_are_relative_to_the_current_folder(
     config = files.config(files.rows({}))
     monkeypatch.chdir(tmp_path)
     cli.fails(2, "eval", "run", str(config), "--dataset", "d.csv", "--output", "o", "--fresh",
-              "--retry-failed")  # fmt: skip
+              "--retry-failed", "--no-check")  # fmt: skip
     ((loaded, options),) = seen
     assert (str(loaded.dataset.path), str(loaded.run.output)) == ("d.csv", "o")
-    assert options == {"fresh": True, "retry_failed": True}
+    assert options == {"fresh": True, "retry_failed": True, "check_model": False}
 
 
 def test_each_value_of_the_config_has_its_option():
@@ -578,7 +578,7 @@ def test_keys_stay_out_of_sight(cli, files, on_call):
 
     on_call(EvaluationView, "show", interrupt)
     done = cli(
-        "eval", "run", config, "--llm-api-key-env", "MODEL_KEY",
+        "eval", "run", config, "--llm-api-key-env", "MODEL_KEY", "--no-check",
         "--chat-url", "http://user:password-2@127.0.0.1:9/v1?key=password-3",
         MODEL_KEY="key-of-the-model-1",
     )  # fmt: skip
@@ -586,6 +586,16 @@ def test_keys_stay_out_of_sight(cli, files, on_call):
     assert "key-of-the-model-1" not in done.output
     assert "password-" not in done.output
     assert "--chat-url 'http://***@127.0.0.1:9/v1?***'" in done.stderr
+
+
+def test_a_model_that_is_not_there_begins_no_run(cli, files):
+    config = str(files.config(files.rows({}), app="missing:app"))
+    url = "http://user:password-2@127.0.0.1:9/v1?key=password-3"
+    line = cli.fails(2, "eval", "run", config, "--chat-url", url)
+    assert "the model at http://127.0.0.1:9/v1 cannot be asked from here" in line
+    assert "--no-check" in line
+    assert "password-" not in line
+    assert list(read_records(files.output)) == []
 
 
 def test_arguments_are_remembered_as_they_came():

@@ -97,12 +97,12 @@ def test_report_of_a_run_that_is_not_complete(cli, unfinished):
 
 
 @pytest.fixture
-def other(finished, server, tmp_path):
+def other(finished, server, chat, tmp_path):
     """Another run of the same rows, in which row 1 passes and row 3 does not."""
     config = tmp_path / "other.toml"
     rows = json.loads((finished / "manifest.json").read_text())["dataset"]["path"]
     config.write_text(
-        f'[server]\nurl = "{server}"\n[chat]\nurl = "http://127.0.0.1:9/v1"\nmodel = "other"\n'
+        f'[server]\nurl = "{server}"\n[chat]\nurl = "{chat}"\nmodel = "other"\n'
         f"[dataset]\npath = {json.dumps(rows)}\n[run]\noutput = {json.dumps(str(tmp_path / 'b'))}\n"
         "n = 2\npass_threshold = 0.0\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import httpx
@@ -19,7 +20,8 @@ from evaluation.run.cases import (
     write_rows,
 )
 from evaluation.run.fake import failure, refused, success
-from support import local_backend, make_app, prompt, served
+from integrations.scripted import refuse, say, scripted_endpoint
+from support import CHAT_URL, local_backend, make_app, prompt, served
 
 import rollout.evaluation.attempts
 from rollout.errors import (
@@ -467,3 +469,54 @@ async def test_a_bug_in_reading_rows_is_never_swallowed(tmp_path, server, monkey
     monkeypatch.setattr("rollout.evaluation.datasets.Dataset.rows", rows)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await run_all(config)
+
+
+# --- the model's endpoint ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "model", "message"),
+    [
+        (refuse(401, "bad key"), None, "answered 401: bad key"),
+        (refuse(404, "no such model"), "m", "answered 404: no such model"),
+        (refuse(500, "broken"), "m", "answered 500: broken"),
+        (None, "m", "connect"),
+        (refuse(404, "no such model"), None, None),
+        (refuse(400, "no max_tokens here"), "m", None),
+        (refuse(429, "slow down"), "m", None),
+        (say("Hello"), "m", None),
+    ],
+)
+async def test_the_model_is_asked_before_anything_starts(
+    tmp_path, server, caplog, step, model, message
+):
+    async with scripted_endpoint(step or say("")) as endpoint:
+        chat = {"url": endpoint.url if step else CHAT_URL, "model": model}
+        chat = {name: value for name, value in chat.items() if value is not None}
+        config = config_of(tmp_path, server="http://fake", rows=scripted(1), chat=chat)
+        if message is None:
+            _, records = await run_all(config, check_model=True)
+            assert len(records) == 1
+            await run_all(config, check_model=True)  # nothing is left to do
+        else:
+            with pytest.raises(EvaluationError, match=f"(?s)http://127.*{message}.*--no-check"):
+                await run_all(config, check_model=True)
+            assert server.tries.total() == 0
+    assert len(endpoint.requests) == (0 if step is None else 1)
+    assert ("slow down" in caplog.text) is (message is None and "slow" in (step.error or ""))
+
+
+async def test_a_dead_endpoint_trips_the_breaker_and_is_counted_apart(tmp_path, server):
+    async def end(_):
+        return failure() | {"err_source": "model_endpoint"}
+
+    server.end = end
+    config = config_of(
+        tmp_path, server="http://fake", rows=scripted(30), breaker_failures=3, max_in_flight=1
+    )
+    with pytest.raises(EvaluationStoppedError, match=r"3 attempts in a row.*model_endpoint: "):
+        await run_all(config)
+    records = list(read_records(tmp_path / "out"))
+    assert {(r.err_category, r.err_source) for r in records} == {("agent_error", "model_endpoint")}
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["results"]["error_categories"] == {"model_endpoint": len(records)}
