@@ -84,7 +84,7 @@ class Progress:
     agent_started_at: datetime | None = None
 
     def hear(self, result: RolloutResultResponse) -> None:
-        """Take what a poll or a feed says."""
+        """Keep what a result says of the start."""
         self.agent_started_at = result.agent_started_at
 
 
@@ -130,7 +130,7 @@ class BusyNotice:
     _next_at: float = -math.inf
 
     def put_off(self, rollout_id: str, waited_sec: float, now: float) -> None:
-        """Take that a rollout has been put off once more."""
+        """Log a warning if a rollout has waited for long, and none was logged lately."""
         if waited_sec >= _BUSY_SEC and now >= self._next_at:
             self._next_at = now + _BUSY_SEC
             logger.warning(
