@@ -71,7 +71,7 @@ async def _serve(model: ScriptedModel, bind: str, key: str | None) -> None:
             urls = await nursery.start(
                 partial(
                     hypercorn.trio.serve,
-                    create_chat_app(model, key),
+                    create_chat_app(model, key, vary=True),
                     config,
                     shutdown_trigger=stop.wait,
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import time
+from collections import Counter
 from typing import Any, cast
 
 import trio
@@ -48,15 +49,17 @@ class _ChatApp(QuartTrio):
     request_class = RolloutRequest
 
 
-def create_chat_app(model: ScriptedModel, api_key: str | None) -> QuartTrio:
+def create_chat_app(model: ScriptedModel, api_key: str | None, *, vary: bool = False) -> QuartTrio:
     """Build the endpoint.
 
     Args:
         model: What answers.
         api_key: The bearer key that every request must present; ``None`` asks for none.
+        vary: Whether each repetition of a question without a seed is another draw.
     """
     app = _ChatApp("rollout.demo.chat", static_folder=None)
     numbers = itertools.count(1)
+    asked: Counter[str] = Counter()
     expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     @app.before_request
@@ -82,7 +85,11 @@ def create_chat_app(model: ScriptedModel, api_key: str | None) -> QuartTrio:
         body = _read(data if isinstance(data, bytes) else data.encode())
         question = _question(body)
         await trio.sleep(model.thinking_sec(question))
-        reply = model.answer(question, body.get("seed"))
+        seed = body.get("seed")
+        if seed is None and vary:
+            seed = -asked[question] or None  # the first time as ever
+            asked[question] += 1
+        reply = model.answer(question, seed)
         return _json(_completion(next(numbers), body["messages"], reply))
 
     @app.errorhandler(_Refusal)

@@ -69,6 +69,16 @@ def test_the_seed_of_a_request_decides_about_its_answer():
     assert refused.json()["error"]["param"] == "seed"
 
 
+def test_each_repetition_of_a_question_is_another_draw():
+    with chat("--error-rate", "0.5") as (_, http):
+        answers = [ask(http).json()["choices"][0]["message"]["content"] for _ in range(12)]
+        other = ask(http, "What is 2 + 2?").json()["choices"][0]["message"]["content"]
+    model = ScriptedModel(error_rate=0.5)
+    assert answers[0] == model.answer("What is 6 * 7?")
+    assert len(set(answers)) > 2
+    assert other == model.answer("What is 2 + 2?")
+
+
 def test_asks_for_the_key_that_it_was_given():
     with chat("--api-key-env", "CHAT_KEY", CHAT_KEY="the-key") as (_, http):
         assert ask(http, key="the-key").status_code == 200
