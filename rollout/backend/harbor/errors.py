@@ -7,11 +7,13 @@ each category, and `rollout.backend.harbor.outcomes` reads the category off the 
 from __future__ import annotations
 
 from rollout.errors import RolloutError
-from rollout.types import RolloutErrorCategory
+from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory
 
 __all__ = [
     "CATEGORIES",
+    "SOURCES",
     "GraderAgentError",
+    "GraderEndpointError",
     "GraderHttpError",
     "GraderNotRunError",
     "GraderTimeoutError",
@@ -20,6 +22,7 @@ __all__ = [
     "UnfitTaskError",
     "UserCodeError",
     "WorkflowAgentError",
+    "WorkflowEndpointError",
     "WorkflowHttpError",
     "WorkflowSetupError",
     "WorkflowTimeoutError",
@@ -52,6 +55,10 @@ class WorkflowAgentError(UserCodeError):
     """The workflow raised any other error, or its process ended without a result."""
 
 
+class WorkflowEndpointError(UserCodeError):
+    """The workflow failed as `WorkflowAgentError`, because of the model's endpoint."""
+
+
 class WorkflowSetupError(UserCodeError):
     """The sandbox cannot run the workflow: it lacks a Python or one of its packages."""
 
@@ -70,6 +77,10 @@ class GraderHttpError(UserCodeError):
 
 class GraderAgentError(UserCodeError):
     """The grader raised any other error."""
+
+
+class GraderEndpointError(UserCodeError):
+    """The grader failed as `GraderAgentError`, because of the model's endpoint."""
 
 
 class GraderNotRunError(UserCodeError):
@@ -92,19 +103,35 @@ _GRADER: dict[RolloutErrorCategory, type[UserCodeError]] = {
 CATEGORIES: dict[str, RolloutErrorCategory] = {
     error.__name__: category for table in (_WORKFLOW, _GRADER) for category, error in table.items()
 } | {
+    WorkflowEndpointError.__name__: RolloutErrorCategory.AGENT_ERROR,
+    GraderEndpointError.__name__: RolloutErrorCategory.AGENT_ERROR,
     WorkflowSetupError.__name__: RolloutErrorCategory.AGENT_ERROR,
     GraderNotRunError.__name__: RolloutErrorCategory.AGENT_ERROR,
 }
 """The category of each class, by its name."""
 
 
-def workflow_error(category: RolloutErrorCategory, message: str) -> UserCodeError:
+SOURCES = dict.fromkeys(
+    (WorkflowEndpointError.__name__, GraderEndpointError.__name__), MODEL_ENDPOINT
+)
+"""Whose failure those are that are not the user code's own, by the class's name."""
+
+
+def workflow_error(
+    category: RolloutErrorCategory, message: str, source: str | None = None
+) -> UserCodeError:
     """Make the error of a workflow; categories that no user code has count as agent errors."""
+    if source == MODEL_ENDPOINT and category is RolloutErrorCategory.AGENT_ERROR:
+        return WorkflowEndpointError(message)
     return _WORKFLOW.get(category, WorkflowAgentError)(message)
 
 
-def grader_error(category: RolloutErrorCategory, message: str) -> UserCodeError:
+def grader_error(
+    category: RolloutErrorCategory, message: str, source: str | None = None
+) -> UserCodeError:
     """Make the error of a grader, likewise."""
+    if source == MODEL_ENDPOINT and category is RolloutErrorCategory.AGENT_ERROR:
+        return GraderEndpointError(message)
     return _GRADER.get(category, GraderAgentError)(message)
 
 

@@ -13,6 +13,7 @@ from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
     format_exception,
+    source_of,
 )
 from rollout.backend.harbor.errors import grader_error
 from rollout.backend.harbor.handover import Handover
@@ -66,7 +67,9 @@ async def grade(handover: Handover) -> RolloutSample:
             format_exception(outcome.error, secrets),
         )
         raise grader_error(
-            categorize_exception(outcome.error), describe_exception(outcome.error, secrets)
+            categorize_exception(outcome.error),
+            describe_exception(outcome.error, secrets),
+            source_of(outcome.error),
         )
     graded: RolloutSample = outcome.value
     handover.graded = graded

@@ -14,7 +14,7 @@ from attrs import frozen
 from rollout.codec import MAX_JSON_DEPTH, dump_json, parse_json, structure
 from rollout.errors import InvalidBodyError, InvalidFieldError
 from rollout.jsonfit import fit, utf8
-from rollout.types import RolloutErrorCategory, RolloutSample
+from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory, RolloutSample
 
 __all__ = ["MOST_BYTES", "Handback", "WorkflowFailure", "dump_handback", "read_handback"]
 
@@ -40,11 +40,13 @@ class WorkflowFailure:
     Attributes:
         message: What went wrong, for people.
         category: What went wrong, for programs.
+        source: Whose failure it was, where that is known.
         traceback: Where, for the server's log.
     """
 
     message: str
     category: RolloutErrorCategory = RolloutErrorCategory.AGENT_ERROR
+    source: str | None = None
     traceback: str = ""
 
 
@@ -72,6 +74,7 @@ def dump_handback(handback: Handback) -> bytes:
                 "failure": {
                     "message": failure.message[:_LONGEST_TEXT],
                     "category": failure.category,
+                    "source": failure.source or "",
                     "traceback": failure.traceback[-_LONGEST_TEXT:],
                 }
             }
@@ -153,6 +156,7 @@ def _failure(value: Any) -> WorkflowFailure:
     return WorkflowFailure(
         message=utf8(value["message"])[:_LONGEST_TEXT],
         category=category if category in _USERS else RolloutErrorCategory.AGENT_ERROR,
+        source=MODEL_ENDPOINT if value.get("source") == MODEL_ENDPOINT else None,
         traceback=utf8(value.get("traceback", ""))[:_LONGEST_TEXT],
     )
 

@@ -14,7 +14,7 @@ import attrs
 
 from rollout._redaction import redact
 from rollout.backend.executions import failure
-from rollout.backend.harbor.errors import CATEGORIES
+from rollout.backend.harbor.errors import CATEGORIES, SOURCES
 from rollout.backend.harbor.facts import TrialError, TrialFacts
 from rollout.backend.harbor.opensandbox import is_provider_failure
 from rollout.types import (
@@ -129,7 +129,9 @@ def _failed(error: TrialError, secrets: list[str | None]) -> ExecutionResult:
     text = redact(error.message or error.type, secrets)
     if error.type not in text and error.type not in CATEGORIES:
         text = f"{error.type}: {text}"
-    return failure(text, categorize_trial_error(error))
+    failed = failure(text, categorize_trial_error(error))
+    failed.err_source = SOURCES.get(error.type)
+    return failed
 
 
 def _reward(facts: TrialFacts) -> float | None:

@@ -183,7 +183,8 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
                 handover.plan.request.id,
                 Lines(redact(failure.traceback, secrets)),
             )
-            raise workflow_error(failure.category, redact(failure.message, secrets))
+            message = redact(failure.message, secrets)
+            raise workflow_error(failure.category, message, failure.source)
         for line in handback.dropped:
             logger.warning(
                 "rollout %s: left out of the sample, since it has no JSON form: %s",

@@ -18,6 +18,7 @@ from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
     format_exception,
+    source_of,
 )
 from rollout.backend.harbor.handback import (
     MOST_BYTES,
@@ -99,13 +100,17 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> Handback:
             " (in the sandbox; have agent_options bring it with 'requirements' or 'modules', or "
             "take an image that has it)"
         )
-    return _failed(message, categorize_exception(outcome.error), traceback)
-
-
-def _failed(message: str, category: RolloutErrorCategory, traceback: str = "") -> Handback:
-    return Handback(
-        failure=WorkflowFailure(message=message, category=category, traceback=traceback)
+    failed = WorkflowFailure(
+        message=message,
+        category=categorize_exception(outcome.error),
+        source=source_of(outcome.error),
+        traceback=traceback,
     )
+    return Handback(failure=failed)
+
+
+def _failed(message: str, category: RolloutErrorCategory) -> Handback:
+    return Handback(failure=WorkflowFailure(message=message, category=category))
 
 
 def _checked(value: Any) -> RolloutSample | None:

@@ -68,7 +68,10 @@ def test_no_sample_and_a_failure_come_back(tmp_path):
     path.write_bytes(dump_handback(Handback()))
     assert read_handback(path) == Handback()
     failure = WorkflowFailure(
-        message="m", category=RolloutErrorCategory.HTTP_ERROR, traceback="Traceback"
+        message="m",
+        category=RolloutErrorCategory.HTTP_ERROR,
+        source="model_endpoint",
+        traceback="Traceback",
     )
     path.write_bytes(dump_handback(Handback(failure=failure)))
     assert read_handback(path) == Handback(failure=failure)

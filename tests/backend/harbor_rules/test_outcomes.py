@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollout.backend.harbor.errors import grader_error, workflow_error
 from rollout.backend.harbor.facts import TrialError, TrialFacts, TrialProgress, facts_of
 from rollout.backend.harbor.outcomes import categorize_trial_error, outcome_of
 from rollout.backend.harbor.plan import trial_name
@@ -82,6 +83,25 @@ def test_an_error_of_the_verifier_is_the_graders():
     assert outcome.workflow.status is RolloutStatus.SUCCESS
     assert outcome.result.err_category is RolloutErrorCategory.TIMEOUT
     assert outcome.result.sample.messages == SAMPLE.messages
+
+
+@pytest.mark.parametrize(
+    ("category", "source", "expected"),
+    [
+        ("agent_error", "model_endpoint", "model_endpoint"),
+        ("agent_error", None, None),
+        ("timeout", None, None),
+    ],
+)
+@pytest.mark.parametrize("make", [workflow_error, grader_error])
+def test_a_failure_of_the_models_endpoint_stays_one(make, category, source, expected):
+    raised = make(RolloutErrorCategory(category), "no answer", source)
+    error = TrialError(
+        type=type(raised).__name__, message=str(raised), in_verifier=make is grader_error
+    )
+    result = decide(errors=(error,)).result
+    assert (result.err_category, result.err_source) == (RolloutErrorCategory(category), expected)
+    assert result.err_message == "no answer"
 
 
 def test_a_message_never_shows_the_key():

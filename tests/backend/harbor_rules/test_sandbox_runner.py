@@ -18,6 +18,7 @@ KEY = "sk-hunter2-hunter2"
 FLOWS = """
 import os, subprocess, sys, trio
 from rollout import AgentWorkflow, get_rollout_context
+from rollout.integrations.chat import chat
 
 def mark():
     rollout = get_rollout_context()
@@ -56,6 +57,11 @@ class Surprise(AgentWorkflow):
 class Missing(AgentWorkflow):
     def run(self, ctx):
         import no_such_module
+
+class Dead(AgentWorkflow):
+    async def run(self, ctx):
+        get_rollout_context().chat_completions_url = "http://127.0.0.1:9/v1"
+        await chat(ctx.prompt, model="policy")
 
 class Late(AgentWorkflow):
     def run(self, ctx):
@@ -129,6 +135,7 @@ def test_an_endpoint_without_a_key(home):
         ("flows_in_a_sandbox:Large", "validation_error", "larger than 64 MiB"),
         ("flows_in_a_sandbox:Surprise", "agent_error", "[redacted]"),
         ("flows_in_a_sandbox:Missing", "agent_error", "'no_such_module' (in the sandbox; have"),
+        ("flows_in_a_sandbox:Dead", "agent_error", "connect"),
         ("flows_in_a_sandbox:Late", "timeout", "late"),
         ("flows_in_a_sandbox:Exits", "agent_error", "SystemExit: 3"),
         ("flows_in_a_sandbox:Gone", "validation_error", "no attribute 'Gone'"),
@@ -140,6 +147,7 @@ def test_what_goes_wrong_is_a_result(home, workflow, category, message):
     assert handback.sample is None
     assert handback.failure.category == RolloutErrorCategory(category)
     assert message in handback.failure.message
+    assert handback.failure.source == ("model_endpoint" if workflow.endswith("Dead") else None)
     assert KEY not in done.stderr + (home / "out" / "result.json").read_text()
 
 
