@@ -23,6 +23,7 @@ __all__ = [
     "redact",
     "source_of",
     "summarized",
+    "wants_tracebacks",
 ]
 
 _PROVIDER_ERRORS = frozenset(
@@ -131,7 +132,7 @@ def _cut(text: str) -> str:
     return text[: _LONGEST_MESSAGE - len(_CUT)] + _CUT
 
 
-Summary = Callable[[BaseException], str]
+Summary = Callable[[BaseException, Iterable[str | None]], str]
 _summary: ContextVar[Summary | None] = ContextVar("summary_of_exceptions", default=None)
 
 
@@ -145,11 +146,28 @@ def summarized(summary: Summary) -> Generator[None, None, None]:
         _summary.reset(token)
 
 
-def format_exception(error: BaseException, secrets: Iterable[str | None]) -> Lines:
-    """Format a traceback for the server's own log, without secrets; see `summarized`."""
-    summary = _summary.get()
+def wants_tracebacks() -> bool:
+    """Whether the log gets tracebacks of user code, and no summaries."""
+    return _summary.get() is None
+
+
+def format_exception(
+    error: BaseException, secrets: Iterable[str | None], *, of_user: bool = False
+) -> Lines:
+    """Format a traceback for the server's own log, without secrets.
+
+    Args:
+        error: What was raised.
+        secrets: What must not be in it.
+        of_user: Whether an agent or a grader raised it; see `summarized`.
+    """
+    secrets = list(secrets)
+    summary = _summary.get() if of_user else None
     try:
-        text = "".join(traceback.format_exception(error)) if summary is None else summary(error)
+        if summary is None:
+            text = "".join(traceback.format_exception(error))
+        else:
+            text = summary(error, secrets)
     except BaseException as broken:  # noqa: BLE001 - a user's __str__ or __repr__ may do anything
         text = f"{type(error).__name__} (no traceback: {type(broken).__name__})"
     return Lines(redact(utf8(text).rstrip(), secrets))

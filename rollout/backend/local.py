@@ -359,7 +359,7 @@ def _user_failure(
             "rollout %s: the %s failed\n%s",
             execution.rollout_id,
             phase.name,
-            format_exception(outcome.error, secrets),
+            format_exception(outcome.error, secrets, of_user=True),
         )
     failed = failure(
         describe_exception(outcome.error, secrets), categorize_exception(outcome.error)

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -152,10 +152,10 @@ def command(
         run_async(_serve, server, start, address_fd, quiet)
 
 
-def _summary(error: BaseException) -> str:
+def _summary(error: BaseException, secrets: Iterable[str | None]) -> str:
     """Say what user code raised, and where, for those who have not asked for the traceback."""
     kind = type(error).__name__
-    return f"{kind}: {describe_exception(error)}{last_place(error)}; --verbose says more"
+    return f"{kind}: {describe_exception(error, secrets)}{last_place(error)}; --verbose says more"
 
 
 def _activity(app: RolloutServer) -> Activity:

@@ -64,7 +64,7 @@ async def grade(handover: Handover) -> RolloutSample:
         logger.error(
             "rollout %s: the grader failed\n%s",
             plan.request.id,
-            format_exception(outcome.error, secrets),
+            format_exception(outcome.error, secrets, of_user=True),
         )
         raise grader_error(
             categorize_exception(outcome.error),

@@ -22,6 +22,7 @@ from harbor.agents.base import (  # type: ignore[import-not-found,unused-ignore]
 
 from rollout._logs import Lines, get_logger
 from rollout._redaction import redact
+from rollout.backend.failures import wants_tracebacks
 from rollout.backend.harbor.errors import (
     WorkflowAgentError,
     WorkflowSetupError,
@@ -178,10 +179,11 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
         if handback.failure is not None:
             failure = handback.failure
             secrets = handover.plan.secrets
+            said = failure.traceback if wants_tracebacks() else failure.message
             logger.error(
                 "rollout %s: the workflow failed\n%s",
                 handover.plan.request.id,
-                Lines(redact(failure.traceback, secrets)),
+                Lines(redact(said, secrets)),
             )
             message = redact(failure.message, secrets)
             raise workflow_error(failure.category, message, failure.source)
