@@ -155,8 +155,11 @@ class FrameworkSource(ConversationRecorder):
         await trio.lowlevel.checkpoint()
         with self._lock:
             *others, last = self._histories
-            chat, used = self._with_calls(last.chat)
+            chat, found = self._with_calls(last.chat)
+            used = {call.number for call, _ in found}
             extra: dict[str, Any] = {}
+            if found:
+                extra["reply_details"] = [call.details(choice) for call, choice in found]
             if others:
                 extra["other_runs"] = [each.messages for each in others[-_MOST_OTHERS:]]
             aside = [call for call in self.calls if call.complete and call.number not in used]
@@ -184,11 +187,13 @@ class FrameworkSource(ConversationRecorder):
             return None
         return last.choices[0].messages[0]
 
-    def _with_calls(self, chat: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return a history with what is known of the calls in it, and their numbers."""
+    def _with_calls(
+        self, chat: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[tuple[Call, Choice]]]:
+        """Return a history with what is known of the calls in it, and these calls."""
         open_calls = [call for call in self.calls if call.choices]
         told: list[dict[str, Any]] = []
-        used: list[int] = []
+        used: list[tuple[Call, Choice]] = []
         unstamped = 0
         place = _Place()
         for message in chat:
@@ -201,7 +206,7 @@ class FrameworkSource(ConversationRecorder):
                 continue
             call, choice = found
             open_calls.remove(call)
-            used.append(call.number)
+            used.append(found)
             # What was new in the request went out with it.
             told[unstamped:] = [
                 each

@@ -63,6 +63,8 @@ async def test_an_agent_from_admission_to_reward(kit, workflow):
     assert result.sample.metrics["calls"] == 1
     assert result.sample.metrics["prompt_tokens"] > 0
     assert result.sample.metrics["completion_tokens"] == 3
+    (known,) = result.sample.extra_fields["reply_details"]
+    assert (known["model"], known["usage"]["completion_tokens"]) == ("scripted-1", 3)
     sent = endpoint.requests[0]
     assert (sent.key, sent.body["model"]) == (KEY, "policy")
     assert [(each["role"], words(each["content"])) for each in sent.body["messages"]] == [

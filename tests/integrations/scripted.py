@@ -293,7 +293,8 @@ def _head(status: int, headers: dict[str, str]) -> h11.Response:
 
 def others(sample: Any) -> dict[str, Any]:
     """The extra fields of a recorded sample, but for those that each has."""
-    return {k: v for k, v in sample.extra_fields.items() if k != "message_details"}
+    details = ("message_details", "reply_details")
+    return {k: v for k, v in sample.extra_fields.items() if k not in details}
 
 
 def words(messages: Any) -> int:

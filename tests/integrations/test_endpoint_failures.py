@@ -41,16 +41,20 @@ else:
 every_way = pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
 
 
-async def ended(*steps, run, grader=None, url=None, **options):
+async def ended(*steps, run, grader=None, url=None, plain=False, **options):
     """The result of a rollout whose workflow is *run*."""
 
     class Workflow(AgentWorkflow):
         async def run(self, ctx):
             return await run(ctx)
 
+    class Plain(AgentWorkflow):
+        def run(self, ctx):
+            return run(ctx)
+
     async with (
         scripted_endpoint(*steps) as endpoint,
-        served(make_app(local_backend(Workflow, grader))) as server,
+        served(make_app(local_backend(Plain if plain else Workflow, grader))) as server,
         RolloutClient(url=server) as client,
     ):
         return await client.run_rollout(
@@ -82,6 +86,20 @@ async def test_no_answer_of_the_endpoint(ask, record, url):
         await ask(ctx.prompt, record=record, timeout_sec=0.2)
 
     result = await ended(stall(), run=run, url=url)
+    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
+
+
+@pytest.mark.parametrize("url", [CHAT_URL, None])
+async def test_a_synchronous_client_meets_the_same(url):
+    sdk = pytest.importorskip("rollout.integrations.openai")
+    if "sdk" not in WAYS:
+        pytest.skip("the OpenAI SDK is not installed")
+
+    def run(ctx):
+        client = sdk.sync_rollout_client(max_retries=0)
+        client.chat.completions.create(model="policy", messages=ctx.prompt)
+
+    result = await ended(refuse(401, "no"), run=run, url=url, plain=True)
     assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
 
 
