@@ -22,9 +22,12 @@ from rollout.backend.usercode import Outcome, UserCall
 from rollout.errors import DuplicateRolloutError
 from rollout.types import ExecutionResult, RolloutErrorCategory, RolloutStatus
 
-__all__ = ["Execution", "Executions", "Phase", "Span", "failure"]
+__all__ = ["Execution", "Executions", "Phase", "Slots", "Span", "failure"]
 
 _NOTEWORTHY_QUEUE_SEC = 0.1
+
+_GIVE_UP_SEC = 60.0
+"""For how long to wait while threads past their deadlines hold all slots."""
 
 _PLACES = {
     RolloutStatus.QUEUED: "it waited for a slot",
@@ -106,28 +109,6 @@ class Execution:
             return "cancelled_queued"
         return "cancelled_running"
 
-    async def acquire(self, slots: trio.CapacityLimiter, deadline: float) -> bool:
-        """Wait for a slot; ``False`` when the deadline or a cancel request came first.
-
-        Give it back with ``slots.release_on_behalf_of(execution)``. A slot that is free is
-        taken at once, and others get their turn when it is used.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if not self.cancelled and trio.current_time() < deadline:
-            try:
-                slots.acquire_on_behalf_of_nowait(self)
-            except trio.WouldBlock:
-                pass  # there is a queue
-            else:
-                return True
-        acquired = False
-        with trio.CancelScope(deadline=deadline) as scope:
-            self.enter(scope)
-            await slots.acquire_on_behalf_of(self)
-            acquired = True
-        self.leave()
-        return acquired
-
     async def run(self, call: UserCall, body: Callable[[], Awaitable[Any]]) -> Outcome:
         """Run a call of user code so that `cancel` interrupts it."""
         self.enter(call)
@@ -137,6 +118,11 @@ class Execution:
             self.leave()
         self._last_call = call
         return outcome
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether a thread of its user code goes on past its deadline."""
+        return self._last_call is not None and self._last_call.runs_on
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call *callback* when no thread of its user code runs any more; now, if none does."""
@@ -162,6 +148,64 @@ class Execution:
         }
 
 
+class Slots:
+    """A number of slots, of which threads that do not return may hold some for long.
+
+    Args:
+        total: How many there are; ``None`` for no limit.
+
+    Attributes:
+        limiter: Who has one.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        self.limiter = trio.CapacityLimiter(total or math.inf)
+        self._held_by_threads = 0
+        self._give_up_at = math.inf
+        self._waiting: dict[trio.CancelScope, float] = {}
+
+    async def acquire(self, execution: Execution, deadline: float) -> bool:
+        """Wait for a slot, which `release` gives back; ``False`` when something else came first.
+
+        That is the deadline, a cancel request, or a minute in which threads past their deadlines
+        held all slots. A slot that is free is taken at once, and others get their turn when it is
+        used.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not execution.cancelled and trio.current_time() < deadline:
+            try:
+                self.limiter.acquire_on_behalf_of_nowait(execution)
+            except trio.WouldBlock:
+                pass  # there is a queue
+            else:
+                return True
+        acquired = False
+        with trio.CancelScope(deadline=min(deadline, self._give_up_at)) as scope:
+            self._waiting[scope] = deadline
+            execution.enter(scope)
+            try:
+                await self.limiter.acquire_on_behalf_of(execution)
+            finally:
+                del self._waiting[scope]
+            acquired = True
+        execution.leave()
+        return acquired
+
+    def release(self, execution: Execution) -> None:
+        """Give a slot back, once no thread of the execution runs any more."""
+        if execution.runs_on:
+            self._count_threads(1)
+            execution.when_ended(lambda: self._count_threads(-1))
+        execution.when_ended(partial(self.limiter.release_on_behalf_of, execution))
+
+    def _count_threads(self, more: int) -> None:
+        self._held_by_threads += more
+        all_held = self._held_by_threads >= self.limiter.total_tokens
+        self._give_up_at = trio.current_time() + _GIVE_UP_SEC if all_held else math.inf
+        for scope, deadline in self._waiting.items():
+            scope.deadline = min(deadline, self._give_up_at)
+
+
 class Phase:
     """One phase of an execution, and the rule that says who ended it.
 
@@ -177,6 +221,14 @@ class Phase:
         self.limit = limit
         self.deadline = math.inf if limit is None else since + limit
         self.queued_sec = 0.0
+
+    def no_slot(self) -> ExecutionResult:
+        """Return the result of an execution that got no slot though it had the time."""
+        return failure(
+            f"no slot for the {self.name}: plain functions that went on past their deadlines hold "
+            "all of them; restart the server",
+            RolloutErrorCategory.INTERNAL_ERROR,
+        )
 
     def interruption(self, execution: Execution, now: float) -> ExecutionResult | None:
         """Say whether it was ended from outside: by deadline or cancel, the earlier.
@@ -219,7 +271,7 @@ class Executions:
             check_whole("max_queue_depth", max_queue_depth, none=True)
         self.max_concurrent = max_concurrent
         self.max_queue_depth = max_queue_depth
-        self.slots = trio.CapacityLimiter(max_concurrent or math.inf)
+        self.slots = Slots(max_concurrent)
         self.by_id: dict[str, Execution] = {}
 
     def has_capacity(self) -> bool:

@@ -21,7 +21,7 @@ from rollout._logs import get_logger
 from rollout._threads import run_by_size
 from rollout.artifacts import ArtifactStore
 from rollout.backend.copies import deep_copy
-from rollout.backend.executions import Execution, Executions, Phase, failure
+from rollout.backend.executions import Execution, Executions, Phase, Slots, failure
 from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
@@ -117,7 +117,7 @@ class LocalBackend(SlottedBackend):
             )
         )
         self._executions = Executions(workflow_slots, max_queue_depth)
-        self._grader_slots = trio.CapacityLimiter(grader_slots or math.inf)
+        self._grader_slots = Slots(grader_slots)
 
     # --- execution ----------------------------------------------------------------------------
 
@@ -178,18 +178,18 @@ class LocalBackend(SlottedBackend):
                 workflow=failure(problem, RolloutErrorCategory.VALIDATION_ERROR)
             )
         phase = Phase("workflow", request.agent_timeout_sec, execution.submitted_at)
-        acquired = await execution.acquire(self._executions.slots, phase.deadline)
+        acquired = await self._executions.slots.acquire(execution, phase.deadline)
         try:
             phase.queued_sec = trio.current_time() - execution.submitted_at
             ended = phase.interruption(execution, trio.current_time())
+            if ended is None and not acquired:
+                ended = phase.no_slot()
             if ended is not None:
                 return ExecutionOutcome(workflow=ended)
             return await self._run_phases(request, execution, context, phase)
         finally:
             if acquired:
-                execution.when_ended(
-                    partial(self._executions.slots.release_on_behalf_of, execution)
-                )
+                self._executions.slots.release(execution)
 
     async def _run_phases(
         self,
@@ -207,15 +207,19 @@ class LocalBackend(SlottedBackend):
             return ExecutionOutcome(workflow=workflow)
         execution.status = RolloutStatus.GRADING
         context.report_status(RolloutStatus.GRADING)
-        acquired = await execution.acquire(self._grader_slots, math.inf)
+        acquired = await self._grader_slots.acquire(execution, math.inf)
         try:
             execution.grader_at.since = trio.current_time()
             phase = Phase("grader", request.grader_timeout_sec, execution.grader_at.since)
-            grader = await self._run_grader(request, execution, context, phase, workflow.sample)
+            if not acquired and not execution.cancelled:
+                grader = phase.no_slot()
+                grader.sample = workflow.sample
+            else:
+                grader = await self._run_grader(request, execution, context, phase, workflow.sample)
             execution.grader_at.until = trio.current_time()
         finally:
             if acquired:
-                execution.when_ended(partial(self._grader_slots.release_on_behalf_of, execution))
+                self._grader_slots.release(execution)
         return ExecutionOutcome(workflow=workflow, grader=grader)
 
     def _grading_problem(self, request: ExecutionRequest) -> str | None:

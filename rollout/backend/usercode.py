@@ -103,6 +103,11 @@ class UserCall:
         outcome.ended = trio.current_time()
         return outcome
 
+    @property
+    def runs_on(self) -> bool:
+        """Whether `run` left a thread behind that has not ended."""
+        return self._left is not None and not self._left.ended.is_set()
+
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call *callback* when the thread that `run` left behind ends; now, if it left none."""
         if self._left is None or self._left.ended.is_set():

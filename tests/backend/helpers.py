@@ -137,7 +137,7 @@ def assert_nothing_is_left(local: LocalBackend) -> None:
     assert counts(local) == (0, 0)
     assert local.has_capacity()
     assert local._executions.by_id == {}
-    for limiter in (local._executions.slots, local._grader_slots):
-        statistics = limiter.statistics()
+    for slots in (local._executions.slots, local._grader_slots):
+        statistics = slots.limiter.statistics()
         assert statistics.borrowed_tokens == 0
         assert statistics.tasks_waiting == 0

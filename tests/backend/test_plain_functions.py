@@ -290,6 +290,44 @@ async def test_others_get_through_while_a_thread_does_not_return(mock_clock):
     await blocker.wait_ended()
 
 
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("phase", ["workflow", "grader"])
+async def test_a_queue_behind_threads_that_do_not_return_has_an_end(mock_clock, phase, returns):
+    blocker, first, second = Blocker(), [], []
+
+    def grade(ctx):
+        if ctx.label == "x":
+            blocker(ctx)
+        ctx.set_reward(1)
+
+    local = backend(grade=grade, slots=2, grader_slots=1)
+    if phase == "workflow":
+        local = backend(grade=grade, slots=1)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, local, first, grade=True, label="x", grader_timeout_sec=2)
+        await blocker.wait_started()
+        await start(nursery, local, second, rollout_id="s", grade=True, label="y")
+        mock_clock.jump(2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(first) == 1
+        mock_clock.jump(59)
+        await trio.testing.wait_all_tasks_blocked()
+        assert second == []
+        if returns:
+            blocker.go_on.set()
+        else:
+            mock_clock.jump(1)
+    if returns:
+        assert second[0].result.sample.reward == 1
+    else:
+        assert second[0].result.err_category is RolloutErrorCategory.INTERNAL_ERROR
+        assert f"no slot for the {phase}" in second[0].result.err_message
+        third = await execute(local, "t", grade=True, label="y")
+        assert third.result.err_category is RolloutErrorCategory.INTERNAL_ERROR
+    blocker.go_on.set()
+    await blocker.wait_ended()
+
+
 async def test_a_deadline_in_the_queue_starts_no_thread(autojump_clock):
     ran = []
     progress = Progress()

@@ -32,8 +32,8 @@ from rollout.types import RolloutStatus
 def _leak(monkeypatch: pytest.MonkeyPatch, *statuses: RolloutStatus) -> None:
     async def execute(honest, backend, request, execution, context):
         outcome = await honest(backend, request, execution, context)
-        if outcome.result.status in statuses and backend._executions.slots.total_tokens > 1:
-            backend._executions.slots.total_tokens -= 1
+        if outcome.result.status in statuses and backend._executions.slots.limiter.total_tokens > 1:
+            backend._executions.slots.limiter.total_tokens -= 1
         return outcome
 
     wrap(monkeypatch, LocalBackend, "_execute", execute)
@@ -57,7 +57,7 @@ def one_slot_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(honest, backend, **options):
         honest(backend, **options)
-        backend._executions.slots.total_tokens += 1
+        backend._executions.slots.limiter.total_tokens += 1
 
     wrap(monkeypatch, LocalBackend, "__init__", init)
 
@@ -68,7 +68,9 @@ def a_cancel_gives_two_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def cancel_rollouts(honest, backend, *args, **more):
         answer = honest(backend, *args, **more)
-        backend._executions.slots.total_tokens += list(answer.values()).count("cancelled_running")
+        backend._executions.slots.limiter.total_tokens += list(answer.values()).count(
+            "cancelled_running"
+        )
         return answer
 
     wrap(monkeypatch, LocalBackend, "cancel_rollouts", cancel_rollouts)

@@ -302,7 +302,7 @@ class HarborBackend(SlottedBackend):
         context = get_rollout_context() or RolloutContext(rollout_id=request.id)
         trial = TrialExecution(self, request, execution, context, phase)
         try:
-            acquired = await execution.acquire(self._executions.slots, phase.deadline)
+            acquired = await self._executions.slots.acquire(execution, phase.deadline)
         except trio.Cancelled:
             await trial.never_run(execution.interrupted())
             raise
@@ -313,7 +313,7 @@ class HarborBackend(SlottedBackend):
             return await (trial.run() if ended is None else trial.never_run(ended))
         finally:
             if acquired:
-                self._executions.slots.release_on_behalf_of(execution)
+                self._executions.slots.release(execution)
 
 
 def _default_dir() -> Path:
