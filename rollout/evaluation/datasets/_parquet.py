@@ -214,7 +214,8 @@ def _batch_rows(group: Any) -> int:
     A few bytes of a file can stand for many cells of hundreds of megabytes, since a value that
     repeats is kept once.
     """
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, group.total_byte_size)))
+    size: int = group.total_byte_size
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size)))
 
 
 def _rows(

@@ -80,7 +80,7 @@ def label_columns(columns: DatasetColumns) -> tuple[str, ...]:
     says otherwise.
     """
     names = [getattr(columns, role) for role in fields_dict(type(columns))]
-    standard = fields_dict(type(columns))["ground_truth"].default
+    standard: Any = fields_dict(type(columns))["ground_truth"].default
     if columns.ground_truth == standard and _LABEL not in names:
         return standard, _LABEL
     return (columns.ground_truth,) if columns.ground_truth else ()
