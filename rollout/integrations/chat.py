@@ -131,10 +131,13 @@ def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:
     body = parse(response.content)
     answer = read_body(body, "chat")
     if not answer.choices:
-        raise IntegrationError(
+        unusable = IntegrationError(
             redact(f"the model's endpoint answered {status}, but {answer.error}", secrets),
             status_code=status,
         )
+        if not isinstance(body, dict):  # a page of some other server, say
+            mark_error(unusable)
+        raise unusable
     choice = answer.choices[0]
     return ChatReply(
         message=choice.messages[0],

@@ -6,7 +6,7 @@ import httpx
 import pytest
 import trio
 from attrs import evolve
-from integrations.scripted import refuse, say, scripted_endpoint, stall
+from integrations.scripted import Step, refuse, say, scripted_endpoint, stall
 from support import CHAT_URL, fresh_id, local_backend, make_app, served
 
 from rollout import AgentWorkflow, Grader, get_rollout_context
@@ -71,9 +71,11 @@ def seen(result):
 
 
 @every_way
-@pytest.mark.parametrize("record", [True, False])
-@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
-async def test_a_refusal_by_the_endpoint(ask, record, status):
+@pytest.mark.parametrize(
+    ("status", "record"),
+    [(401, True), (403, False), (404, True), (429, False), (500, True), (503, False)],
+)
+async def test_a_refusal_by_the_endpoint(ask, status, record):
     result = await ended(refuse(status, "no"), run=lambda ctx: ask(ctx.prompt, record=record))
     assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
 
@@ -86,6 +88,12 @@ async def test_no_answer_of_the_endpoint(ask, record, url):
         await ask(ctx.prompt, record=record, timeout_sec=0.2)
 
     result = await ended(stall(), run=run, url=url)
+    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
+
+
+async def test_an_endpoint_that_is_none():
+    step = Step(raw=b"<html>Welcome</html>", headers={"content-type": "text/html"})
+    result = await ended(step, run=lambda ctx: chat(ctx.prompt, model="policy"))
     assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
 
 
