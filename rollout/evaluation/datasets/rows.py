@@ -82,7 +82,7 @@ def label_columns(columns: DatasetColumns) -> tuple[str, ...]:
     names = [getattr(columns, role) for role in fields_dict(type(columns))]
     standard: Any = fields_dict(type(columns))["ground_truth"].default
     if columns.ground_truth == standard and _LABEL not in names:
-        return standard, _LABEL
+        return columns.ground_truth, _LABEL
     return (columns.ground_truth,) if columns.ground_truth else ()
 
 
