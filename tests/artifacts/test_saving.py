@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
+from attrs import evolve
+
 from rollout import (
     ExecutionOutcome,
     ExecutionRequest,
     ExecutionResult,
+    RolloutContext,
     RolloutErrorCategory,
     RolloutSample,
     RolloutStatus,
@@ -20,12 +23,15 @@ GRADED = RolloutSample(messages=[*PROMPT, {"role": "assistant", "content": "yes"
 
 
 def finished(workflow, grader=None, **fields):
+    outcome = ExecutionOutcome(workflow=workflow, grader=grader)
+    started = fields.pop("agent_started_at", datetime(2030, 1, 2, tzinfo=UTC))
+    end = RolloutContext(rollout_id="r").settle(outcome)
     return FinishedRollout(
         request=ExecutionRequest(id="r", prompt=PROMPT, label="L"),
-        outcome=ExecutionOutcome(workflow=workflow, grader=grader),
+        outcome=outcome,
+        end=evolve(end, agent_started_at=started),
         **{
             "phase": RolloutStatus.GRADING,
-            "agent_started_at": datetime(2030, 1, 2, tzinfo=UTC),
             "timings": {"agent_sec": 1.23456789, "grader_sec": None},
             **fields,
         },
