@@ -18,6 +18,7 @@ from rollout.client import RolloutClient, RolloutHandle, RolloutHandleCancelled
 from rollout.client.polling import Admission, Poller, SingleAdmitter, admit
 from rollout.errors import RolloutError
 from rollout.rules import SeenState
+from rollout.simulation.bulk_callers import BulkCaller
 from rollout.simulation.workload import Caller, RolloutPlan
 from rollout.simulation.world import SimulatedWorld
 from rollout.types import RolloutInitRequest, RolloutResultResponse
@@ -50,7 +51,12 @@ async def run_workload(
         async with world.client(transport=own) as first, world.client(transport=other) as second:
             with scope:
                 async with trio.open_nursery() as nursery:
+                    bulk = [plan for plan in plans if plan.caller is Caller.BULK]
+                    if bulk:
+                        nursery.start_soon(BulkCaller(world, first, bulk).run)
                     for plan in plans:
+                        if plan.caller is Caller.BULK:
+                            continue
                         nursery.start_soon(_Caller(world, first, second, plan, feed).run)
             if scope.cancelled_caught:
                 world.trace.add("world", "callers-given-up", after_sec=limit_sec)
@@ -136,13 +142,16 @@ class _Caller:
         self.got(await poller.run(), client=2)
 
     async def intrude(self, admission: Admission) -> None:
-        """Poll with a wrong token until the time is up."""
-        response = evolve(admission.response, polling_lease_token=_WRONG_TOKEN)
+        """Poll with a wrong token, and with that of another rollout, until the time is up."""
         wire = self.second._wire  # noqa: SLF001
         over = trio.current_time() + self.plan.caller_sec
-        for _ in range(_MOST_INTRUSIONS):
+        for number in range(_MOST_INTRUSIONS):
             if trio.current_time() >= over:
                 break
+            token = _WRONG_TOKEN
+            if number % 2:
+                token = self.world.transport.token_of_another(self.plan.rollout_id) or token
+            response = evolve(admission.response, polling_lease_token=token)
             self.tell("takes-over", client=2)
             try:
                 answer = await wire.result(response, seen=SeenState(), timeout_sec=40)
@@ -191,13 +200,14 @@ async def _cancel(caller: _Caller) -> None:
     rollout_id = caller.plan.rollout_id
     handle = await caller.handle()
     await trio.sleep(caller.plan.caller_sec)
-    caller.tell("cancels", done=handle.done())
-    try:
-        answer = await caller.client.cancel_rollout(rollout_id)
-    except _EXPECTED_FAILURES as error:
-        caller.tell("cancel-failed", error=type(error).__name__)
-    else:
-        caller.tell("cancel-answered", disposition=answer.dispositions.get(rollout_id))
+    for _ in range(2):
+        caller.tell("cancels", done=handle.done())
+        try:
+            answer = await caller.client.cancel_rollout(rollout_id)
+        except _EXPECTED_FAILURES as error:
+            caller.tell("cancel-failed", error=type(error).__name__)
+        else:
+            caller.tell("cancel-answered", disposition=answer.dispositions.get(rollout_id))
     caller.tell("keeps-polling", polling=not handle.done())
     caller.got(await handle)
 

@@ -10,6 +10,7 @@ from attrs import define
 from rollout.simulation.findings import EPSILON_SEC, Checked, Finding, rank
 from rollout.simulation.lives import Call
 from rollout.simulation.trace import Event
+from rollout.simulation.workload import Caller
 
 __all__ = [
     "check_local_cancel",
@@ -194,7 +195,8 @@ def check_requests_not_replayed(checked: Checked) -> Iterator[Finding]:
                 refused = event.detail.get("status") in turned_down
         asked = len(call.of("cancels"))
         sent = call.of("sent", route="cancel")
-        if len(sent) > asked and checked.plans:
+        plan = checked.plans.get(call.rollout_id)
+        if plan is not None and plan.caller is not Caller.BULK and len(sent) > asked:
             yield Finding(call.rollout_id, "a cancel request was sent again", sent[-1].time)
 
 
@@ -229,17 +231,17 @@ def _check_polls_on(call: Call) -> Iterator[Finding]:
 
 
 def _check_silence(call: Call) -> Iterator[Finding]:
-    """After a handle's cancel(), nothing is sent, and what is under way is given up."""
+    """After a handle's cancel(), or the caller's own end, nothing is sent for it any more."""
     cancelled: Event | None = None
     open_polls: dict[int, Event] = {}
     for event in call.events:
-        if event.what == "handle-cancelled":
+        if event.what in {"handle-cancelled", "vanished"}:
             cancelled = event
         elif event.what == "sent":
             if event.detail["route"] not in _SHARED:
                 open_polls[event.detail["request"]] = event
             if cancelled is not None and (
-                event.time > cancelled.time or event.detail["route"] not in _UNDER_WAY
+                event.time > cancelled.time + EPSILON_SEC or event.detail["route"] not in _UNDER_WAY
             ):
                 message = "a request followed its handle's cancel()"
                 yield Finding(call.rollout_id, message, event.time)
@@ -247,7 +249,7 @@ def _check_silence(call: Call) -> Iterator[Finding]:
             if event.detail["route"] in _SHARED:
                 continue
             open_polls.pop(event.detail["request"], None)
-            if cancelled is not None and event.time > cancelled.time:
+            if cancelled is not None and event.time > cancelled.time + EPSILON_SEC:
                 message = "a request outlived its handle's cancel()"
                 yield Finding(call.rollout_id, message, event.time)
     if cancelled is not None and open_polls:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rollout.simulation.findings import EPSILON_SEC, Checked, Finding
-from rollout.simulation.lives import Life
+from rollout.simulation.lives import Life, is_own_poll, is_own_renewal
 from rollout.simulation.trace import Event
 
 __all__ = ["check_retention", "check_shutdown"]
 
 _TICK_SEC = 1.5
+_BETWEEN_POLLS_SEC = 5.0
+"""How long after its last request a caller counts as one who still reads."""
+
+_SLACK_SEC = 1.0
 _OK = 200
 _INSIDE = {"server", "workflow", "grader"}
 _REFUSALS = {409, 503}
@@ -92,9 +96,14 @@ def check_shutdown(checked: Checked) -> Iterator[Finding]:
         if min(end, history.ends_at) > latest:
             message = f"the shutdown took longer than the {budget:g} s of its budget"
             yield Finding("", message, latest)
-        for life in history.lives:
-            if life.process == process:
-                yield from _check_stages(checked, life, begin.time, end)
+        lives = [life for life in history.lives if life.process == process]
+        for life in lives:
+            yield from _check_stages(checked, life, begin.time, end)
+        crashed = any(
+            event.what == "server-crashed" and event.time == end for event in history.world
+        )
+        if not crashed and not history.paused_sec(begin.time, min(end, history.ends_at)):
+            yield from _check_delivery(checked, lives, begin.time, end)
 
 
 def _check_stages(checked: Checked, life: Life, begin: float, end: float) -> Iterator[Finding]:
@@ -114,13 +123,70 @@ def _check_stages(checked: Checked, life: Life, begin: float, end: float) -> Ite
         yield Finding(life.rollout_id, "was asked to stop within the drain", asked)
     forced = drained + budget.cleanup_sec
     given_up = forced + budget.forced_sec
-    if begin < finished < min(over, given_up - EPSILON_SEC) and not life.expired:
+    gave_up = begin < finished < min(over, given_up) - EPSILON_SEC
+    if gave_up and not life.expired:
         message = "was given up before cleanup and force had had their time"
         yield Finding(life.rollout_id, message, finished)
     if min(finished, life.lost_at) > given_up + slack and end > given_up + slack:
         yield Finding(life.rollout_id, "had no end after all stages", given_up + slack)
     if over > end + EPSILON_SEC and end < given_up - EPSILON_SEC and end < life.lost_at:
         yield Finding(life.rollout_id, "was left behind before its time was up", end)
+
+
+def _check_delivery(
+    checked: Checked, lives: list[Life], begin: float, end: float
+) -> Iterator[Finding]:
+    """The shutdown waits for those who still read, and for nobody else."""
+    budget = checked.options.shutdown
+    given_up = begin + budget.drain_sec + budget.cleanup_sec + budget.forced_sec
+    here = [life for life in lives if life.over_at >= begin or life.time_of("forgotten") > begin]
+    work = [life.over_at for life in here if life.over_at >= begin]
+    ended = min(max(work, default=begin), given_up)
+    latest = ended + budget.delivery_sec
+    last = ended
+    for life in here:
+        if life.time_of("finished") > end or life.time_of("admitted") > begin:
+            continue
+        least, most = _awaited_until(life, checked.history.write_secs, ended, end)
+        last = max(last, min(latest, most))
+        if end < min(latest, least) - EPSILON_SEC:
+            message = "the shutdown did not wait for who still read its result"
+            yield Finding(life.rollout_id, message, end)
+    if last + _SLACK_SEC < end < math.inf:
+        yield Finding("", f"the shutdown waited for nobody since {last:.3f}", end)
+
+
+def _awaited_until(
+    life: Life, write_secs: Mapping[int, float], ended: float, end: float
+) -> tuple[float, float]:
+    """Return until when a shutdown waits for somebody to fetch a result, at least and at most."""
+    least = most = -math.inf
+    feed, held = False, set[int]()
+    for event in life.events:
+        if event.time > end:
+            break
+        detail = event.detail
+        route, later = detail.get("route"), event.time + _BETWEEN_POLLS_SEC
+        if event.what == "admitted" or is_own_poll(event) or is_own_renewal(event):
+            least = most = later
+            if route == "poll":
+                held.add(detail["request"])
+        elif event.what == "server-answered" and route in {"poll", "feed"} and "state" in detail:
+            if "digest" in detail:
+                written = event.time + write_secs.get(detail["request"], 0.0)
+                waits = route == "feed" and written < life.time_of("forgotten")
+                return (written if waits else -math.inf), max(ended, written)
+            least = most = later
+            held.discard(detail["request"])
+        if route == "feed" and detail.get("refused") is False:
+            feed = True
+        elif event.what == "disconnected":
+            most = later  # it may have been answered in that moment
+            feed = feed and route != "feed"
+            held.discard(detail["request"])
+    if feed or held:
+        least = most = math.inf
+    return (-math.inf if life.time_of("forgotten") < end else least), most
 
 
 def _check_outlived(checked: Checked) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
+from rollout.simulation.bulk_checks import check_bulk
 from rollout.simulation.client_checks import (
     check_local_cancel,
     check_requests_not_replayed,
@@ -17,10 +18,13 @@ from rollout.simulation.client_checks import (
     check_seen_statuses,
 )
 from rollout.simulation.end_checks import check_retention, check_shutdown
-from rollout.simulation.feed_checks import check_told
+from rollout.simulation.feed_checks import check_feeds
 from rollout.simulation.findings import Checked, Finding
 from rollout.simulation.lease_checks import check_leases
 from rollout.simulation.lives import History
+from rollout.simulation.phase_checks import check_phases
+from rollout.simulation.poll_checks import check_polls
+from rollout.simulation.request_checks import check_cancel_requests, check_tokens
 from rollout.simulation.server_checks import (
     check_disconnects,
     check_executions,
@@ -43,6 +47,11 @@ INVARIANTS: Mapping[str, str] = {
     "local-cancel": "cancelling a handle sends nothing; cancelling a rollout keeps it polling",
     "retention": "a result stays readable for its time, its id reserved until all is over",
     "shutdown": "every shutdown stage ends within its budget, and nothing outlives the server",
+    "news": "polls and feeds are told at once what they have not seen",
+    "tokens": "a poll or a feed with another token than its lease's is refused",
+    "cancel": "a cancel request is answered by what it meets, and stops a rollout once",
+    "bulk": "run_rollouts keeps its bounds, and cancels what it leaves and nothing else",
+    "deadlines": "what is to end ends: at its deadline or the request to stop, the earlier",
     "disconnect": "a disconnect changes nothing but that client's own response",
 }
 
@@ -56,8 +65,13 @@ _CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
     ("slots", check_slots),
     ("local-cancel", check_local_cancel),
     ("retention", check_retention),
-    ("retention", check_told),
     ("shutdown", check_shutdown),
+    ("news", check_polls),
+    ("news", check_feeds),
+    ("tokens", check_tokens),
+    ("cancel", check_cancel_requests),
+    ("bulk", check_bulk),
+    ("deadlines", check_phases),
     ("disconnect", check_disconnects),
 )
 

@@ -10,7 +10,7 @@ from rollout.simulation.lives import History, Life, is_own_renewal
 
 __all__ = ["check_leases"]
 
-_TICK_SEC = 1.5
+_TICK_SEC = 0.001
 """How much later than its deadline an expiry may be noticed."""
 
 _OK = 200
@@ -29,6 +29,10 @@ def check_leases(checked: Checked) -> Iterator[Finding]:
                 message = f"lost its lease {earliest - ended:.3f} s before its end"
                 yield Finding(life.rollout_id, message, ended)
         latest, contact = _held_at_most(history, life, lease)
+        due = contact + lease
+        late = due + EPSILON_SEC < ended < life.lost_at and not life.expired
+        if late and not history.paused_sec(contact, due - EPSILON_SEC):
+            yield Finding(life.rollout_id, "its result came after its lease had ended", ended)
         if ended > latest and history.ends_at > latest:
             message = f"nobody has polled in time since {contact:.3f}, and its lease has not ended"
             yield Finding(life.rollout_id, message, latest)
@@ -39,6 +43,22 @@ def check_leases(checked: Checked) -> Iterator[Finding]:
         if life.expired:
             yield from _check_final(life, ended)
         yield from _check_renewals(life, ended)
+    yield from _check_together(history)
+
+
+def _check_together(history: History) -> Iterator[Finding]:
+    """Leases that one request renewed end together: no agent starts in a slot of another one."""
+    groups: dict[tuple[int, int], list[Life]] = {}
+    for life in history.lives:
+        if life.expired:
+            groups.setdefault((life.process, life.renewed_by), []).append(life)
+    for lives in groups.values():
+        first = min(life.time_of("finished") for life in lives)
+        for life in lives:
+            began = life.time_of("workflow-started")
+            if first < began < math.inf:
+                message = "its agent began when leases of the same request had ended"
+                yield Finding(life.rollout_id, message, began)
 
 
 def _check_final(life: Life, ended: float) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ class Life:
         answers: Among them, the polls that the server answered with a state.
         contacts: When its caller showed itself before the end: its admission, every poll with
             its token that arrived, and every renewal by a request about a feed that arrived.
+        renewed_by: The latest request that renewed its lease, or admitted it.
         lost_at: When its process was gone with it, if it was.
         closed_at: When the shutdown of its process was over, if it was; from then on the
             process waits for nothing but what ignores its end.
@@ -37,6 +38,7 @@ class Life:
     events: list[Event] = field(factory=list)
     answers: list[Event] = field(factory=list)
     contacts: list[float] = field(factory=list)
+    renewed_by: int = 0
     lost_at: float = math.inf
     closed_at: float = math.inf
     _by_kind: dict[str, list[Event]] = field(factory=dict)
@@ -51,12 +53,14 @@ class Life:
                 self.answers.append(event)
         elif is_own_renewal(event):
             self._to_be_renewed = True
+            self.renewed_by = event.detail["request"]
         elif event.what == "lease-renewed" and self._to_be_renewed:
             self._to_be_renewed = False
             if "finished" not in self._by_kind:
                 self.contacts.append(event.time)
         elif (event.what == "admitted" or is_own_poll(event)) and "finished" not in self._by_kind:
             self.contacts.append(event.time)
+            self.renewed_by = event.detail.get("request", self.renewed_by)
 
     def all(self, what: str) -> Sequence[Event]:
         """Return the events of a kind, in order."""
@@ -77,6 +81,11 @@ class Life:
         """Whether the end of its lease ended it."""
         finished = self.first("finished")
         return finished is not None and finished.detail.get("category") == "lease_expired"
+
+    @property
+    def grading(self) -> bool:
+        """Whether it came as far as its grading, even if its grader never began."""
+        return any(event.detail["status"] == "grading" for event in self.all("status"))
 
     @property
     def over_at(self) -> float:
@@ -143,6 +152,7 @@ class History:
     calls: list[Call] = field(factory=list)
     world: list[Event] = field(factory=list)
     cancels: list[tuple[int, Event]] = field(factory=list)
+    _asking: dict[tuple[int, str], int] = field(factory=dict)
 
     @classmethod
     def of(cls, trace: Trace) -> History:
@@ -162,6 +172,15 @@ class History:
         return [
             (event.time, event.detail["seconds"]) for event in self.world if event.what == "paused"
         ]
+
+    @cached_property
+    def write_secs(self) -> dict[int, float]:
+        """How long each write of a feed takes, by the request that opened it."""
+        return {
+            event.detail["request"]: event.detail["write_sec"]
+            for event in self.trace
+            if "write_sec" in event.detail
+        }
 
     def paused_sec(self, since: float, until: float) -> float:
         """Return for how long everything stood still around a span of time, at the most."""
@@ -215,8 +234,10 @@ class History:
         if event.what == "admitted":
             if key in lives:
                 earlier[key] = lives[key]
-            lives[key] = Life(*key)
+            lives[key] = Life(*key, renewed_by=self._asking.get(key, 0))
             self.lives.append(lives[key])
+        elif event.what == "arrived" and event.detail["route"] in {"admit", "batch"}:
+            self._asking[key] = event.detail["request"]
         elif event.what == "arrived" and event.detail["route"] == "cancel":
             self.cancels.append((key[0], event))
         if event.detail.get("earlier") and key in earlier:

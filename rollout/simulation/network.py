@@ -25,12 +25,13 @@ from rollout.simulation.news import FeedDelivery, news_of
 from rollout.simulation.server import Exchange, SimulatedServer
 from rollout.simulation.streams import TRICKLES, SimulatedStream
 from rollout.simulation.trace import Trace
-from rollout.types import POLLING_LEASE_HEADER
+from rollout.types import POLLING_LEASE_HEADER, SEEN_STATE_HEADER
 
 __all__ = ["SimulatedTransport"]
 
 _FOREIGN = b'{"rollout_id":"somebody-elses","status":"running"}'
 _NOTHING: Mapping[str, dict[str, Any]] = {}
+_NO_SEEN: Mapping[str, str | None] = {}
 _GATEWAY_BODIES = {
     "json": (b'{"detail":"upstream"}', "application/json"),
     "html": (b"<html><body><h1>Bad gateway</h1></body></html>", "text/html"),
@@ -48,6 +49,7 @@ class _Request:
         rollout_id: Which rollout it is about, if it is about one.
         token: Its lease token, empty without one.
         many: For a request about many rollouts, which, with the lease token of each.
+        seen: What the client says to have seen of each rollout.
         feed: The token of the feed that it names, empty without one.
         arrived_at: When it reached the server.
     """
@@ -60,6 +62,7 @@ class _Request:
     token: str
     many: dict[str, str] | None = None
     feed: str = ""
+    seen: Mapping[str, str | None] = _NO_SEEN
     arrived_at: float = 0.0
 
     @property
@@ -79,6 +82,7 @@ class _Memory:
         admissions: How many admissions of each id there were.
         feeds: Which rollouts are attached to each open feed, by its token, and for each of
             them which admission of its id it comes from.
+        opened_by: The request that opened each of those feeds, by its token.
         ended: When a feed told the end of a rollout, by its token and the id.
     """
 
@@ -87,6 +91,7 @@ class _Memory:
     polled: dict[str, bytes] = field(factory=dict)
     admissions: Counter[str] = field(factory=Counter)
     feeds: dict[str, dict[str, int]] = field(factory=dict)
+    opened_by: dict[str, int] = field(factory=dict)
     ended: dict[tuple[str, str], float] = field(factory=dict)
 
     def lease(self, request: _Request, rollout_id: str) -> str:
@@ -174,6 +179,11 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self.feed = False
         self._memory = _Memory()
 
+    def token_of_another(self, rollout_id: str) -> str | None:
+        """Return the lease token of the latest rollout that is another one, if there is any."""
+        others = (token for name, token in self._memory.tokens.items() if name != rollout_id)
+        return next(reversed([*others]), None)
+
     def of_another_client(self) -> Self:
         """Return the same network, as another client process is connected to it."""
         other = copy.copy(self)
@@ -231,10 +241,9 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
 
     def _stream(self, this: _Request, fate: Fate, exchange: Exchange) -> SimulatedStream:
         """Record that a request for a feed arrives, and return the answer that begins."""
-        delivery = FeedDelivery(self._memory, this.many or {}, exchange)
+        delivery = FeedDelivery(self._memory, this.many or {}, exchange, this.number)
         number = self.server.number
-        leases = {about: {"lease": self._memory.lease(this, about)} for about in this.about}
-        self._record("network", "arrived", this, leases, lease="", process=number)
+        self._record_arrival(this, number)
 
         def written(chunk: bytes) -> None:
             for about, news in delivery.written(chunk):
@@ -245,8 +254,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
                 self._one("client", what, this, about, **news)
 
         def gone() -> None:
-            delivery.close()
-            self._record("network", "disconnected", this, process=number)
+            for about in dict.fromkeys((*this.about, *delivery.close())):
+                self._one("network", "disconnected", this, about, process=number)
 
         def ended(how: str) -> None:
             what = "gave-up" if how == "closed" else "failed"
@@ -289,8 +298,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("connection refused", request=this.raw)
         this.arrived_at = trio.current_time()
         number = self.server.number
-        leases = {about: {"lease": self._memory.lease(this, about)} for about in this.about}
-        self._record("network", "arrived", this, leases, lease="", process=number)
+        self._record_arrival(this, number)
         try:
             await self._wait(this, fate, exchange)
         finally:
@@ -298,7 +306,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
                 self._record("network", "disconnected", this, process=number)
             exchange.disconnect()
         news = news_of(exchange.status, exchange.body)
-        each = _outcomes(this, exchange.status, exchange.body)
+        each = _outcomes(this, exchange.status, exchange.body, self._memory.opened_by)
         self._record(
             "network", "server-answered", this, each, status=exchange.status, process=number, **news
         )
@@ -327,6 +335,14 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         await exchange.over.wait()
         if not exchange.complete:
             raise httpx.RemoteProtocolError("the server process is gone", request=this.raw)
+
+    def _record_arrival(self, this: _Request, process: int) -> None:
+        each: dict[str, dict[str, Any]] = {}
+        for about in this.about:
+            each[about] = {"lease": self._memory.lease(this, about)}
+            if about in this.seen:
+                each[about]["seen"] = this.seen[about]
+        self._record("network", "arrived", this, each, lease="", process=process)
 
     def _record(
         self,
@@ -358,6 +374,7 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
     route, rollout_id = Route.OTHER, ""
     many: dict[str, str] | None = None
     feed = ""
+    seen = _NO_SEEN
     if parts == ["health"]:
         route = Route.HEALTH
     elif parts == ["rollout", "cancel"]:
@@ -367,6 +384,7 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
         route, rollout_id = Route.ADMIT, json.loads(body)["rollout_id"]
     elif len(parts) == 3:  # noqa: PLR2004 - rollout, id, result
         route, rollout_id = Route.POLL, parts[1]
+        seen = {rollout_id: request.headers.get(SEEN_STATE_HEADER)}
     elif parts == ["rollouts"]:
         content = json.loads(body)
         route, feed = Route.BATCH, content.get("feed") or ""
@@ -375,22 +393,33 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
         leases = json.loads(body)["leases"]
         route = Route.FEED
         many = {lease["rollout_id"]: lease["polling_lease_token"] for lease in leases}
+        seen = {lease["rollout_id"]: lease["seen"] for lease in leases}
     elif parts == ["rollouts", "renew"]:
         route, feed = Route.RENEW, json.loads(body)["feed"] or ""
     token = request.headers.get(POLLING_LEASE_HEADER, "")
-    return _Request(request, body, number, route, rollout_id, token, many, feed)
+    return _Request(request, body, number, route, rollout_id, token, many, feed, seen)
 
 
-def _outcomes(this: _Request, status: int, body: bytes) -> dict[str, dict[str, Any]]:
-    """Pick the status of each rollout out of the answer to a batch, if it can be read."""
-    if this.route is not Route.BATCH or status != httpx.codes.OK:
+def _outcomes(
+    this: _Request, status: int, body: bytes, opened_by: Mapping[str, int] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Pick what became of each rollout out of the answer to a batch or a cancel request.
+
+    For a batch that is its status, and which feed reports it from then on, if one does.
+    """
+    if this.route not in {Route.BATCH, Route.CANCEL} or status != httpx.codes.OK:
         return {}
     try:
-        outcomes = json.loads(body)["outcomes"]
+        answer = json.loads(body)
+        if this.route is Route.CANCEL:
+            return {this.rollout_id: {"dispositions": answer["dispositions"]}}
+        outcomes = answer["outcomes"]
     except (ValueError, KeyError):
         return {}
+    feed = (opened_by or {}).get(this.feed) if answer["attached"] else None
+    more = {} if feed is None else {"feed": feed}
     return {
-        rollout_id: {"status": outcome["status_code"]}
+        rollout_id: {"status": outcome["status_code"], **more}
         for rollout_id, outcome in zip(this.many or (), outcomes, strict=True)
     }
 

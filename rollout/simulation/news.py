@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import httpx
@@ -44,9 +44,11 @@ class Attachments(Protocol):
 
     Attributes:
         feeds: Which rollouts are attached to each open feed, by its token.
+        opened_by: The request that opened each of those feeds, by its token.
     """
 
     feeds: dict[str, dict[str, int]]
+    opened_by: dict[str, int]
 
     def attach(self, feed: str, rollout_id: str) -> None:
         """Note that a rollout is attached to a feed, and to no other one."""
@@ -67,11 +69,13 @@ class FeedDelivery:
         attachments: What is attached to which feed.
         claimed: The rollouts that the feed was opened for.
         exchange: Its request.
+        request: The number of its request.
     """
 
     attachments: Attachments
     claimed: Mapping[str, str]
     exchange: Exchange
+    request: int
     _token: str = ""
     _rest: bytes = b""
 
@@ -84,14 +88,10 @@ class FeedDelivery:
         for line in chunk.splitlines():
             content = json.loads(line) if line else {}
             if "feed" in content:
-                self._token = content["feed"]
-                self.attachments.feeds[self._token] = {}
-                for rollout_id in self.claimed:
-                    refused = rollout_id in content["refused"]
-                    if not refused:
-                        self.attachments.attach(self._token, rollout_id)
-                    news = {"status": status, "refused": refused}
-                    yield rollout_id, news | {"write_sec": self.exchange.write_sec}
+                yield from self._opened(content)
+            elif "taken_over" in content:
+                for rollout_id in content["taken_over"]:
+                    yield rollout_id, {"status": status, "taken_over": True}
             elif "rollout_id" in content:
                 rollout_id = content["rollout_id"]
                 news = news_of(status, line)
@@ -100,6 +100,17 @@ class FeedDelivery:
                 if "digest" in news:
                     self.attachments.detach(self._token, rollout_id)
                 yield rollout_id, {"status": status, **news}
+
+    def _opened(self, hello: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        self._token = hello["feed"]
+        self.attachments.feeds[self._token] = {}
+        self.attachments.opened_by[self._token] = self.request
+        for rollout_id in self.claimed:
+            refused = rollout_id in hello["refused"]
+            if not refused:
+                self.attachments.attach(self._token, rollout_id)
+            news = {"status": self.exchange.status, "refused": refused}
+            yield rollout_id, news | {"write_sec": self.exchange.write_sec}
 
     def arrived(self, chunk: bytes) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Say what a client is told, and of which rollout."""
@@ -117,6 +128,7 @@ class FeedDelivery:
             elif "rollout_id" in content:
                 yield "told", content["rollout_id"], {"status": status, **news_of(status, line)}
 
-    def close(self) -> None:
-        """Forget the feed, since its connection is gone."""
-        self.attachments.feeds.pop(self._token, None)
+    def close(self) -> Iterable[str]:
+        """Forget the feed, since its connection is gone; return what was attached to it."""
+        self.attachments.opened_by.pop(self._token, None)
+        return self.attachments.feeds.pop(self._token, {})

@@ -240,6 +240,7 @@ def _draw_options(draw: random.Random) -> ServerOptions:
     return ServerOptions(
         max_concurrent=draw.choice((1, 2, 4, 4, 8, None)),
         max_queue_depth=draw.choice((None, None, 1, 5)),
+        max_graders=draw.choice((None, None, 1, 2)),
         result_wait_timeout_sec=wait,
         polling_lease_timeout_sec=lease,
         result_retention_sec=draw.choice((0.0, 5.0, 60.0, 900.0)),

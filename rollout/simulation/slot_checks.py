@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from attrs import define, field
 
 from rollout.simulation.findings import EPSILON_SEC, Checked, Finding
+from rollout.simulation.lives import History, Life
 from rollout.simulation.trace import Event
-from rollout.simulation.workload import longest_work_sec
+from rollout.simulation.workload import Course, RolloutPlan, longest_swallow_sec
 
 __all__ = ["check_slots"]
 
@@ -25,7 +26,8 @@ def check_slots(checked: Checked) -> Iterator[Finding]:
     options = checked.options
     limit = math.inf if options.max_concurrent is None else options.max_concurrent
     depth = math.inf if options.max_queue_depth is None else options.max_queue_depth
-    there = _Occupancy(limit, limit + depth)
+    graders = math.inf if options.max_graders is None else options.max_graders
+    there = _Occupancy(limit, limit + depth, graders)
     since = -math.inf
     for event in checked.history.trace:
         if event.time > since + EPSILON_SEC:
@@ -36,7 +38,7 @@ def check_slots(checked: Checked) -> Iterator[Finding]:
         elif event.what == "paused":  # who was about to take a slot does so after it
             since = event.time + event.detail["seconds"]
         elif event.what in {"server-crashed", "server-up", "server-gone"}:
-            there = _Occupancy(limit, limit + depth, event.detail["process"])
+            there = _Occupancy(limit, limit + depth, graders, event.detail["process"])
 
 
 def _check_work(checked: Checked) -> Iterator[Finding]:
@@ -44,15 +46,25 @@ def _check_work(checked: Checked) -> Iterator[Finding]:
     history = checked.history
     for life in history.lives:
         plan = checked.plans.get(life.rollout_id)
-        began = life.time_of("workflow-started")
-        if plan is None or began == math.inf:
-            continue
-        until = history.delayed(began, began + longest_work_sec(plan) + EPSILON_SEC)
-        if life.over_at > until and history.ends_at > until:
+        until = math.inf if plan is None else _held_until(history, life, plan)
+        if until < min(life.over_at, history.ends_at):
             yield Finding(life.rollout_id, "held its slot for longer than its work took", until)
     for event in history.world:
         if event.what == "callers-given-up":
             yield Finding("", "callers still waited long after all work was over", event.time)
+
+
+def _held_until(history: History, life: Life, plan: RolloutPlan) -> float:
+    """Return by when the slot is free: after the code that runs, unless a grader is to follow."""
+    graded = life.time_of("grader-started")
+    if graded < math.inf:
+        began, course, work_sec = graded, plan.grader, plan.grader_sec
+    elif life.grading:
+        return math.inf
+    else:
+        began, course, work_sec = life.time_of("workflow-started"), plan.agent, plan.agent_sec
+    longest = work_sec + (longest_swallow_sec(work_sec) if course is Course.SWALLOW else 0.0)
+    return history.delayed(began, began + longest + EPSILON_SEC)
 
 
 @define
@@ -62,10 +74,13 @@ class _Occupancy:
     Attributes:
         limit: How many slots there are.
         room: How many rollouts may be admitted at a time.
+        graders: How many graders may run at a time.
         process: Which process it is.
         admitted: Whose execution has not ended.
         waiting: Among them, whose workflow has not started.
         working: Who has a slot: the workflow has started, and not all has ended.
+        grading: Who waits for a place among the graders.
+        at_grader: Whose grader runs.
         code: How many phases of user code each rollout is in.
         asking: For each admission that is not answered yet, how many were admitted meanwhile
             at the most.
@@ -74,24 +89,29 @@ class _Occupancy:
 
     limit: float
     room: float
+    graders: float
     process: int = 0
     admitted: dict[str, None] = field(factory=dict)
     waiting: dict[str, None] = field(factory=dict)
     working: dict[str, None] = field(factory=dict)
+    grading: dict[str, None] = field(factory=dict)
+    at_grader: dict[str, None] = field(factory=dict)
     code: Counter[str] = field(factory=Counter)
     asking: dict[int, int] = field(factory=dict)
     told: set[str] = field(factory=set)
 
     def waiting_for_nothing(self, now: float) -> Iterator[Finding]:
         """Find those who wait although a slot has been free."""
-        if not self.waiting or len(self.working) >= self.limit:
-            return
-        for rollout_id in self.waiting:
-            if rollout_id not in self.told:
-                self.told.add(rollout_id)
-                free = self.limit - len(self.working)
-                message = f"waits for a slot although {free} of {self.limit} should be free"
-                yield Finding(rollout_id, message, now)
+        for waiting, taken, limit, what in (
+            (self.waiting, self.working, self.limit, "a slot"),
+            (self.grading, self.at_grader, self.graders, "a grader's place"),
+        ):
+            free = limit - len(taken)
+            for rollout_id in waiting if free > 0 else ():
+                if rollout_id not in self.told:
+                    self.told.add(rollout_id)
+                    message = f"waits for {what} although {free} of {limit} should be free"
+                    yield Finding(rollout_id, message, now)
 
     def take(self, event: Event) -> Iterator[Finding]:
         """Take the next event."""
@@ -117,7 +137,20 @@ class _Occupancy:
             return None
         return f"{len(self.code)} slots of {self.limit} are taken: {', '.join(self.code)}"
 
+    def on_status(self, event: Event) -> None:
+        if event.detail["status"] == "grading":
+            self.grading[event.rollout_id] = None
+
+    def on_grader(self, event: Event) -> str | None:
+        self.grading.pop(event.rollout_id, None)
+        self.at_grader[event.rollout_id] = None
+        if len(self.at_grader) > self.graders:
+            return f"{len(self.at_grader)} graders run where {self.graders} may"
+        return self.on_start(event)
+
     def on_end(self, event: Event) -> None:
+        if event.what == "grader-ended":
+            self.at_grader.pop(event.rollout_id, None)
         self.code[event.rollout_id] -= 1
         if self.code[event.rollout_id] <= 0:
             del self.code[event.rollout_id]
@@ -126,6 +159,7 @@ class _Occupancy:
     def on_over(self, event: Event) -> None:
         self.admitted.pop(event.rollout_id, None)
         self.waiting.pop(event.rollout_id, None)
+        self.grading.pop(event.rollout_id, None)
         self._leaves(event.rollout_id)
 
     def _leaves(self, rollout_id: str) -> None:
@@ -149,7 +183,8 @@ class _Occupancy:
 _HANDLERS: dict[str, Callable[[_Occupancy, Event], str | None]] = {
     "admitted": _Occupancy.on_admitted,
     "workflow-started": _Occupancy.on_start,
-    "grader-started": _Occupancy.on_start,
+    "grader-started": _Occupancy.on_grader,
+    "status": _Occupancy.on_status,
     "workflow-ended": _Occupancy.on_end,
     "grader-ended": _Occupancy.on_end,
     "execution-ended": _Occupancy.on_over,

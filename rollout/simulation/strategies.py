@@ -486,6 +486,7 @@ def server_options() -> st.SearchStrategy[ServerOptions]:
         {
             "max_concurrent": st.sampled_from([1, 2, None]),
             "max_queue_depth": st.sampled_from([1, 2, 5]),
+            "max_graders": st.sampled_from([1, 2]),
             "times": _waits_and_leases(),
             "result_retention_sec": st.sampled_from([0.0, 0.001, 5.0, 120.0]),
             "shutdown": st.sampled_from(

@@ -20,7 +20,13 @@ from rollout.backend import LocalBackend
 from rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context
 from rollout.grader import Grader
 from rollout.simulation.trace import Trace
-from rollout.types import AgentWorkflowConfig, ConcurrencyConfig, Messages, RolloutStatus
+from rollout.types import (
+    AgentWorkflowConfig,
+    ConcurrencyConfig,
+    GraderConfig,
+    Messages,
+    RolloutStatus,
+)
 from rollout.types._fields import timeout
 from rollout.workflow import AgentWorkflow
 
@@ -74,6 +80,8 @@ class Caller(StrEnum):
     """Is silent for a while between its admission and its first poll."""
     INTRUDE = "intrude"
     """Polls with a wrong token for a while, and only then with its own."""
+    BULK = "bulk"
+    """Is run together with all others of its kind, by one call that may leave early."""
 
 
 _from_zero = setting(check_number, least=0)
@@ -186,6 +194,7 @@ def draw_workload(generator: random.Random, count: int, *, prefix: str = "r") ->
                     (Caller.PAIR, 1),
                     (Caller.LATE, 1),
                     (Caller.INTRUDE, 1),
+                    (Caller.BULK, 3),
                 ),
             ),
             caller_sec=_duration(generator),
@@ -236,6 +245,7 @@ def simulated_backend(
     *,
     max_concurrent: int | None = 4,
     max_queue_depth: int | None = None,
+    max_graders: int | None = None,
     process: int = 1,
 ) -> LocalBackend:
     """Make a LocalBackend whose workflow and grader do as their `RolloutPlan` says.
@@ -244,6 +254,7 @@ def simulated_backend(
         trace: Where they record when they start and end.
         max_concurrent: Slots; ``None`` for no limit.
         max_queue_depth: How many rollouts may wait for one; ``None`` for no bound.
+        max_graders: How many graders run at a time; ``None`` for no limit but the slots.
         process: Of which server process it is, for the trace.
     """
 
@@ -276,6 +287,9 @@ def simulated_backend(
             name="simulated", concurrency=ConcurrencyConfig(max_concurrent=max_concurrent)
         ),
         grader=SimulatedGrader,
+        grader_config=GraderConfig(
+            name="simulated", concurrency=ConcurrencyConfig(max_concurrent=max_graders)
+        ),
         max_queue_depth=max_queue_depth,
         artifact_root=False,
     )

@@ -27,6 +27,9 @@ __all__ = ["ServerOptions", "SimulatedWorld", "simulated_world"]
 
 SIMULATED_EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 _TICKS_PER_LEASE = 30
+_STEP_SEC = 1e-9
+"""How much time passes with each step of the server: enough for order, too little for checks."""
+
 URL = "http://rollout.invalid"
 
 
@@ -37,6 +40,7 @@ class ServerOptions:
     Attributes:
         max_concurrent: Slots of the backend; ``None`` for no limit.
         max_queue_depth: How many rollouts may wait for one; ``None`` for no bound.
+        max_graders: How many graders run at a time; ``None`` for no limit but the slots.
         result_wait_timeout_sec: As for `create_rollout_server`.
         polling_lease_timeout_sec: As for `create_rollout_server`.
         result_retention_sec: As for `create_rollout_server`.
@@ -45,6 +49,7 @@ class ServerOptions:
 
     max_concurrent: int | None = 4
     max_queue_depth: int | None = None
+    max_graders: int | None = None
     result_wait_timeout_sec: float = 30.0
     polling_lease_timeout_sec: float = 120.0
     result_retention_sec: float = 900.0
@@ -115,6 +120,8 @@ class SimulatedWorld:
 
 
 def _observe(trace: Trace, process: Callable[[], int]) -> Callable[[str, Entry], None]:
+    clock = current_mock_clock()
+
     def observer(what: str, entry: Entry) -> None:
         record = entry.record
         detail: dict[str, Any] = {"process": process(), "status": str(record.status)}
@@ -124,6 +131,7 @@ def _observe(trace: Trace, process: Callable[[], int]) -> Callable[[str, Entry],
         if what == "agent-started":
             detail["at"] = str(record.agent_started_at)
         trace.add("server", what, entry.rollout_id, **detail)
+        clock.jump(_STEP_SEC)
 
     return observer
 
@@ -162,6 +170,7 @@ async def simulated_world(
                 process=number,
                 max_concurrent=options.max_concurrent,
                 max_queue_depth=options.max_queue_depth,
+                max_graders=options.max_graders,
             )
         )
         app = create_rollout_server(

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from server.faults import admit, in_process_http, poll
 from support import CHAT_URL, Script, in_process, local_backend, make_app, prompt
 
 from rollout import AgentWorkflow, ExecutionBackend
@@ -305,3 +306,19 @@ async def test_leaving_by_an_exception_cancels_at_once_and_keeps_it_plain(autoju
         async with app.serving():
             raise KeyError("mine")
     assert caught.group_contains(KeyError)
+
+
+async def test_a_poll_that_got_no_answer_shows_that_its_caller_is_there(autojump_clock):
+    app = make_app()
+    async with in_process_http(app) as http, trio.open_nursery() as nursery:
+        rollout = await admit(http, initial_messages=prompt(sleep=60), grade=False)
+        assert (await poll(http, *rollout))["status"] == "running"
+        await trio.sleep(58)
+        with trio.move_on_after(1):  # its connection is lost
+            await poll(http, *rollout)
+        nursery.start_soon(app.shutdown_stages.run)
+        await trio.sleep(3)
+        assert not app.shutdown_stages._finished.is_set()
+        assert (await poll(http, *rollout))["status"] == "success"
+        await app.shutdown_stages.run()
+        assert trio.current_time() == 62

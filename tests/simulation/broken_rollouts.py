@@ -39,12 +39,12 @@ def admits_a_known_id(monkeypatch: pytest.MonkeyPatch) -> None:
 def completion_overwrites_an_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result of an execution replaces the expiry of its lease."""
 
-    def end(honest, registry, entry, result):
+    def end(honest, registry, entry, *args):
         known = entry.record.result
         if known is not None and known.err_category is RolloutErrorCategory.LEASE_EXPIRED:
             entry.record.result = None
             entry.record.lease.deadline = trio.current_time() + 1e6
-        return honest(registry, entry, result)
+        return honest(registry, entry, *args)
 
     wrap(monkeypatch, RolloutRegistry, "_end", end)
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import trio
 from attrs import frozen
 
 from rollout.simulation import (
@@ -23,9 +24,13 @@ from rollout.simulation import (
     RolloutPlan,
     ScriptedFaults,
     ServerOptions,
+    SimulatedWorld,
     Simulation,
+    check_trace,
+    simulate,
     simulate_workload,
 )
+from rollout.simulation.callers import run_workload
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Run = Callable[[int], Simulation[Any]]
@@ -47,6 +52,42 @@ def written(*plans: RolloutPlan, fates: tuple[Fate, ...] = (), **options: Any) -
     def run(seed: int) -> Simulation[Any]:
         plan = ScriptedFaults(fates)
         return simulate_workload(seed, faults="none", plans=plans, plan=plan, options=server)
+
+    return run
+
+
+def interrupted(
+    act: Callable[[SimulatedWorld], None],
+    *plans: RolloutPlan,
+    after: str,
+    after_sec: float,
+    fates: tuple[Fate, ...] = (),
+    feed: bool = False,
+    **options: Any,
+) -> Run:
+    """A workload in which something happens so long after an event of its first rollout.
+
+    It happens a step of the tasks later for every second seed.
+    """
+    server = ServerOptions(**options)
+
+    def run(seed: int) -> Simulation[Any]:
+        async def scenario(world: SimulatedWorld) -> None:
+            async def interrupt() -> None:
+                await trio.sleep(3)
+                event = world.trace.select(after, rollout_id=plans[0].rollout_id)[0]
+                await trio.sleep_until(event.time + after_sec)
+                for _ in range(seed // 2):
+                    await trio.lowlevel.checkpoint()
+                act(world)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(interrupt)
+                await run_workload(world, plans, limit_sec=1000.0, feed=feed)
+
+        done = simulate(scenario, seed=seed, faults=ScriptedFaults(fates), options=server)
+        violations = check_trace(done.trace, server, plans)
+        return Simulation(seed, list(plans), done.trace, violations)
 
     return run
 

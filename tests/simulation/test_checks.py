@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from simulation.written_traces import (
     CANCELLED,
     HANDLE,
     LONG,
     NOT_FOUND,
     PAUSED,
+    PLAN,
     QUEUED,
     RETRIED,
     RUNNING,
@@ -24,7 +26,7 @@ from simulation.written_traces import (
     violations,
 )
 
-from rollout.simulation import ServerOptions, check_trace
+from rollout.simulation import Course, RolloutPlan, ServerOptions, check_trace
 
 SILENT_TO_THE_END = changed(SILENT, without="910", plus="1021 server forgotten r status=failure")
 GOOD = {
@@ -32,9 +34,9 @@ GOOD = {
     "silent": (SILENT_TO_THE_END, None, (LONG,)),
     "paused": (PAUSED, ServerOptions(result_retention_sec=1e6), (LONG,)),
     "stopped": (STOPPED, None, (LONG,)),
-    "stuck": (STUCK, None, (LONG,)),
+    "stuck": (STUCK, None, (RolloutPlan(rollout_id="another"),)),
     "handle": (HANDLE, None, ()),
-    "cancelled": (CANCELLED, None, ()),
+    "cancelled": (CANCELLED, None, (evolve(PLAN, agent=Course.SWALLOW),)),
     "retried": (RETRIED, None, ()),
 }
 

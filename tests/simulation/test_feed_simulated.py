@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import httpx
 import pytest
 import trio
+from attrs import define
 from cli.harness import Cli
 from simulation.many_seeds import chunks, run_chunks
-from simulation.mutants import Mutant, Patch, Run, wrap
+from simulation.mutants import STOPPING, Mutant, Patch, Run, interrupted, wrap
 
 import rollout.cli.simulate
 import rollout.simulation.run
 from rollout.cli.seeds import run_seed
+from rollout.client.batching import AdmissionBatcher
 from rollout.client.feed import ResultFeed
 from rollout.client.followed import Followed
 from rollout.client.wire import Wire
+from rollout.rules import SeenState
 from rollout.server.feed import Feed, FeedHub
+from rollout.server.registry import RolloutRegistry
 from rollout.simulation import (
+    Caller,
+    Fate,
     Fault,
     FaultLevel,
     RolloutPlan,
+    Route,
+    ServerOptions,
+    Simulation,
     SimulationStats,
     Violation,
     simulate,
@@ -33,7 +43,8 @@ SEEDS = {"none": range(60), "mild": range(100), "harsh": range(140)}
 LEAST_ROLLOUTS = 5_500
 MUTANT_SEEDS = 30
 SLOW = FaultLevel(name="slow", latency_sec=5.0)
-BROKEN = FaultLevel(name="broken", weights={Fault.GATEWAY: 0.9})
+BROKEN = FaultLevel(name="broken", weights={Fault.REFUSED: 0.8})
+SILENT = FaultLevel(name="silent", weights={Fault.SILENCE: 0.3})
 LATE_SEC = 3600.0
 RESTARTING = FaultLevel(name="restarting", restarts=1.0)
 
@@ -170,7 +181,7 @@ def opening_renews_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, FeedHub, "open", open_feed)
 
 
-@mutant("slots", fed(SLOW))
+@mutant("news", fed(SLOW))
 def what_changes_during_a_write_is_told_already(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a write, the state of that moment counts as told, not the one that was written."""
 
@@ -183,7 +194,7 @@ def what_changes_during_a_write_is_told_already(monkeypatch: pytest.MonkeyPatch)
     wrap(monkeypatch, Feed, "sent", sent)
 
 
-@mutant("retention")
+@mutant("news")
 def a_new_feed_says_nothing_of_what_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A feed tells of what happens from now on, and not of what has happened."""
 
@@ -236,6 +247,204 @@ def a_feed_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A feed that fails is opened again and again, whatever has become of the leases."""
     monkeypatch.setattr(Followed, "delay_after", lambda followed, kind, now: 8.0)
     monkeypatch.setattr(Followed, "may_try", lambda followed, now: trio.current_time() < LATE_SEC)
+
+
+@define
+class _Dead:
+    """A client whose feed is cut off after its first renewal, and which is not heard of again."""
+
+    dead: bool = False
+
+    def fate(self, route: Route) -> Fate:
+        """Return the fate of the next request."""
+        if self.dead:
+            return Fate(fault=Fault.REFUSED)
+        self.dead = route is Route.RENEW
+        if route is Route.FEED:
+            return Fate(fault=Fault.LOST_DURING, after_sec=15.0)
+        return Fate()
+
+
+def dead_client(seed: int) -> Simulation[Any]:
+    """Six rollouts of one client, which dies while two of them run."""
+    options = ServerOptions(
+        max_concurrent=2, result_wait_timeout_sec=10.0, polling_lease_timeout_sec=40.0
+    )
+    plans = [RolloutPlan(rollout_id=f"r{n}", agent_sec=500.0) for n in range(6)]
+    plans.append(RolloutPlan(rollout_id="late", arrival_sec=100.0))
+    return simulate_workload(
+        seed, faults="none", plans=plans, plan=_Dead(), options=options, feed=True
+    )
+
+
+@mutant("lease-safety", dead_client)
+def each_lease_is_renewed_at_its_own_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leases of one renewal end one after the other."""
+
+    def renew(honest, registry, entry, _):
+        return honest(registry, entry, trio.current_time())
+
+    wrap(monkeypatch, RolloutRegistry, "renew", renew)
+
+
+@mutant("news", fed("none"))
+def a_feed_tells_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the status is not told."""
+
+    def mark(honest, feed, entry):
+        if entry.record.result is not None:
+            honest(feed, entry)
+
+    wrap(monkeypatch, Feed, "mark", mark)
+
+
+@mutant("news", fed(SILENT))
+def a_feed_does_not_say_what_it_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feed whose rollouts another one has taken over is silent about it."""
+    wrap(monkeypatch, Feed, "_lose", lambda _, feed, entry: feed.detach(entry))
+
+
+@mutant("news", fed(SILENT))
+def two_feeds_tell_of_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feed goes on with what another one has taken over."""
+    attached: dict[object, list[Feed]] = {}
+
+    def attach(honest, feed, entry, seen):
+        entry.feed = None
+        honest(feed, entry, seen)
+        attached.setdefault(entry, []).append(feed)
+
+    def mark(honest, feed, entry):
+        for each in attached.get(entry, [feed]):
+            if entry in each._seen:
+                honest(each, entry)
+
+    wrap(monkeypatch, Feed, "attach", attach)
+    wrap(monkeypatch, Feed, "mark", mark)
+
+
+@mutant("news", fed("none"))
+def a_feed_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a feed has told is news again with the next change."""
+
+    def take(honest, feed):
+        for entry in feed.entries.values():
+            if feed._marked and entry.record.has_news(SeenState()):
+                feed._seen[entry] = SeenState()
+                feed._marked[entry] = None
+        return honest(feed)
+
+    wrap(monkeypatch, Feed, "take", take)
+
+
+@mutant("shutdown", fed(STOPPING))
+def a_feed_that_is_gone_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rollouts stay attached to a feed whose connection is gone."""
+    wrap(monkeypatch, Feed, "close", lambda _, feed: feed.end())
+
+
+def slow_feed(act: float) -> Run:
+    """A shutdown while a feed writes slowly what came of a rollout."""
+    return interrupted(
+        lambda world: world.server.stop(),
+        RolloutPlan(rollout_id="r", agent_sec=20.0, grade=False),
+        after="workflow-started",
+        after_sec=act,
+        fates=(Fate(), Fate(back_sec=2.0)),
+        feed=True,
+    )
+
+
+@mutant("shutdown", slow_feed(19.0))
+def a_shutdown_does_not_wait_for_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a feed counts as one who has not polled for long."""
+
+    def awaited(honest, registry):
+        feeds = {entry: entry.feed for entry in registry._entries.values()}
+        for entry in feeds:
+            entry.feed = None
+        try:
+            return honest(registry)
+        finally:
+            for entry, feed in feeds.items():
+                entry.feed = feed
+
+    wrap(monkeypatch, RolloutRegistry, "awaited", awaited)
+
+
+@mutant("shutdown", slow_feed(19.0))
+def a_result_is_told_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state counts as told as soon as a feed is about to write it."""
+
+    def take(honest, feed):
+        data, taken = honest(feed)
+        feed.sent(taken)
+        return data, []
+
+    wrap(monkeypatch, Feed, "take", take)
+
+
+@define
+class _LateBatch:
+    """Answers batches late."""
+
+    def fate(self, route: Route) -> Fate:
+        """Return the fate of the next request."""
+        return Fate(fault=Fault.LATE, after_sec=5.0) if route is Route.BATCH else Fate()
+
+
+def left_during_its_admission(seed: int) -> Simulation[Any]:
+    """A caller who leaves while the batch with its admission is under way."""
+    plans = [
+        RolloutPlan(rollout_id="keeper", agent_sec=300.0),
+        RolloutPlan(rollout_id="other", arrival_sec=2.0, agent_sec=300.0),
+        RolloutPlan(
+            rollout_id="r", arrival_sec=2.0, agent_sec=300.0, caller=Caller.VANISH, caller_sec=2.0
+        ),
+    ]
+    return simulate_workload(seed, faults="none", plans=plans, plan=_LateBatch(), feed=True)
+
+
+@mutant("local-cancel", left_during_its_admission)
+def who_left_during_an_admission_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a batch brought for a caller who has left stays attached, and is renewed."""
+    wrap(monkeypatch, AdmissionBatcher, "_leave_behind", lambda *_: None)
+
+
+@define
+class _LateRenewal:
+    """Answers each renewal late, and lets nothing through once the feed is cut off."""
+
+    feeds: int = 0
+
+    def fate(self, route: Route) -> Fate:
+        """Return the fate of the next request."""
+        self.feeds += route is Route.FEED
+        if route is Route.RENEW:
+            return Fate(fault=Fault.LATE, after_sec=4.0)
+        if route is Route.FEED and self.feeds == 1:
+            return Fate(fault=Fault.LOST_DURING, after_sec=36.0)
+        return Fate(fault=Fault.GATEWAY) if self.feeds > 1 else Fate()
+
+
+def late_renewals(seed: int) -> Simulation[Any]:
+    """A feed that breaks after a renewal whose answer took long."""
+    options = ServerOptions(result_wait_timeout_sec=30.0, polling_lease_timeout_sec=45.0)
+    plans = [RolloutPlan(rollout_id="r", agent_sec=500.0)]
+    return simulate_workload(
+        seed, faults="none", plans=plans, plan=_LateRenewal(), options=options, feed=True
+    )
+
+
+@mutant("retry-in-lease", late_renewals)
+def a_renewal_counts_from_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is believed to hold from the moment when the answer to a renewal came."""
+    wrap(
+        monkeypatch,
+        Followed,
+        "renewed",
+        lambda honest, followed, _: honest(followed, trio.current_time()),
+    )
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

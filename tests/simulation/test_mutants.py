@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import simulation.broken_answers
+import simulation.broken_bulk
 import simulation.broken_client
+import simulation.broken_phases
 import simulation.broken_rollouts
 import simulation.broken_server  # noqa: F401 - they register their mutants
 from simulation.mutants import MUTANTS, Mutant
