@@ -178,6 +178,14 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "tests/fuzz/run.py", *session.posargs)
 
 
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """List changes of the core that no test notices; arguments are names, as rollout.rules*."""
+    _install(session, "test")
+    session.install("mutmut==3.8.1")
+    session.run("python", "tests/mutation/run.py", *session.posargs)
+
+
 @nox.session(python=_interop_python())
 def bench(session: nox.Session) -> None:
     """Measure against the official package; arguments go to benchmarks/compare.py."""

@@ -16,6 +16,7 @@ from backend.helpers import (
 )
 
 from rollout import AgentWorkflowConfig, LocalBackend, RolloutStatus
+from rollout.backend.executions import Execution, Span
 from rollout.errors import BackendConfigurationError, DuplicateRolloutError
 
 
@@ -51,6 +52,19 @@ async def start(nursery, local, name, results=None, **fields):
 
     nursery.start_soon(run)
     await trio.testing.wait_all_tasks_blocked()
+
+
+def test_timings_count_the_queue_each_phase_and_all():
+    execution = Execution("r", submitted_at=1.0)
+    timings = {"queue_sec": 2.0, "agent_sec": None, "grader_sec": None, "total_sec": 2.0}
+    assert execution.timings(3.0) == timings
+    execution.agent_at = Span(4.0)
+    timings |= {"queue_sec": 3.0, "agent_sec": 5.0, "total_sec": 8.0}
+    assert execution.timings(9.0) == timings
+    execution.agent_at.until = 9.0
+    execution.grader_at = Span(10.0, 12.5)
+    timings |= {"grader_sec": 2.5, "total_sec": 19.0}
+    assert execution.timings(20.0) == timings
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ async def test_a_server_that_only_answers_429_is_spoken_of_now_and_then(autojump
         "60 s",
         "90 s",
     ]
-    assert all("HTTP 429" in text for text in warnings)
+    assert all(text.startswith("rollout r") and "HTTP 429" in text for text in warnings)
+    assert all(text.endswith(" admission_timeout_sec bounds the wait") for text in warnings)
 
 
 async def give_up(client, rollout_id):
