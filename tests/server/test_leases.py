@@ -36,4 +36,5 @@ async def test_an_expired_rollout_reports_lease_expired(autojump_clock):
     assert result is not None
     assert result.status is RolloutStatus.FAILURE
     assert result.err_category is RolloutErrorCategory.LEASE_EXPIRED
+    assert result.err_message == "polling lease expired"
     assert result.agent_started_at is not None
