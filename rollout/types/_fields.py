@@ -178,15 +178,22 @@ def http_url(_: Any, attribute: Attribute[Any], value: Any) -> None:
 
 
 def url_host(url: str) -> tuple[str, int] | None:
-    """Return host and port of an http or https URL; ``None`` for any other text."""
+    """Return host and port of an http or https URL; ``None`` for any other text.
+
+    An IPv6 address keeps its brackets.
+    """
     if any(char <= " " or char in "\x7f\\" for char in url):  # libraries differ in what they mean
         return None
     try:
         parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        usual_port = {"http": 80, "https": 443}[parts.scheme]
+        port = parts.port
     except (ValueError, KeyError):
         return None
-    return (parts.hostname, port) if parts.hostname else None
+    host = parts.hostname
+    if not host:
+        return None
+    return f"[{host}]" if ":" in host else host, usual_port if port is None else port
 
 
 def timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:

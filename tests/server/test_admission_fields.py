@@ -146,12 +146,16 @@ async def test_a_duplicate_is_refused_while_active_and_while_retained(autojump_c
 
 
 async def test_chat_endpoints_can_be_bound_to_hosts():
-    app = make_app(allowed_chat_hosts=["Model.example", "10.0.0.7:9000"])
+    app = make_app(allowed_chat_hosts=["Model.example", "10.0.0.7:9000", "[FD00::1]:8000"])
     async with in_process_http(app) as http:
         for url, status in {
             "https://model.example:1/v1": 202,
             "http://10.0.0.7:9000": 202,
             "http://10.0.0.7": 422,
+            "http://[fd00::1]:8000/v1": 202,
+            "http://[fd00::1]/v1": 422,
+            "http://10.0.0.7:0": 422,
+            "file://model.example:1/v1": 422,
             "http://model.example@other.example/v1": 422,
             "http://other.example/model.example": 422,
         }.items():

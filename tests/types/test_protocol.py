@@ -31,6 +31,8 @@ NO_CHAT_URLS = [
     "chat/v1",
     "file:///etc/passwd",
     "ftp://chat/v1",
+    "ftp://chat:21/v1",
+    "file://chat:80/etc/passwd",
     "http://",
     "http:///v1",
     "https://user:password@/v1",
