@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["is_endpoint_failure", "is_refusal", "mark_error", "mark_response"]
+__all__ = ["endpoint_failure", "is_refusal", "mark_error", "mark_response"]
 
 _MARK = "rollout_endpoint_failure"
 _REFUSALS = frozenset({401, 402, 403, 404, 408, 429})
@@ -37,9 +37,9 @@ def mark_response(response: httpx.Response) -> None:
         response.extensions[_MARK] = True
 
 
-def is_endpoint_failure(error: BaseException) -> bool:
-    """Whether an exception, or one that it came from or holds, is marked."""
-    return any(_is_marked(each) for each in _origins(error))
+def endpoint_failure(error: BaseException) -> BaseException | None:
+    """Return the marked one of an exception and those that it came from or holds."""
+    return next((each for each in _origins(error) if _is_marked(each)), None)
 
 
 def _origins(error: BaseException) -> Iterator[BaseException]:

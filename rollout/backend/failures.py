@@ -10,7 +10,7 @@ from itertools import islice
 
 import trio
 
-from rollout._endpoint_failures import is_endpoint_failure
+from rollout._endpoint_failures import endpoint_failure
 from rollout._logs import Lines
 from rollout._redaction import redact
 from rollout.jsonfit import utf8
@@ -55,7 +55,7 @@ def categorize_exception(error: BaseException) -> RolloutErrorCategory:
 
 def source_of(error: BaseException) -> str | None:
     """Return whose failure an exception is, where that is known."""
-    return MODEL_ENDPOINT if is_endpoint_failure(error) else None
+    return None if endpoint_failure(error) is None else MODEL_ENDPOINT
 
 
 def _categorize_plain(error: BaseException) -> RolloutErrorCategory:
@@ -123,6 +123,9 @@ def _describe_plain(error: BaseException) -> str:
             "; a plain def runs in a worker thread: turn off timeouts that use signals, since "
             "agent_timeout_sec and grader_timeout_sec bound it, or run the code in a process"
         )
+    origin = endpoint_failure(error)
+    if origin is not None and (reason := utf8(_text(origin))) not in text:
+        text = f"{text.removesuffix('.')}: {reason}"  # an SDK says "Connection error." alone
     return text
 
 

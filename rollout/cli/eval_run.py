@@ -57,7 +57,7 @@ class _Remembering(click.Command):
 @click.option(
     "--retry-failed", is_flag=True, help="Run attempts again that are on record as failed."
 )
-@click.option("--no-check", is_flag=True, help="Start without one call of the model first.")
+@click.option("--no-check", is_flag=True, help="Start without a test call of the model.")
 @json_option
 @click.pass_context
 def run(
@@ -208,7 +208,7 @@ async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
 def _broken_off(error: EvaluationError, run: EvaluationRun, plan: _Plan) -> str:
     if isinstance(error, (DatasetError, EvaluationDamagedError)):
         return f"{error}; {_kept(run)}"  # nothing goes on with these
-    return f"{error}; {_kept(run)}; when that is mended, go on with: {plan.resume(run)}"
+    return f"{error}; {_kept(run)}; once fixed, go on with: {plan.resume(run)}"
 
 
 def _output_lost(error: OSError, run: EvaluationRun, plan: _Plan) -> CommandError:

@@ -225,7 +225,7 @@ def keep_attempt(
     Raises:
         EvaluationError: The trajectory cannot be written (a full disk, say).
     """
-    document = _trajectory(config, credentials, attempt, ending.sample)
+    document = _trajectory(config, credentials, attempt, ending)
     name = f"{attempt.row.index}-{attempt.number}-{attempt.retry}.json"
     path = folder / TRAJECTORIES / name
     try:
@@ -307,9 +307,15 @@ def _trajectory(
     config: EvaluationConfig,
     credentials: Credentials,
     attempt: Attempt,
-    sample: RolloutSample | None,
+    ending: Ending,
 ) -> dict[str, Any]:
     """Build the trajectory of an attempt; without a sample it is the prompt."""
+    sample, record = ending.sample, ending.record
+    ended: dict[str, Any] = {"status": record.outcome.value}
+    if record.outcome is not AttemptOutcome.SUCCESS:
+        error = {"category": record.err_category, "message": record.err_message}
+        source = {} if record.err_source is None else {"source": record.err_source}
+        ended |= {"reward": None, "error": error | source}
     messages = attempt.row.initial_messages
     if sample is not None and sample.messages:
         messages = [dict(message) for message in sample.messages]
@@ -320,7 +326,8 @@ def _trajectory(
         sample=sample,
         metadata=attempt.row.metadata,
         secrets=credentials.secrets,
-        extra={
+        extra=ended
+        | {
             "row": attempt.row.index,
             "attempt": attempt.number,
             "retry": attempt.retry,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from rollout._endpoint_failures import is_endpoint_failure
+from rollout._endpoint_failures import endpoint_failure
 from rollout._logs import get_logger
 from rollout._redaction import redact
 from rollout._urls import public_url
@@ -49,9 +49,9 @@ async def check_endpoint(config: EvaluationConfig, credentials: Credentials) -> 
         text = redact(str(error) or type(error).__name__, credentials.secrets)
         if status == _TOO_MANY:
             logger.warning("%s; the run begins all the same", text)
-        elif is_endpoint_failure(error) and (named or status != _NOT_FOUND):
+        elif endpoint_failure(error) is not None and (named or status != _NOT_FOUND):
             raise EvaluationError(
-                f"the model at {public_url(config.chat.url)} cannot be asked from here: {text}. "
-                "Nothing was started; --no-check starts without this call, where only the "
-                "rollout server can reach the model"
+                f"a test call of the model at {public_url(config.chat.url)} failed: {text}. "
+                "Nothing was started; if only the rollout server can reach the model, start "
+                "with --no-check"
             ) from error

@@ -185,7 +185,8 @@ class EvaluationRun:
             raise EvaluationStoppedError(
                 f"{self._breaker.limit} attempts in a row failed for a reason outside of agent "
                 f"and grader, so the run was stopped; the last one: {record.reason}: "
-                f"{message}. When that is mended, resume with retry_failed (--retry-failed)"
+                f"{message.removesuffix('.')}; once fixed, resume with retry_failed "
+                "(--retry-failed)"
             )
 
     # --- tasks --------------------------------------------------------------------------------
@@ -219,7 +220,11 @@ class EvaluationRun:
             try:
                 while True:
                     record = await self._try(client, row, number, place)
-                    await send.send(record)
+                    try:
+                        # The record that trips the breaker is handed over too.
+                        send.send_nowait(record)
+                    except trio.WouldBlock:
+                        await send.send(record)
                     if not record.superseded:
                         return
                     used = self._ledger.setup_retries(*record.key)

@@ -6,6 +6,7 @@ import logging
 from http import HTTPStatus
 from urllib.parse import quote
 
+import httpx
 import pytest
 import trio
 from backend.helpers import (
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout import RolloutStatus, get_rollout_context
+from rollout._endpoint_failures import mark_error
 from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
@@ -177,6 +179,18 @@ DESCRIPTIONS = [
 )
 def test_descriptions(error, text):
     assert describe_exception(error) == text
+
+
+def test_what_an_sdk_hides_of_a_broken_connection_is_said():
+    refused = httpx.ConnectError("all attempts to connect to model:80 failed")
+    error = RuntimeError("Connection error.")
+    error.__cause__ = refused
+    assert describe_exception(error) == "Connection error."
+    mark_error(refused)
+    assert describe_exception(error) == (
+        "Connection error: all attempts to connect to model:80 failed"
+    )
+    assert describe_exception(refused) == "all attempts to connect to model:80 failed"
 
 
 def test_a_long_message_is_cut():

@@ -34,7 +34,7 @@ MAX_FILE = 128 * 1024 * 1024
 _NAMES = 100
 """Characters of the names of fields that are shown as JSON."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-_KNOWN = ("reward", "row", "attempt", "retry")
+_KNOWN = ("status", "reward", "error", "row", "attempt", "retry")
 """What the record says as well."""
 
 _SOURCES = ("system", "user", "agent")

@@ -474,7 +474,7 @@ def test_a_run_that_cannot_keep_what_it_does_says_how_to_go_on(cli, files, monke
     done = cli("eval", "run", config, "--fresh")
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
-    note, command = line.split("; when that is mended, go on with: ")
+    note, command = line.split("; once fixed, go on with: ")
     assert "No space left on device; the run stops" in note
     assert note.endswith("; 2 of 4 attempts have ended and are kept")
     monkeypatch.undo()
@@ -592,7 +592,9 @@ def test_a_model_that_is_not_there_begins_no_run(cli, files):
     config = str(files.config(files.rows({}), app="missing:app"))
     url = "http://user:password-2@127.0.0.1:9/v1?key=password-3"
     line = cli.fails(2, "eval", "run", config, "--chat-url", url)
-    assert "the model at http://127.0.0.1:9/v1 cannot be asked from here" in line
+    assert (
+        "a test call of the model at http://127.0.0.1:9/v1 failed: all attempts to connect" in line
+    )
     assert "--no-check" in line
     assert "password-" not in line
     assert list(read_records(files.output)) == []

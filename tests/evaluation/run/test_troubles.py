@@ -101,8 +101,8 @@ async def test_breaker_stops_a_run_that_only_meets_http_errors(tmp_path, server)
         await run_all(config)
     assert str(caught.value) == (
         "5 attempts in a row failed for a reason outside of agent and grader, so the run was "
-        "stopped; the last one: http_error: it broke. When that is mended, resume with "
-        "retry_failed (--retry-failed)"
+        "stopped; the last one: http_error: it broke; once fixed, resume with retry_failed "
+        "(--retry-failed)"
     )
     recorded = list(read_records(config.run.output))
     assert 5 <= len(recorded) <= 7
@@ -514,9 +514,19 @@ async def test_a_dead_endpoint_trips_the_breaker_and_is_counted_apart(tmp_path, 
     config = config_of(
         tmp_path, server="http://fake", rows=scripted(30), breaker_failures=3, max_in_flight=1
     )
+    handed_over = []
     with pytest.raises(EvaluationStoppedError, match=r"3 attempts in a row.*model_endpoint: "):
-        await run_all(config)
+        async with evaluate(config) as run:
+            handed_over += [record async for record in run]
     records = list(read_records(tmp_path / "out"))
+    assert handed_over == records
+    document = json.loads((tmp_path / "out" / "trajectories" / "0-0-0.json").read_text())
+    assert document["extra"]["status"] == "failure"
+    assert document["extra"]["error"] == {
+        "category": "agent_error",
+        "message": records[0].err_message,
+        "source": "model_endpoint",
+    }
     assert {(r.err_category, r.err_source) for r in records} == {("agent_error", "model_endpoint")}
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert metrics["results"]["error_categories"] == {"model_endpoint": len(records)}
