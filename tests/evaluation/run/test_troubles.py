@@ -519,12 +519,12 @@ async def test_a_dead_endpoint_trips_the_breaker_and_is_counted_apart(tmp_path, 
         async with evaluate(config) as run:
             handed_over += [record async for record in run]
     records = list(read_records(tmp_path / "out"))
-    assert handed_over == records
+    assert keys(handed_over) == keys(records)
     document = json.loads((tmp_path / "out" / "trajectories" / "0-0-0.json").read_text())
     assert document["extra"]["status"] == "failure"
     assert document["extra"]["error"] == {
         "category": "agent_error",
-        "message": records[0].err_message,
+        "message": "it broke",
         "source": "model_endpoint",
     }
     assert {(r.err_category, r.err_source) for r in records} == {("agent_error", "model_endpoint")}
