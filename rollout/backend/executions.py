@@ -316,12 +316,7 @@ class Executions:
         execution = self.by_id.get(rollout_id)
         return None if execution is None else {"status": execution.status}
 
-    def cancel(
-        self,
-        ids: Sequence[str] | None = None,
-        prefix: str | None = None,
-        all: bool = False,
-    ) -> dict[str, str]:
+    def cancel(self, ids: Sequence[str] | None, prefix: str | None, all: bool) -> dict[str, str]:
         """Interrupt matching executions; asking twice changes nothing."""
         if ids is None:
             ids = [

@@ -33,4 +33,4 @@ def may_follow(new: RolloutStatus, old: RolloutStatus) -> bool:
 
 def reached(status: RolloutStatus, milestone: RolloutStatus) -> bool:
     """Whether *status* is *milestone*, comes after it, or is terminal."""
-    return is_terminal(status) or _RANK[status] >= _RANK[milestone]
+    return _RANK[status] >= _RANK[milestone]  # a terminal one has the highest rank

@@ -40,6 +40,24 @@ async def test_polls_follow_each_other_without_a_pause_while_the_server_holds_th
     assert server.times() == [0, 30, 60]
 
 
+async def test_a_poll_may_take_ten_seconds_longer_than_the_wait(autojump_clock):
+    limits = []
+
+    async def note(request):
+        limits.append(request.extensions["timeout"]["read"])
+        return result("success")
+
+    await run(bare_client(FakeServer(admissions=[admitted(wait=20)], polls=[note])))
+    assert limits == [30]
+
+
+@pytest.mark.parametrize("held", [14.5, 15.0])
+async def test_a_poll_that_was_held_for_half_the_wait_is_followed_at_once(autojump_clock, held):
+    server = FakeServer(polls=[after(held, result("queued")), result("success")])
+    await run(bare_client(server))
+    assert server.times() == [0, 15]
+
+
 async def test_news_is_followed_by_the_next_poll_at_once(autojump_clock):
     server = FakeServer(
         polls=[

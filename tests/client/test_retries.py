@@ -253,6 +253,8 @@ async def test_retries_say_why_without_secrets(autojump_clock, caplog):
     await run(bare_client(server, api_key="s3cret-key"), llm_api_key="llm-s3cret")
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("rollout")]
     assert len(lines) == 2
-    assert "RemoteProtocolError" in lines[0]
+    assert lines[0] == (
+        "rollout r: polling again in 0.10 s after RemoteProtocolError (failed attempt 1)"
+    )
     assert "HTTP 502" in lines[1]
     assert not any(word in caplog.text for word in ("s3cret", TOKEN))

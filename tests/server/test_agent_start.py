@@ -136,6 +136,7 @@ async def test_a_result_that_cannot_be_encoded_says_so_too(never: bool, monkeypa
     async with in_process_http(make_app(Late())) as http:
         result = await run(http, initial_messages=prompt(never=never))
         assert (result["status"], result["err_category"]) == ("failure", "internal_error")
+        assert result["err_message"] == "the server failed to finish this rollout"
         assert (moment(result) is None) == never
         assert calls
         assert (await http.get("/health")).json()["lifecycle"]["active_rollouts"] == 0

@@ -43,6 +43,7 @@ class Faulty(ExecutionBackend):
     def __init__(self, **faults: Any) -> None:
         self.faults = faults
         self.calls: list[str] = []
+        self.ids: set[str] = set()
 
     def _do(self, name: str, default: Any) -> Any:
         self.calls.append(name)
@@ -58,15 +59,19 @@ class Faulty(ExecutionBackend):
         return self._do("execute", SUCCESS)
 
     def reserve(self, rollout_id: str) -> bool:
+        self.ids.add(rollout_id)
         return self._do("reserve", True)
 
     def release(self, rollout_id: str) -> None:
+        self.ids.add(rollout_id)
         return self._do("release", None)
 
     def rollout_status(self, rollout_id: str) -> Any:
+        self.ids.add(rollout_id)
         return self._do("rollout_status", None)
 
     def cancel_rollouts(self, ids: Any = None, prefix: Any = None, all: bool = False) -> Any:
+        self.ids.update(ids)
         return self._do("cancel_rollouts", {})
 
     def health(self) -> Any:
@@ -128,7 +133,11 @@ async def test_a_reserve_that_raises_refuses_the_admission_and_keeps_nothing(log
         assert "release" not in backend.calls
         backend.faults.clear()
         assert (await run(http, rollout_id=body["rollout_id"]))["status"] == "success"
-    assert any("reserve failed" in line for line in log_lines)
+    (line,) = (line for line in log_lines if "reserve failed" in line)
+    assert line.startswith(
+        f"rollout {body['rollout_id']}: the backend's reserve failed\nTraceback "
+    )
+    assert line.rstrip().endswith("RuntimeError: the key is [redacted]")
 
 
 @pytest.mark.parametrize("garbage", [False, None, 0, "", []])
@@ -171,6 +180,7 @@ async def test_what_a_backend_fails_to_cancel_the_server_cancels(fault: Any, aut
         assert response.json() == {"dispositions": {"a": "cancelled_running"}}
         result = await finished(http, rollout_id, headers)
         assert (result["status"], result["err_category"]) == ("cancelled", None)
+        assert result["err_message"] == "cancelled"
         assert result["agent_started_at"]
         assert trio.current_time() < 60
         assert (await run(http))["status"] == "success"
@@ -195,6 +205,7 @@ async def test_what_has_ended_in_its_backend_is_left_to_deliver(autojump_clock):
         response = await http.post("/rollout/cancel", json={"ids": ["a"]})
         assert response.json() == {"dispositions": {"a": "not_found"}}
         assert (await finished(http, rollout_id, headers))["status"] == "success"
+    assert backend.ids == {"a"}
 
 
 class Own(BaseException):
@@ -301,6 +312,17 @@ async def test_a_reward_beside_a_failure_is_not_reported():
     assert result["sample"]["reward"] is None
     assert result["sample"]["messages"] == [{"a": 1}]
     assert "trajectory_messages" not in result["sample"]
+
+
+async def test_a_large_result_is_not_encoded_in_the_event_loop(monkeypatch):
+    def never(response: Any) -> bytes:
+        raise AssertionError
+
+    monkeypatch.setattr("rollout.server.registry.encode", never)
+    sample = RolloutSample(messages=[{"role": "assistant", "content": "x" * 500_000}])
+    outcome = _outcome(status=RolloutStatus.SUCCESS, sample=sample)
+    async with in_process_http(make_app(Faulty(execute=lambda: outcome))) as http:
+        assert (await run(http))["sample"]["messages"] == sample.messages
 
 
 async def test_a_sample_of_another_type_is_left_out():

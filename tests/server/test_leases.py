@@ -25,7 +25,7 @@ async def test_a_lease_that_nobody_renews_expires_at_its_deadline(autojump_clock
     assert 120 <= trio.current_time() - started < 121
 
 
-async def test_an_expired_rollout_reports_lease_expired(autojump_clock):
+async def test_an_expired_rollout_reports_lease_expired(autojump_clock, caplog):
     app = make_app()
     async with in_process(app) as client:
         handle = await client.run_rollout_async(prompt(sleep=7200), CHAT_URL, "a", label="42")
@@ -37,4 +37,5 @@ async def test_an_expired_rollout_reports_lease_expired(autojump_clock):
     assert result.status is RolloutStatus.FAILURE
     assert result.err_category is RolloutErrorCategory.LEASE_EXPIRED
     assert result.err_message == "polling lease expired"
+    assert "rollout a: its polling lease expired" in caplog.messages
     assert result.agent_started_at is not None
