@@ -16,7 +16,15 @@ from rollout.demo.arithmetic import ScriptedModel
 from rollout.evaluation import compare_runs, compute_metrics, evaluate
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.server import ShutdownBudget, serve
-from rollout.simulation import Fate, FaultLevel, RolloutPlan, simulate, simulate_workload
+from rollout.simulation import (
+    Fate,
+    FaultLevel,
+    RolloutPlan,
+    ServerOptions,
+    SimulatedWorld,
+    simulate,
+    simulate_workload,
+)
 
 NAN, INF = float("nan"), float("inf")
 NO_NUMBER: list[Any] = [True, "5", "", [], NAN, INF, -INF, 10**400, 1j]
@@ -75,6 +83,7 @@ SETTINGS: list[tuple[Any, str, list[Any]]] = [
     (run_groups, "samples", [*NO_WHOLE, 0, -1, None]),
     (run_groups, "min_samples", [*NO_WHOLE, 0, -1]),
     (run_groups, "deadline_sec", [*NO_NUMBER, 0, -1]),
+    (client().cancel_rollouts, "all", [1, "false", None]),
     (client().wait_idle, "timeout_sec", [*NO_NUMBER, 0, -1, None]),
     (client().wait_idle, "poll_interval_sec", [*NO_NUMBER, 0, -1, None]),
     (local, "max_queue_depth", [*NO_WHOLE, 0, -1]),
@@ -92,6 +101,7 @@ SETTINGS: list[tuple[Any, str, list[Any]]] = [
     (lambda **s: entered(open_asyncio_bridge(**s)), "close_timeout_sec", [*NO_NUMBER, -1, None]),
     (lambda **s: entered(evaluate(None, **s)), "fresh", NO_FLAG),
     (lambda **s: entered(evaluate(None, **s)), "retry_failed", NO_FLAG),
+    (lambda **s: entered(evaluate(None, **s)), "check_model", NO_FLAG),
     (partial(compare_runs, None, None), "allow_different_datasets", NO_FLAG),
     (partial(compute_metrics, [], n=1), "rows", [*NO_WHOLE, -1, None]),
     (partial(compute_metrics, [], rows=1), "n", [*NO_WHOLE, 0, None]),
@@ -119,6 +129,16 @@ SETTINGS: list[tuple[Any, str, list[Any]]] = [
     (plan, "agent_timeout_sec", NO_NUMBER),
     (plan, "grader_timeout_sec", NO_NUMBER),
     (plan, "grade", NO_FLAG),
+    (plan, "reward", [*NO_NUMBER, None]),
+    *[
+        (ServerOptions, f"max_{n}", [*NO_WHOLE, 0])
+        for n in ("concurrent", "queue_depth", "graders")
+    ],
+    (ServerOptions, "result_wait_timeout_sec", [*NO_NUMBER, 0, None]),
+    (ServerOptions, "polling_lease_timeout_sec", [*NO_NUMBER, 0, None]),
+    (ServerOptions, "result_retention_sec", [*NO_NUMBER, -1, None]),
+    (partial(SimulatedWorld.pause, None), "seconds", [*NO_NUMBER, -1, None]),
+    (partial(SimulatedWorld.restart_server, None), "down_sec", [*NO_NUMBER, -1, None]),
 ]
 
 

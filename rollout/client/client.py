@@ -497,14 +497,14 @@ class RolloutClient:
         """Ask the server to stop many rollouts: by ids, by prefix, or all of them.
 
         Raises:
-            ValueError: Not exactly one of the three is given, or it is no string or strings.
+            ValueError: Not exactly one of the three is given, or one has the wrong type.
 
         Otherwise as `cancel_rollout`.
         """
         self._check_usable()
         if not isinstance(prefix, str | None):
             raise InvalidFieldError("prefix", "must be a string", kind="type_error")
-        request = CancelRolloutsRequest(ids=_strings(ids), prefix=prefix, all=bool(all))
+        request = CancelRolloutsRequest(ids=_strings(ids), prefix=prefix, all=all)
         if request.selectors != 1:
             raise InvalidFieldError("ids", "or prefix or all: give exactly one of the three")
         with trio.move_on_after(CANCEL_TIMEOUT_SEC):

@@ -82,6 +82,7 @@ async def evaluate(
     """
     check_flag("fresh", fresh)
     check_flag("retry_failed", retry_failed)
+    check_flag("check_model", check_model)
     credentials = credentials_of(config)
     lock = locked(config.run.output)
     await trio.to_thread.run_sync(lock.__enter__)

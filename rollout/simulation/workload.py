@@ -113,7 +113,7 @@ class RolloutPlan:
     grade: bool = field(default=True, validator=setting(check_flag))
     grader_sec: float = field(default=0.0, validator=_from_zero)
     grader: Course = Course.OK
-    reward: float = 1.0
+    reward: float = field(default=1.0, validator=setting(check_number))
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
     caller: Caller = Caller.WAIT

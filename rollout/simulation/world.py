@@ -12,6 +12,7 @@ import httpx
 import trio
 from attrs import define, field
 
+from rollout._settings import check_number, check_whole, setting
 from rollout.backend.base import ExecutionBackend
 from rollout.client import RolloutClient
 from rollout.server import RolloutServer, ShutdownBudget, create_rollout_server
@@ -32,6 +33,9 @@ _STEP_SEC = 1e-9
 
 URL = "http://rollout.invalid"
 
+_places = setting(check_whole, none=True)
+_above_zero = setting(check_number, above=0)
+
 
 @define(kw_only=True)
 class ServerOptions:
@@ -47,12 +51,12 @@ class ServerOptions:
         shutdown: The budget of the staged shutdown.
     """
 
-    max_concurrent: int | None = 4
-    max_queue_depth: int | None = None
-    max_graders: int | None = None
-    result_wait_timeout_sec: float = 30.0
-    polling_lease_timeout_sec: float = 120.0
-    result_retention_sec: float = 900.0
+    max_concurrent: int | None = field(default=4, validator=_places)
+    max_queue_depth: int | None = field(default=None, validator=_places)
+    max_graders: int | None = field(default=None, validator=_places)
+    result_wait_timeout_sec: float = field(default=30.0, validator=_above_zero)
+    polling_lease_timeout_sec: float = field(default=120.0, validator=_above_zero)
+    result_retention_sec: float = field(default=900.0, validator=setting(check_number, least=0))
     shutdown: ShutdownBudget = field(factory=ShutdownBudget)
 
 
@@ -110,12 +114,14 @@ class SimulatedWorld:
 
     def pause(self, seconds: float) -> None:
         """Stop every process for a while: time passes, and nobody notices until it is over."""
+        check_number("seconds", seconds, least=0)
         seconds = round(seconds, 3)
         self.trace.add("world", "paused", seconds=seconds)
         current_mock_clock().jump(seconds)
 
     def restart_server(self, *, down_sec: float = 1.0) -> None:
         """Kill the server process; its registry is lost. A new one is up after *down_sec*."""
+        check_number("down_sec", down_sec, least=0)
         self.server.crash(down_sec=down_sec)
 
 
