@@ -73,15 +73,15 @@ class EvaluationRun:
         self._ledger = opened.ledger
         self._breaker = CircuitBreaker(config.run.breaker_failures)
         self._running = trio.CapacityLimiter(config.run.max_in_flight)
-        self._ending = trio.CapacityLimiter(max(config.run.max_in_flight, _ENDING_AT_A_TIME))
+        ending = max(config.run.max_in_flight, _ENDING_AT_A_TIME)
+        self._ending = trio.CapacityLimiter(ending)
         # Rollouts that the server may have, and whether it has said so.
         self._started: dict[str, bool] = {}
         self._working = trio.CancelScope()
         self._standstill = Standstill()
         self._failure: Exception | None = None
-        self._send, self._receive = trio.open_memory_channel[AttemptRecord](
-            config.run.max_in_flight
-        )
+        # There is room for all that end at a time, so that a run that stops hands them over.
+        self._send, self._receive = trio.open_memory_channel[AttemptRecord](ending)
 
     def __repr__(self) -> str:
         progress = self.progress
@@ -221,8 +221,7 @@ class EvaluationRun:
                 while True:
                     record = await self._try(client, row, number, place)
                     try:
-                        # The record that trips the breaker is handed over too.
-                        send.send_nowait(record)
+                        send.send_nowait(record)  # also when the breaker has cancelled this
                     except trio.WouldBlock:
                         await send.send(record)
                     if not record.superseded:

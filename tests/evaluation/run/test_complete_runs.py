@@ -171,8 +171,8 @@ async def test_never_more_in_flight_than_allowed(tmp_path):
 
 async def test_a_consumer_that_does_not_read_holds_the_run_back(tmp_path, server):
     config = config_of(tmp_path, server="http://fake", rows=scripted(100), max_in_flight=2)
-    # Two in the channel, and those that wait to hand theirs over; what ended is kept.
-    kept = 2 + rollout.evaluation.run._ENDING_AT_A_TIME
+    # Those in the channel, and those that wait to hand theirs over; what ended is kept.
+    kept = 2 * rollout.evaluation.run._ENDING_AT_A_TIME
     async with evaluate(config) as run:
         while run.progress.settled < kept:
             await trio.lowlevel.checkpoint()
