@@ -186,6 +186,15 @@ async def test_what_a_backend_fails_to_cancel_the_server_cancels(fault: Any, aut
         assert (await run(http))["status"] == "success"
 
 
+async def test_a_cancel_without_an_answer_tells_queued_from_running(autojump_clock):
+    backend = Faulty()
+    backend.reports_agent_start = True
+    async with in_process_http(make_app(backend)) as http:
+        await admit(http, rollout_id="a", initial_messages=prompt(sleep=60))
+        response = await http.post("/rollout/cancel", json={"ids": ["a"]})
+        assert response.json() == {"dispositions": {"a": "cancelled_queued"}}
+
+
 @pytest.mark.parametrize("status", [BOOM, lambda: 7, lambda: {"status": ["success"]}, dict])
 async def test_a_rollout_status_that_fails_does_not_stop_a_cancel(status: Any, autojump_clock):
     backend = Faulty(cancel_rollouts={"a": "not_found"}, rollout_status=status)

@@ -162,6 +162,27 @@ async def test_without_retention_a_waiting_poll_still_gets_the_result(autojump_c
         assert (await admit(http, rollout_id=rollout_id))[0] == rollout_id
 
 
+async def test_an_observer_is_told_of_each_event(autojump_clock):
+    app = make_app(result_retention_sec=10)
+    told: list[str] = []
+    app.registry.hooks.observer = lambda what, entry: told.append(what)
+    async with in_process_http(app) as http:
+        rollout = await admit(http, rollout_id="a", initial_messages=prompt(sleep=60))
+        await poll(http, *rollout)
+        app.registry.cancel(ids=["a"])
+        await trio.sleep(11)
+        begun = ["admitted", "execution-started", "agent-started", "status"]
+        ended = ["stop-requested", "finished", "execution-ended", "forgotten"]
+        assert told == [*begun, "lease-renewed", *ended]
+        told.clear()
+        await admit(http, rollout_id="a", initial_messages=prompt(sleep=60))
+        await trio.sleep(1)
+        entry = app.registry._entries["a"]
+        entry.record.lease.deadline = 0.0
+        assert not app.registry.renew(entry, trio.current_time())
+        assert told == [*begun, "lease-refused", "finished", "stop-requested"]
+
+
 async def test_nothing_of_a_forgotten_rollout_is_kept(autojump_clock):
     app = make_app()
     async with in_process_http(app) as http:
