@@ -155,7 +155,14 @@ async def test_a_release_that_raises_loses_no_result(log_lines):
         assert (await run(http))["sample"]["reward"] == 1.0
         assert (await http.get("/health")).json()["lifecycle"]["active_rollouts"] == 0
         assert (await run(http))["sample"]["reward"] == 1.0
-    assert any("release failed" in line for line in log_lines)
+    assert any("the backend's release failed" in line for line in log_lines)
+
+
+async def test_a_cancel_that_raises_is_logged_without_secrets(autojump_clock, log_lines):
+    async with in_process_http(make_app(Faulty(cancel_rollouts=BOOM))) as http:
+        await admit(http, rollout_id="a", initial_messages=prompt(sleep=60))
+        await http.post("/rollout/cancel", json={"ids": ["a"]})
+    assert any("rollout a: the backend's cancel_rollouts failed" in line for line in log_lines)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +218,10 @@ async def test_what_has_ended_in_its_backend_is_left_to_deliver(autojump_clock):
     async with in_process_http(make_app(backend)) as http:
         rollout_id, headers = await admit(http, rollout_id="a", initial_messages=prompt(sleep=9))
         await poll(http, rollout_id, headers)
-        response = await http.post("/rollout/cancel", json={"ids": ["a"]})
-        assert response.json() == {"dispositions": {"a": "not_found"}}
+        for _ in range(2):
+            response = await http.post("/rollout/cancel", json={"ids": ["a"]})
+            assert response.json() == {"dispositions": {"a": "not_found"}}
+        assert backend.calls.count("cancel_rollouts") == 1
         assert (await finished(http, rollout_id, headers))["status"] == "success"
     assert backend.ids == {"a"}
 
