@@ -308,11 +308,11 @@ class Poller:
             try:
                 result = await self._attempt(schedule.request_sec, cutoff, failure)
             except RETRYABLE as error:
-                failure, kind = error, FailureKind.TRANSPORT
+                failure, kind, cause = error, FailureKind.TRANSPORT, type(error).__name__
             except RolloutProtocolError as error:
                 if error.status_code not in GATEWAY_STATUS_CODES:
                     raise
-                failure, kind = error, FailureKind.GATEWAY
+                failure, kind, cause = error, FailureKind.GATEWAY, f"HTTP {error.status_code}"
             else:
                 # The server renewed the lease when the request reached it, which was not
                 # before it was sent. A failed request confirms nothing.
@@ -325,9 +325,7 @@ class Poller:
                 "rollout %s: polling again in %.2f s after %s (failed attempt %d)",
                 self.rollout_id,
                 delay,
-                type(failure).__name__
-                if kind is FailureKind.TRANSPORT
-                else f"HTTP {getattr(failure, 'status_code', '')}",
+                cause,
                 schedule.attempts,
             )
             await trio.sleep(delay)

@@ -62,7 +62,10 @@ def test_timings_count_the_queue_each_phase_and_all():
     timings |= {"queue_sec": 3.0, "agent_sec": 5.0, "total_sec": 8.0}
     assert execution.timings(9.0) == timings
     execution.agent_at.until = 9.0
-    execution.grader_at = Span(10.0, 12.5)
+    execution.grader_at = Span(10.0)
+    timings |= {"grader_sec": 2.0, "total_sec": 11.0}
+    assert execution.timings(12.0) == timings
+    execution.grader_at.until = 12.5
     timings |= {"grader_sec": 2.5, "total_sec": 19.0}
     assert execution.timings(20.0) == timings
 

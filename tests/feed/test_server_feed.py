@@ -296,6 +296,16 @@ async def test_a_batch_has_an_outcome_for_each_in_order():
         assert singles == [answer["outcomes"][n]["detail"] for n in (1, 2, 3, 7)]
 
 
+async def test_a_batch_says_that_the_backend_fails(monkeypatch):
+    backend = local_backend()
+    monkeypatch.setattr(backend, "reserve", None)  # calling it raises
+    async with served_http(make_app(backend)) as http:
+        (outcome,) = (await admit_many(http, [admission()]))["outcomes"]
+    assert outcome.pop("retry_after_sec") in range(5, 9)
+    detail = "the execution backend failed to take the rollout"
+    assert outcome == {"status_code": 503, "detail": detail}
+
+
 async def test_a_batch_is_bounded():
     async with served_http(make_app()) as http:
         answer = await http.post("/rollouts", json={"rollouts": [0] * 4097})
