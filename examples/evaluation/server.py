@@ -7,60 +7,40 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from typing import Any
-
-import httpx
 
 from rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,
     AgentWorkflowContext,
-    AgentWorkflowOutput,
     ConcurrencyConfig,
     Grader,
     GraderContext,
     LocalBackend,
     get_rollout_context,
 )
-from rollout.server import RolloutServer, create_rollout_server
-
-http_client: ContextVar[httpx.AsyncClient] = ContextVar("http_client")
+from rollout.integrations.chat import chat, share_connections
+from rollout.server import create_rollout_server
 
 
 class Solve(AgentWorkflow[Any]):
-    """Asks the model once."""
+    """Asks the model once; the recorded conversation is the sample."""
 
-    async def run(self, ctx: AgentWorkflowContext[Any]) -> AgentWorkflowOutput:
-        """Return the conversation with the answer at its end."""
+    async def run(self, ctx: AgentWorkflowContext[Any]) -> None:
+        """Ask with the attempt's number for a seed."""
         rollout = get_rollout_context()
         assert rollout is not None, "a server runs each workflow inside a rollout"
-        response = await http_client.get().post(
-            f"{rollout.chat_completions_url.rstrip('/')}/chat/completions",
-            headers={"Authorization": f"Bearer {rollout.api_key}"} if rollout.api_key else {},
-            json={
-                "model": os.environ.get("ROLLOUT_MODEL", "policy"),
-                "messages": ctx.prompt,
-                "seed": attempt_number(rollout.rollout_id),
-            },
-        )
-        if response.is_error:
-            raise RuntimeError(f"the model answered {response.status_code}: {response.text}")
-        body = response.json()
-        # With the usage in the message, the evaluation knows how many tokens it took.
-        answer = {**body["choices"][0]["message"], "usage": body["usage"]}
-        return AgentWorkflowOutput(
-            messages=[*ctx.prompt, answer],
-            metrics={"answer_length": len(answer["content"])},
+        await chat(
+            ctx.prompt,
+            model=os.environ.get("ROLLOUT_MODEL", "policy"),
+            seed=attempt_number(rollout.rollout_id),
         )
 
 
 class LastNumberIsRight(Grader):
     """Rewards an answer whose last number is the row's ground truth."""
 
-    def grade(self, ctx: GraderContext) -> None:
+    async def grade(self, ctx: GraderContext) -> None:
         """Set the reward to 1 or 0."""
         assert ctx.sample is not None
         numbers = re.findall(r"-?\d+", str(ctx.sample.messages[-1]["content"]))
@@ -75,14 +55,6 @@ def attempt_number(rollout_id: str) -> int:
     return int(rollout_id.split("-")[-2])
 
 
-@asynccontextmanager
-async def lifespan(_: RolloutServer) -> AsyncGenerator[None, None]:
-    """Open one HTTP client for all rollouts; what is set here is set in every one of them."""
-    async with httpx.AsyncClient(timeout=60) as http:
-        http_client.set(http)
-        yield
-
-
 app = create_rollout_server(
     backend=LocalBackend(
         workflow=Solve,
@@ -92,5 +64,5 @@ app = create_rollout_server(
         grader=LastNumberIsRight,
         artifact_root=False,  # the evaluation keeps every conversation in its own folder
     ),
-    lifespan=lifespan,
+    lifespan=share_connections,
 )

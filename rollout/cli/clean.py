@@ -45,7 +45,7 @@ class _Kept:
 def _age(value: str) -> float:
     found = _AGE.fullmatch(value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is not an age; 7d, 12h, 30m and 2w are")
+        raise click.BadParameter(f"{value!r} is not an age; give one such as 7d, 12h, 30m or 2w")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -82,7 +82,7 @@ def command(folder: str | None, older_than: float, dry_run: bool) -> None:
     size = sum(kept.size for kept in old) / _MB
     click.echo(f"{verb} {len(old)} rollout(s), {size:.1f} MB, below {one_line(str(root))}")
     if problems:
-        raise CommandError(f"{len(problems)} file(s) stay: {problems[0]}")
+        raise CommandError(f"{len(problems)} file(s) could not be removed: {problems[0]}")
 
 
 def _rollouts(root: Path) -> Iterator[_Kept]:

@@ -55,7 +55,7 @@ class RolloutGroup:
 
     @property
     def failures(self) -> list[FinishedRollout]:
-        """Those that ended without such a sample; a failure is no sample of reward 0."""
+        """Those that ended without such a sample; a failure does not count as reward 0."""
         return [ended for ended in self.finished if _sample_of(ended) is None]
 
 

@@ -120,7 +120,17 @@ def test_killed_and_resumed_it_has_the_same_results(checkout, chat):
     resumed = json.loads(call(checkout, RUN, *more, "--json").stdout)
     assert resumed["complete"] is True
     assert resumed["counts"]["resumed"] >= 7
+    for each in (resumed, document):
+        del each["metrics"]["results"]["sample_metrics"]["latency_sec"]
     assert resumed["metrics"]["results"] == document["metrics"]["results"]
+
+
+def test_an_endpoint_that_dies_stops_the_run(checkout):
+    more = ("--chat-url", "http://127.0.0.1:9/v1", "--no-check", "--breaker-failures", "4")
+    done = call(checkout, RUN, *more)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "model_endpoint: all attempts to connect to 127.0.0.1:9 failed; once fixed" in line
 
 
 def test_the_guide_shows_the_example(checkout):
