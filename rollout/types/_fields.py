@@ -236,6 +236,8 @@ def plain_number(value: Any) -> float | None:
 def as_float(value: Any) -> float | None:
     """Turn a foreign number scalar into a float, NaN and infinities too; ``None`` for others.
 
+    A whole number beyond the range of floats counts as infinite.
+
     Takes what `numbers.Real` covers (NumPy registers its scalars there), decimals, and
     zero-dimensional arrays or tensors that unwrap with ``item()``. A foreign class may raise
     anything at all while it is asked; then it is no number.
@@ -246,6 +248,8 @@ def as_float(value: Any) -> float | None:
             if not isinstance(value, (numbers.Real, Decimal)):
                 return None
         return float(value)
+    except OverflowError:
+        return math.inf
     except Exception:  # noqa: BLE001 - see above
         return None
 
