@@ -314,8 +314,9 @@ def _trajectory(
     ended: dict[str, Any] = {"status": record.outcome.value}
     if record.outcome is not AttemptOutcome.SUCCESS:
         error = {"category": record.err_category, "message": record.err_message}
-        source = {} if record.err_source is None else {"source": record.err_source}
-        ended |= {"reward": None, "error": error | source}
+        if record.err_source is not None:
+            error["source"] = record.err_source
+        ended |= {"reward": None, "error": error}
     messages = attempt.row.initial_messages
     if sample is not None and sample.messages:
         messages = [dict(message) for message in sample.messages]
