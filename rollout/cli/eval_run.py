@@ -246,8 +246,10 @@ def _show(ended: _Ended, plan: _Plan, *, as_json: bool) -> None:
     else:
         print_summary(run.folder, run.manifest, run.metrics)
     if ended.stopped is not None:
+        # The breaker's line ends with how to resume.
+        advice = "" if run.breaker_tripped else "; go on with"
         raise CommandError(
-            f"{ended.stopped}; go on with: {plan.resume(run, retry_failed=run.breaker_tripped)}",
+            f"{ended.stopped}{advice}: {plan.resume(run, retry_failed=run.breaker_tripped)}",
             exit_code=EXIT_FAILED,
         )
     if not run.complete:

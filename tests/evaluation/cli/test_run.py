@@ -564,7 +564,9 @@ def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatc
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert "2 attempts in a row failed for a reason outside" in line
-    assert line.endswith(f"; go on with: rollout eval run {config} --retry-failed")
+    assert line.endswith(
+        f"resume with retry_failed (--retry-failed): rollout eval run {config} --retry-failed"
+    )
 
 
 # --- keys -------------------------------------------------------------------------------------
