@@ -250,7 +250,7 @@ def _distribute(
 def _response_of(outcome: Any) -> httpx.Response | None:
     """Return what the single route would have answered; ``None`` for what is no outcome."""
     code = outcome.get("status_code") if isinstance(outcome, dict) else None
-    if not isinstance(code, int) or isinstance(code, bool) or code not in _STATUS_CODES:
+    if not isinstance(code, int) or code not in _STATUS_CODES:
         return None
     if code == _ACCEPTED:
         return httpx.Response(code, content=dump_json(outcome.get("admission")))

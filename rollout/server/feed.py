@@ -228,7 +228,7 @@ class FeedHub:
     def forget(self, feed: Feed, token: str) -> None:
         """Close a feed whose stream is over; a shutdown waits for its reader no longer."""
         feed.close()
-        self._feeds.pop(token_digest(token), None)
+        del self._feeds[token_digest(token)]
         self._registry.look_again()
 
     def close_all(self) -> None:

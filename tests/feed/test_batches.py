@@ -26,6 +26,7 @@ from rollout.client import (
     RolloutClientClosedError,
     RolloutProtocolError,
 )
+from rollout.client.batching import _Batch
 from rollout.types import RolloutStatus
 
 
@@ -230,6 +231,7 @@ ADMISSION = {
         [{}],
         [{"status_code": "202"}],
         [{"status_code": True}],
+        [{"status_code": 202.0, "admission": ADMISSION}],
         [{"status_code": 99, "detail": ""}],
         [{"status_code": 10**9, "detail": ""}],
         [{"status_code": 202}],
@@ -240,7 +242,7 @@ ADMISSION = {
         [{"status_code": 500, "detail": None, "retry_after_sec": "\u2603"}],
         [{"status_code": 202, "admission": ADMISSION}] * 2,
     ],
-    ids=range(16),
+    ids=range(17),
 )
 async def test_outcomes_that_are_none_are_errors(outcomes, autojump_clock):
     server = ScriptedServer(batches=[json_answer(200, {"outcomes": outcomes, "attached": True})])
@@ -254,6 +256,15 @@ async def test_a_body_that_is_none_is_an_error_for_each(content, autojump_clock)
     server = ScriptedServer(batches=[httpx.Response(200, content=content)])
     into = await ask(server, "a", "b")
     assert [error.status_code for error in into.values()] == [200, 200]
+    assert {str(error) for error in into.values()} == {f"{BATCH} answered with an invalid body"}
+
+
+async def test_a_request_is_cancelled_once_all_its_callers_have_left():
+    batch = _Batch(callers=2)
+    batch.leave()
+    assert not batch.scope.cancel_called
+    batch.leave()
+    assert batch.scope.cancel_called
 
 
 async def test_one_invalid_outcome_does_not_cost_the_others(autojump_clock):

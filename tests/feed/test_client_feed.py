@@ -27,7 +27,8 @@ from feed.scripted import (
 )
 
 from rollout.client import RolloutProtocolError
-from rollout.types import RolloutStatus
+from rollout.client.followed import Expectation
+from rollout.types import RolloutResultResponse, RolloutStatus
 
 DONE = json_answer(200, line("success"))
 
@@ -41,6 +42,26 @@ async def test_the_first_admission_goes_alone_and_the_feed_follows(autojump_cloc
     assert [called for _, called, _ in server.calls] == [SINGLE, FEED]
     lease = {"rollout_id": "r", "polling_lease_token": "lease-of-r-1", "seen": "queued"}
     assert server.bodies(FEED) == [{"leases": [lease]}]
+
+
+def test_an_early_line_counts_if_the_feed_that_the_rollout_is_attached_to_said_it():
+    running, success = (
+        RolloutResultResponse(rollout_id="r", status=RolloutStatus(status))
+        for status in ("running", "success")
+    )
+    expectation = Expectation("r")
+    expectation.hear(running, None)
+    assert expectation.news() is None
+    expectation.feed = "f"
+    expectation.hear(running, "f")
+    assert expectation.news() is running
+    expectation.hear(success, "f")
+    expectation.hear(running, "f")
+    assert expectation.news() is success
+    expectation.hear(running, "g")
+    assert expectation.news() is None
+    expectation.feed = "g"
+    assert expectation.news() is running
 
 
 @pytest.mark.parametrize("extensions", [[], ["something-else"]])

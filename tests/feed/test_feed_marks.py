@@ -107,6 +107,7 @@ def test_only_what_is_still_attached_is_noted_as_told(feed, told):
         feed.attach(entry, SeenState())
     _, taken = feed.take()
     feed.detach(gone)
+    feed.detach(gone)
     moved.succeeds()  # while the lines are written
     feed.mark(moved)
     feed.sent(taken)
