@@ -1,31 +1,48 @@
 """Keep what a handler of SIGALRM raises out of the event loop.
 
 Python runs a signal handler wherever the main thread is. While a workflow waits, that is inside of
-trio, and an exception there ends the server. So a handler that user code sets is wrapped when that
-code waits: what it raises then ends the call that has set it.
+trio, and an exception there ends the server. So a handler that user code sets, in any of its tasks,
+is wrapped when that code waits: what it raises then ends the call that has set it.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Generator
-from functools import partial
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 
 __all__ = ["await_with_alarms"]
 
 _ALARM: Any = getattr(signal, "SIGALRM", None)
 
 
+@define(eq=False)
+class _Owner:
+    """A call of user code that may set a handler.
+
+    Attributes:
+        fail: Called, on the loop, with what a handler raises while the code waits.
+        over: Whether the call has ended.
+    """
+
+    fail: Callable[[BaseException], None]
+    over: bool = False
+    token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
+
+
+_owner: ContextVar[_Owner | None] = ContextVar("alarm_owner", default=None)
+
+
 async def await_with_alarms(
     coroutine: Coroutine[Any, Any, Any], fail: Callable[[BaseException], None]
 ) -> Any:
-    """Await *coroutine*.
+    """Await *coroutine*, in a task that ends with it.
 
     Args:
         coroutine: User code.
@@ -33,73 +50,68 @@ async def await_with_alarms(
     """
     if _ALARM is None or threading.current_thread() is not threading.main_thread():
         return await coroutine  # nobody can set a handler here
-    return await _Steps(coroutine, fail)
+    watch = _current_watch.get()
+    if watch is None:
+        watch = _Watch()
+        _current_watch.set(watch)
+        trio.lowlevel.add_instrument(watch)
+    owner = watch.running = _Owner(fail)
+    _owner.set(owner)  # for the tasks that the code starts, too
+    try:
+        return await coroutine
+    finally:
+        owner.over = True
+        watch.wrap_handler(owner)
 
 
-class _Steps:
-    """Runs a coroutine step by step.
+class _Watch(trio.abc.Instrument):
+    """Looks after each step of user code whether that has set a handler.
 
     Attributes:
-        runs: Whether a step is under way.
-        over: Whether the last one was.
+        running: Whose step is under way.
     """
 
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], fail: Callable[[BaseException], None]
-    ) -> None:
-        self.runs = False
-        self.over = False
-        self._coroutine = coroutine
-        self._fail = fail
-        self._token = trio.lowlevel.current_trio_token()
+    def __init__(self) -> None:
+        self.running: _Owner | None = None
         self._before = signal.getsignal(_ALARM)
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        resume: Callable[[], Any] = partial(self._coroutine.send, None)
-        while True:
-            self.runs = self.over = True
-            try:
-                message = resume()
-                self.over = False
-            except StopIteration as end:
-                return end.value
-            finally:
-                self._wrap_handler()
-                self.runs = False
-            try:
-                value = yield message
-            except BaseException as error:  # noqa: BLE001 - it goes on into the coroutine
-                resume = partial(self._coroutine.throw, error)
-            else:
-                resume = partial(self._coroutine.send, value)
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.running = task.context.get(_owner)
 
-    def fail(self, error: BaseException) -> None:
-        """Take what a handler raised between two steps."""
-        self._token.run_sync_soon(self._fail, error)
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        del task
+        if self.running is not None:
+            self.wrap_handler(self.running)
+            self.running = None
 
-    def _wrap_handler(self) -> None:
+    def wrap_handler(self, owner: _Owner) -> None:
+        """Wrap the handler that *owner* has set, or takes over from a call that has ended."""
         handler: Any = signal.getsignal(_ALARM)
         if isinstance(handler, _Handler):
-            if not handler.steps.over:
+            if not handler.owner.over:
                 return
             handler = handler.original
         elif handler is self._before:
             return
         if callable(handler):
-            signal.signal(_ALARM, _Handler(self, handler))
+            signal.signal(_ALARM, _Handler(self, owner, handler))
 
 
-@frozen
+_current_watch: trio.lowlevel.RunVar[_Watch | None] = trio.lowlevel.RunVar("alarms", default=None)
+
+
+@frozen(eq=False)
 class _Handler:
     """A signal handler that user code has set, and whose it is."""
 
-    steps: _Steps
+    watch: _Watch
+    owner: _Owner
     original: Callable[[int, FrameType | None], Any]
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self.original(number, frame)
         except BaseException as error:
-            if self.steps.runs:
+            if self.watch.running is self.owner and not self.owner.over:
                 raise
-            self.steps.fail(error)
+            self.owner.token.run_sync_soon(self.owner.fail, error)

@@ -159,6 +159,7 @@ class UserCall:
                 self.phase,
                 type(error).__name__,
             )
+            return
         self._failure = error
         self._scope.cancel()
 

@@ -142,7 +142,10 @@ def alarm():
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there is no SIGALRM here")
 @pytest.mark.parametrize("first_set_by", ["this call", "an earlier call"])
-async def test_what_an_alarm_raises_while_the_code_waits_ends_the_call(alarm, first_set_by):
+@pytest.mark.parametrize("in_child", [False, True])
+async def test_what_an_alarm_raises_while_the_code_waits_ends_the_call(
+    alarm, first_set_by, in_child
+):
     async def set_handler():
         signal.signal(signal.SIGALRM, on_alarm)
 
@@ -153,10 +156,15 @@ async def test_what_an_alarm_raises_while_the_code_waits_ends_the_call(alarm, fi
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         await trio.sleep_forever()
 
+    async def wait_in_child():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+
     if first_set_by == "an earlier call":
         await call().run(partial(call().invoke, set_handler))
     user_call = call()
-    outcome = await user_call.run(partial(user_call.invoke, wait))
+    code = wait_in_child if in_child else wait
+    outcome = await user_call.run(partial(user_call.invoke, code))
     assert isinstance(outcome.error, TimeoutError)
     assert not outcome.interrupted
 
