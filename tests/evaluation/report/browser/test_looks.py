@@ -60,6 +60,13 @@ def boxes(chart, selector):
     return [each.bounding_box() for each in chart.locator(selector).all()]
 
 
+CUT_HEADERS = """
+[...document.querySelectorAll('.attempts th')]
+  .filter((header) => header.scrollWidth > header.clientWidth).map((header) => header.className)
+"""
+"""The headers of the table that do not fit into their columns."""
+
+
 class TestLooks:
     def colours(self, page: Any) -> tuple[str, str]:
         return tuple(
@@ -94,6 +101,7 @@ class TestLooks:
         for grouped in (False, True):
             page.locator("#grouped").set_checked(grouped)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(CUT_HEADERS) == []
         page.evaluate("location.hash = '#attempt=3-0'")
         wait_open(page, "3-0")
         assert page.evaluate("document.querySelector('.talk-body').scrollWidth") <= width
