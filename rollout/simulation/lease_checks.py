@@ -63,8 +63,8 @@ def _check_together(history: History) -> Iterator[Finding]:
 
 def _check_final(life: Life, ended: float) -> Iterator[Finding]:
     """A lease that has ended is not revived."""
-    for answer in life.answers:
-        if answer.time > ended and answer.detail.get("category") != "lease_expired":
+    for answer in life.answers:  # but for one that was being written as it ended
+        if answer.time > ended + EPSILON_SEC and answer.detail.get("category") != "lease_expired":
             message = f"its lease had ended, and a poll was answered {answer.detail['state']}"
             yield Finding(life.rollout_id, message, answer.time)
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from simulation.mutants import interrupted, mutant, wrap, written
 
-from rollout.backend.executions import Execution, Phase
+from rollout.backend.executions import Execution, Phase, Slots
 from rollout.backend.local import LocalBackend
 from rollout.rules import RolloutRecord
 from rollout.simulation import (
@@ -48,10 +48,10 @@ def the_queue_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def who_waits_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout whose deadline passes in the queue waits on for its slot."""
 
-    async def acquire(honest, execution, slots, deadline):
-        return await honest(execution, slots, deadline + 1e6)
+    async def acquire(honest, slots, execution, deadline):
+        return await honest(slots, execution, deadline + 1e6)
 
-    wrap(monkeypatch, Execution, "acquire", acquire)
+    wrap(monkeypatch, Slots, "acquire", acquire)
 
 
 STUBBORN = RolloutPlan(
@@ -118,7 +118,7 @@ def graders_have_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(honest, backend, **options):
         honest(backend, **options)
-        backend._grader_slots.total_tokens = float("inf")
+        backend._grader_slots.limiter.total_tokens = float("inf")
 
     wrap(monkeypatch, LocalBackend, "__init__", init)
 
@@ -130,7 +130,7 @@ def a_failed_grader_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run_phases(honest, backend, *args):
         outcome = await honest(backend, *args)
         if outcome.grader is not None and outcome.grader.status is RolloutStatus.FAILURE:
-            backend._grader_slots.total_tokens -= 1
+            backend._grader_slots.limiter.total_tokens -= 1
         return outcome
 
     wrap(monkeypatch, LocalBackend, "_run_phases", run_phases)
@@ -142,7 +142,7 @@ def one_grader_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(honest, backend, **options):
         honest(backend, **options)
-        backend._grader_slots.total_tokens = 1
+        backend._grader_slots.limiter.total_tokens = 1
 
     wrap(monkeypatch, LocalBackend, "__init__", init)
 
@@ -173,11 +173,11 @@ def stand_still(world: SimulatedWorld) -> None:
 def a_slot_that_comes_too_late_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot that is granted as its deadline passes is never given back."""
 
-    async def acquire(honest, execution, slots, deadline):
-        acquired = await honest(execution, slots, deadline)
+    async def acquire(honest, slots, execution, deadline):
+        acquired = await honest(slots, execution, deadline)
         return acquired and trio.current_time() < deadline
 
-    wrap(monkeypatch, Execution, "acquire", acquire)
+    wrap(monkeypatch, Slots, "acquire", acquire)
 
 
 @mutant(
