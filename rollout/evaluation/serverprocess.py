@@ -102,8 +102,10 @@ async def _start(
             start_new_session=True,
             pass_fds=(write,),
         )
-    except OSError as error:
+    except BaseException as error:
         os.close(read)
+        if not isinstance(error, OSError):
+            raise
         raise EvaluationError(f"the rollout server cannot be started: {reason_of(error)}") from None
     finally:
         os.close(write)

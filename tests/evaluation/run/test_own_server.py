@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import httpx
 import pytest
@@ -282,6 +283,16 @@ async def test_it_goes_with_a_process_that_is_killed(tmp_path, app):
         process.wait()
     await until_gone(int((tmp_path / "pid.done").read_text()))
     assert keys(read_records(config.run.output)) == [(0, 0)]
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="there is no list of descriptors here")
+async def test_a_start_that_is_cancelled_leaves_no_descriptor_open(tmp_path, app):
+    before = set(Path("/dev/fd").iterdir())
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with server_process(f"{app}:app", log=tmp_path / "log", environment={}):
+            pytest.fail("it was not started")
+    assert set(Path("/dev/fd").iterdir()) == before
 
 
 async def test_log_that_cannot_be_written(tmp_path, app):
