@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import httpx
 import pytest
 import trio
@@ -26,7 +28,7 @@ from rollout.client import (
     RolloutClientClosedError,
     RolloutProtocolError,
 )
-from rollout.client.batching import _Batch, _distribute, _Item
+from rollout.client.batching import AdmissionBatcher, _Batch, _distribute, _Item
 from rollout.types import RolloutStatus
 
 
@@ -275,6 +277,19 @@ def test_an_outcome_says_when_it_was_asked_for_and_which_feed_reports_it(attache
     assert "retry-after" not in items[1].outcome.response.headers
     _distribute(json_answer(503, {"detail": "no"}), items, 4.0, "f")
     assert [(item.outcome.sent_at, item.outcome.feed) for item in items] == [(4.0, None)] * 2
+
+
+@pytest.mark.parametrize(("sizes", "fit"), [([1, 1, 1, 1], 3), ([9, 1, 1], 2)])
+def test_a_batch_takes_those_who_came_first_up_to_its_bounds(sizes, fit, monkeypatch):
+    monkeypatch.setattr("rollout.client.batching._MOST", 3)
+    monkeypatch.setattr("rollout.client.batching._MOST_BYTES", 10)
+    batcher, sent = AdmissionBatcher(None, None), []
+    items = [_Item(b"x" * size, partial(sent.append, n)) for n, size in enumerate(sizes)]
+    batcher._queue.update(dict.fromkeys(items))
+    batch = batcher._take()
+    assert batch.items == items[:fit]
+    assert (batch.callers, sent) == (fit, list(range(fit)))
+    assert [item.batch for item in items] == [batch] * fit + [None] * (len(sizes) - fit)
 
 
 async def test_a_request_is_cancelled_once_all_its_callers_have_left():

@@ -27,8 +27,10 @@ from feed.scripted import (
 )
 
 from rollout.client import RolloutProtocolError
-from rollout.client.followed import Expectation
-from rollout.types import RolloutResultResponse, RolloutStatus
+from rollout.client.followed import Expectation, Followed
+from rollout.client.polling import Admission, Poller
+from rollout.rules.retry import FailureKind
+from rollout.types import RolloutInitResponse, RolloutResultResponse, RolloutStatus
 
 DONE = json_answer(200, line("success"))
 
@@ -62,6 +64,20 @@ def test_an_early_line_counts_if_the_feed_that_the_rollout_is_attached_to_said_i
     assert expectation.news() is None
     expectation.feed = "g"
     assert expectation.news() is running
+
+
+def test_a_feed_may_be_tried_while_a_full_request_fits_into_the_lease():
+    admission = RolloutInitResponse(
+        rollout_id="r",
+        status=RolloutStatus.QUEUED,
+        polling_lease_token="t",
+        result_wait_timeout_sec=30,
+        polling_lease_timeout_sec=120,
+    )
+    followed = Followed(Poller(None, Admission(admission, 120.0), print))
+    assert followed.may_try(1000.0)  # nothing has failed yet
+    assert followed.delay_after(FailureKind.TRANSPORT, 0.0) == 0.1
+    assert [followed.may_try(now) for now in (79.5, 80.0)] == [True, False]
 
 
 @pytest.mark.parametrize("extensions", [[], ["something-else"]])
