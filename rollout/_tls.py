@@ -1,4 +1,4 @@
-"""Whom connections trust: what the environment names, for TLS alone."""
+"""TLS contexts of clients, from what the environment names."""
 
 from __future__ import annotations
 

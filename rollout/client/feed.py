@@ -351,7 +351,7 @@ class ResultFeed:
         hello = _object(first) or {}
         token, refused = hello.get("feed"), hello.get("refused")
         if not isinstance(token, str) or not isinstance(refused, list):
-            raise _FeedUnusableError("its first line is none of a feed")
+            raise _FeedUnusableError("its first line is not that of a feed")
         unknown = {rollout_id for rollout_id in refused if isinstance(rollout_id, str)}
         self.token, self._has_worked = token, True
         self._refusals = 0

@@ -122,7 +122,7 @@ class RolloutServer(QuartTrio):
         self._user_lifespan = lifespan
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve one ASGI connection; a target that is no plain path leads nowhere."""
+        """Serve one ASGI connection; a request target that is not a plain path gets 404."""
         if scope["type"] in {"http", "websocket"}:
             scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
         if scope["type"] == "http" and scope["path"] == FEED_PATH and self.feed_route is not None:
@@ -213,8 +213,7 @@ def create_rollout_server(
             seconds; ``None`` to watch nothing.
 
     Raises:
-        ValueError: A number is none, not finite or too small, or the key is empty, blank, or cannot
-            stand in a header.
+        ValueError: A setting is refused, or the key is empty, blank, or cannot stand in a header.
     """
     check_flag("configure_logging", configure_logging)
     check_whole("max_request_bytes", max_request_bytes)
@@ -361,7 +360,7 @@ async def _read_json() -> Any:
     """Read and parse the body.
 
     Raises:
-        InvalidBodyError: It is not declared as JSON, or is none.
+        InvalidBodyError: It is not declared as JSON, or is not valid JSON.
     """
     this = cast("RolloutRequest", request)
     return await this.incoming.read_json(this.mimetype, this.body_timeout)

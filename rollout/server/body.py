@@ -110,7 +110,7 @@ class IncomingBody:
             timeout_sec: How long the body may take.
 
         Raises:
-            InvalidBodyError: It is not declared as JSON, or is none.
+            InvalidBodyError: It is not declared as JSON, or is not valid JSON.
             RequestEntityTooLarge: It exceeds the limit, or holds more than `MAX_BODY_VALUES`.
             RequestTimeout: It took too long.
         """

@@ -64,7 +64,7 @@ _forking = threading.local()
 
 @contextmanager
 def plain_children() -> Generator[Inheritance, None, None]:
-    """Have children that are forked while the block runs inherit nothing of a server."""
+    """Make children that are forked within the block inherit nothing of a server."""
     handlers: dict[int, Any] = {
         number: signal.getsignal(number) or signal.SIG_DFL for number in _SIGNALS
     }

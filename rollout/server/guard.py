@@ -272,7 +272,7 @@ class GuardedConnection:
         await self.protocol.handle(Closed())
 
     async def protocol_send(self, event: Event) -> None:
-        """Take what a protocol has to say; a write to a peer that reads nothing ends."""
+        """Handle an event of the protocol; a write to a peer that reads nothing is given up."""
         if isinstance(event, RawData):
             if not await self._write(event.data):
                 await self.protocol.handle(Closed())
@@ -289,7 +289,7 @@ class GuardedConnection:
             await self.protocol.handle(Closed())
 
     async def _end(self) -> None:
-        """Say no more, and give the peer a moment to read it."""
+        """End the answer, and give the peer a moment to read it."""
         self._ended = True
         self._clock.start_idle(_LINGER_SEC)
         transport: Any = getattr(self.stream, "transport_stream", self.stream)  # below TLS, if any

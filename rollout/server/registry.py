@@ -362,7 +362,7 @@ class RolloutRegistry:
             self.look_again()
 
     def look_again(self) -> None:
-        """Have `wait_delivered` look again for whom it waits."""
+        """Wake `wait_delivered` to recheck its callers."""
         self._delivered.set()
         self._delivered = trio.Event()
 
@@ -473,7 +473,7 @@ class RolloutRegistry:
         self._due_at(deadline)
 
     def _due_at(self, deadline: float) -> None:
-        """Have the watch look at a serving time at which something ends."""
+        """Wake the watch in time for a deadline, in serving time."""
         if self._clock.due is None:
             # At once: what blocks the loop before the watch gets to run must not count.
             self._clock.tick(trio.current_time(), at_most=deadline)

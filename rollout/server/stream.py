@@ -33,7 +33,7 @@ _JSON = (b"content-type", b"application/json")
 _LINES = [
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # what nginx, among others, takes as a word not to hold it
+    (b"x-accel-buffering", b"no"),  # nginx, among others, then does not buffer it
 ]
 
 

@@ -225,7 +225,7 @@ def is_whole_from_one(value: object) -> bool:
 
 
 def plain_number(value: Any) -> float | None:
-    """Turn a foreign number scalar into a plain finite float; ``None`` when it is none.
+    """Turn a foreign number scalar into a plain finite float; ``None`` for anything else.
 
     See `as_float` for what is taken.
     """
