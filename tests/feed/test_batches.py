@@ -322,8 +322,7 @@ async def test_a_deadline_says_whether_a_request_was_under_way(autojump_clock):
             client.admission_timeout_sec = 0.1
             nursery.start_soon(outcome_of, client, "b", into)
     assert isinstance(into["a"], RolloutAdmissionTimeoutError)
-    message = "the client was closed while an admission was under way; it may have succeeded"
-    assert str(into["a"]) == message
+    assert "may have succeeded" in str(into["a"])
     assert isinstance(into["b"], RolloutAdmissionTimeoutError)
     assert "may have succeeded" not in str(into["b"])
     assert [len(body["rollouts"]) for body in server.bodies(BATCH)] == [1]
@@ -385,7 +384,8 @@ async def test_a_client_that_is_left_never_sends_an_admission_again(autojump_clo
             await trio.sleep(1)
         await trio.testing.wait_all_tasks_blocked()
     assert isinstance(into["a"], RolloutClientClosedError)
-    assert "may have succeeded" in str(into["a"])
+    message = "the client was closed while an admission was under way; it may have succeeded"
+    assert str(into["a"]) == message
     assert len(server.times(SINGLE)) == 1
 
 
