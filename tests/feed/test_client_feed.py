@@ -78,6 +78,9 @@ def test_a_feed_may_be_tried_while_a_full_request_fits_into_the_lease():
     assert followed.may_try(1000.0)  # nothing has failed yet
     assert followed.delay_after(FailureKind.TRANSPORT, 0.0) == 0.1
     assert [followed.may_try(now) for now in (79.5, 80.0)] == [True, False]
+    for sent_at, deadline in ((-1.0, 120.0), (10.0, 130.0), (5.0, 130.0)):
+        followed.renewed(sent_at)
+        assert followed.poller.admission.lease_deadline == deadline
 
 
 @pytest.mark.parametrize("extensions", [[], ["something-else"]])

@@ -9,8 +9,9 @@ import pytest
 import trio
 from attrs import define, field
 
+from rollout.errors import InvalidFieldError
 from rollout.rules import PollingLease, RolloutRecord, SeenState
-from rollout.server.feed import _CHUNK_BYTES, Feed
+from rollout.server.feed import _CHUNK_BYTES, MAX_CLAIMS, Feed, read_claims
 from rollout.types import RolloutResultResponse, RolloutStatus
 
 
@@ -50,6 +51,25 @@ def feed(told):
 
 
 RUNNING = SeenState(RolloutStatus.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("leases", "field", "reason"),
+    [
+        (None, "leases", f"must be a list of at most {MAX_CLAIMS} objects"),
+        ([{}], "leases.0", "must have the strings rollout_id and polling_lease_token"),
+        (
+            [{"rollout_id": "a", "polling_lease_token": "t", "seen": 1}],
+            "leases.0.seen",
+            "must be a string",
+        ),
+    ],
+)
+def test_claims_of_another_form_are_named(leases, field, reason):
+    with pytest.raises(InvalidFieldError) as caught:
+        read_claims({"leases": leases})
+    error = caught.value
+    assert (error.field, error.reason, error.kind) == (field, reason, "type_error")
 
 
 def test_lines_come_in_the_order_of_the_changes_and_only_of_what_is_news(feed):
