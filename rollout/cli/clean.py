@@ -98,10 +98,15 @@ def _rollouts(root: Path) -> Iterator[_Kept]:
         return
     except OSError as error:
         raise CommandError(f"{root}: {error.strerror or error}") from None
+    held: dict[Path, set[str]] = {}
     for folder in folders:
-        names = {path.name for path in folder.iterdir()}
-        # One that was cut short has no diagnostics, and nothing else besides either.
-        if DIAGNOSTICS in names or names == {ARTIFACTS}:
+        with suppress(PermissionError):  # then it is somebody else's
+            held[folder] = {path.name for path in folder.iterdir()}
+    is_root = any(DIAGNOSTICS in names for names in held.values())
+    for folder, names in held.items():
+        # One that was cut short has no diagnostics, and nothing else besides; a folder of some
+        # project may look the same, but not beside rollouts.
+        if DIAGNOSTICS in names or (is_root and names == {ARTIFACTS}):
             yield _kept(folder)
 
 

@@ -57,6 +57,16 @@ def test_old_rollouts_go_from_where_they_are_kept(cli, root):
     assert kept(root) == ["link", "mine", "written-to", "young"]
 
 
+def test_a_folder_without_rollouts_keeps_what_looks_like_one(cli, tmp_path):
+    project = tmp_path / "projects/mine/artifacts"
+    project.mkdir(parents=True)
+    os.utime(project.parent, (0, 0))
+    os.utime(project, (0, 0))
+    result = cli("clean", str(tmp_path / "projects"), "--older-than", "7d")
+    assert result.stdout.startswith("removed 0 rollout(s)")
+    assert project.exists()
+
+
 def test_nothing_there(cli, tmp_path):
     result = cli("clean", str(tmp_path / "missing"), "--older-than", "12h")
     assert result.stdout == f"removed 0 rollout(s), 0.0 MB, below {tmp_path / 'missing'}\n"
