@@ -320,7 +320,8 @@ class _Tally:
         reward = reward_of(record)
         self.fractional = self.fractional or reward not in {None, 0.0, 1.0}
         if reward is not None:
-            self.best = reward if self.best is None else max(self.best, reward)
+            # The sum makes -0.0 the 0.0 that it equals, whichever comes first.
+            self.best = (reward if self.best is None else max(self.best, reward)) + 0.0
         for name, value in record.metrics.items():
             if is_finite_number(value):
                 self.sample_metrics.setdefault(name, ExactMean()).add(float(value))

@@ -171,6 +171,13 @@ def test_durations_of_many_attempts():
     assert found.p95 == pytest.approx(cuts[18], rel=1e-12)
 
 
+@pytest.mark.parametrize("rewards", [(0.0, -0.0), (-0.0, 0.0)])
+def test_the_best_of_two_zeros_is_the_same_in_each_order(rewards):
+    records = [attempt(row, reward=reward) for row, reward in enumerate(rewards)]
+    results = compute_metrics(records, rows=2, n=1).to_dict()["results"]
+    assert json.dumps(results["best_reward"]) == "0.0"
+
+
 @given(runs(), st.randoms(use_true_random=False))
 def test_order_and_timing_change_no_bit_of_the_results(run, rng):
     records, rows, n = run
