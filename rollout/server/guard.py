@@ -106,7 +106,7 @@ class _PlainHttp(H11Protocol):
                 await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
-            else:  # more bytes are needed, or there are none
+            else:  # NEED_DATA, or the peer has closed
                 return
 
     async def _start(self, request: h11.Request) -> None:
