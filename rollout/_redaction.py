@@ -1,4 +1,4 @@
-"""Blank secrets out of text, in whatever form they stand there."""
+"""Secrets: those in a URL, and their redaction from text in whatever form they stand there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit, urlunsplit
 
-from rollout.jsonfit import utf8
+from rollout._json.text import utf8
 
-__all__ = ["RedactedStream", "Redactor", "redact"]
+__all__ = ["RedactedStream", "Redactor", "public_url", "redact", "url_secrets"]
 
 _REDACTED = "[redacted]"
 _SHORTEST_WORD = 8
@@ -51,6 +51,9 @@ _PLAIN = re.compile(r"[\w.~-]+", re.ASCII)
 _SHORTEST_BASE64 = 8
 _FIRST_WHOLE = (0, 2, 3)
 """Which base64 character is the first that no byte before the secret has a part in."""
+
+_SHORTEST_IN_URL = 6
+"""Characters of a secret that is looked for alone."""
 
 
 class Redactor:
@@ -221,3 +224,41 @@ class RedactedStream:
 def redact(text: str, secrets: Iterable[str | None]) -> str:
     """Blank out secrets in *text*; see `Redactor`."""
     return Redactor(secrets).text(text)
+
+
+def public_url(url: str) -> str:
+    """Return a URL without what may be secret in it: user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "[malformed URL]"
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def url_secrets(url: str) -> list[str]:
+    """List what must not be left of a URL where somebody repeats it, as HTTP errors do.
+
+    Short ones, a user's name beside a password, and the version of an API may be words of any
+    text, so they are listed within their surroundings alone.
+    """
+    try:
+        return list(dict.fromkeys(_parts_to_hide(url)))
+    except ValueError:  # it is no URL, so nobody can say which part of it is secret
+        return [url]
+
+
+def _parts_to_hide(url: str) -> Iterator[str]:
+    parts = urlsplit(url)
+    alone: list[str] = []
+    login = parts.netloc.rpartition("@")[0]
+    if login:
+        yield f"{login}@"
+        user, colon, password = login.partition(":")
+        if colon:
+            yield unquote(login)  # what basic authentication encodes
+        secret = password if colon else user
+        alone += [secret, unquote(secret)]
+    for text in filter(None, (parts.query, parts.fragment)):
+        yield text
+        alone += [value for name, value in parse_qsl(text) if "version" not in name.lower()]
+    yield from (secret for secret in alone if len(secret) >= _SHORTEST_IN_URL)

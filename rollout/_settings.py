@@ -15,6 +15,7 @@ from rollout.types._fields import is_finite_number
 
 __all__ = [
     "backend_settings",
+    "check_api_key",
     "check_choice",
     "check_flag",
     "check_number",
@@ -93,6 +94,26 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """
     if not isinstance(value, str) or value not in choices:
         raise InvalidFieldError(name, f"must be one of {', '.join(map(repr, choices))}")
+
+
+def check_api_key(api_key: str | None) -> str | None:
+    """Return the key if it can be sent as a header.
+
+    Raises:
+        InvalidFieldError: It is empty or blank, or has surrounding white space, a control
+            character or a character beyond ASCII, none of which arrive as they were sent.
+    """
+    if api_key is None:
+        return None
+    if not isinstance(api_key, str):
+        raise InvalidFieldError("api_key", "must be a string or None", kind="type_error")
+    if not api_key.strip():
+        raise InvalidFieldError("api_key", "must not be empty when it is given")
+    if api_key != api_key.strip():
+        raise InvalidFieldError("api_key", "has white space around it (a line break, perhaps?)")
+    if not api_key.isascii() or not api_key.isprintable():
+        raise InvalidFieldError("api_key", "must consist of printable ASCII characters")
+    return api_key
 
 
 def setting(check: Callable[..., None], **rule: Any) -> Callable[[Any, Any, Any], None]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from rollout.jsonfit import is_large
+from rollout._json.fit import is_large
 
 __all__ = ["BODIES", "RESULTS", "clock_jumps", "run_by_size", "run_off_loop"]
 

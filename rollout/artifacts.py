@@ -25,11 +25,11 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import platformdirs
 import trio
 
-from rollout._crew import Crew, Job
-from rollout._folders import Folder, folder_name, open_root
+from rollout._files.folders import Folder, folder_name, open_root
+from rollout._files.thread_pool import Job, ThreadPool
+from rollout._files.trees import put_tree
 from rollout._logs import get_logger
 from rollout._threads import clock_jumps
-from rollout._trees import put_tree
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["ARTIFACT_ROOT_VARIABLE", "ArtifactStore"]
@@ -73,7 +73,7 @@ class ArtifactStore:
 
     def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
         self.root = _resolve(root)
-        self._crew: Crew[_Call[Any]] = Crew(self._work, _MOST_THREADS)
+        self._pool: ThreadPool[_Call[Any]] = ThreadPool(self._work, _MOST_THREADS)
         self._exact_case: bool | None = None
         self._abandoned: list[_Call[Any]] = []
         self._warned: set[object] = set()
@@ -123,7 +123,7 @@ class ArtifactStore:
         """Put a folder into a rollout's folder, in the place of what has its name. Blocking.
 
         For threads that have the time that it takes. Links in the folder must not lead out of
-        it (see `rollout._trees.tame_tree`). It is in its place as a whole or not at all.
+        it (see `rollout._files.trees.tame_tree`). It is in its place as a whole or not at all.
 
         Args:
             rollout_id: The rollout.
@@ -154,7 +154,7 @@ class ArtifactStore:
             return None
         call = _Call(function, (rollout_id, *args))
         try:
-            self._crew.submit(call)
+            self._pool.submit(call)
         except RuntimeError as error:
             call.fail(error)
         try:
@@ -178,13 +178,13 @@ class ArtifactStore:
         with trio.CancelScope(deadline=since + patience, shield=shield):
             await call.wait()
             return
-        self._crew.reinforce()
+        self._pool.reinforce()
         while True:
             with trio.CancelScope(deadline=since + LONGEST_WAIT_SEC, shield=shield):
                 await call.wait()
                 return
             cancelled = trio.current_effective_deadline() == -math.inf
-            if cancelled or self._crew.progress_at < since:
+            if cancelled or self._pool.progress_at < since:
                 return
             since = trio.current_time()
 
@@ -193,7 +193,7 @@ class ArtifactStore:
         self._abandoned = [call for call in self._abandoned if not call.ended and call.of_this_run]
         if not self._abandoned:
             return False
-        last = max(self._crew.progress_at, min(call.started for call in self._abandoned))
+        last = max(self._pool.progress_at, min(call.started for call in self._abandoned))
         return trio.current_time() - last >= LONGEST_WAIT_SEC
 
     def _warn(self, rollout_id: str, reason: str, kind: object) -> None:
@@ -209,7 +209,7 @@ class ArtifactStore:
     # --- in the thread --------------------------------------------------------------------------
 
     def _work(self, calls: Iterator[_Call[Any]]) -> None:
-        with suppress(OSError), _Root(self.root, self._crew) as root:
+        with suppress(OSError), _Root(self.root, self._pool) as root:
             for call in calls:
                 call.run(root)
 
@@ -224,7 +224,7 @@ class ArtifactStore:
         with folder.enter(name, make=True) as own:
             fresh = own.make(ARTIFACTS)
             if not fresh or not root.tried:
-                asked = self._crew.submitted
+                asked = self._pool.submitted
                 with own.enter(ARTIFACTS, make=False) as artifacts:
                     artifacts.check_writable()
                 root.tried_for = asked
@@ -253,10 +253,10 @@ class _Root:
         tried_for: Up to which call it is known that files can be written below it.
     """
 
-    def __init__(self, path: Path | None, crew: Crew[Any]) -> None:
+    def __init__(self, path: Path | None, pool: ThreadPool[Any]) -> None:
         self.tried_for = 0
         self._path = path
-        self._crew = crew
+        self._pool = pool
         self._call = 0
         self._opened_for = 0
         self._folder: Folder | None = None
@@ -288,7 +288,7 @@ class _Root:
         if self._path is None:
             raise OSError(errno.ENOENT, "nothing is kept")
         if self._folder is None:
-            self._opened_for = self._crew.submitted
+            self._opened_for = self._pool.submitted
             self._folder = self._stack.enter_context(open_root(self._path))
         return self._folder
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import trio
 from attrs import define, field
 
-from rollout._urls import public_url, url_secrets
+from rollout._redaction import public_url, url_secrets
 from rollout.errors import InvalidFieldError, SampleSourceError
 from rollout.types import (
     AgentWorkflowConfig,

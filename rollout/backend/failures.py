@@ -11,9 +11,9 @@ from itertools import islice
 import trio
 
 from rollout._endpoint_failures import endpoint_failure
+from rollout._json.text import utf8
 from rollout._logs import Lines
 from rollout._redaction import redact
-from rollout.jsonfit import utf8
 from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory
 
 __all__ = [

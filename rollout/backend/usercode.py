@@ -17,8 +17,8 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from rollout._groups import sole_error
 from rollout._logs import get_logger
+from rollout._tasks import sole_error
 from rollout.backend.alarms import await_with_alarms
 
 __all__ = ["Outcome", "UserCall"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from attrs import frozen
 
-from rollout._trees import remove_tree
+from rollout._files.trees import remove_tree
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE, ARTIFACTS, ArtifactStore
 from rollout.backend.saving import DIAGNOSTICS
 from rollout.cli.failures import CommandError

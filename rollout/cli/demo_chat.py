@@ -10,7 +10,7 @@ import hypercorn.trio
 import trio
 from hypercorn.config import Config
 
-from rollout._groups import sole_error
+from rollout._tasks import sole_error
 from rollout.cli.failures import EXIT_USAGE, CommandError, run_async
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import secret_from_env

@@ -13,7 +13,7 @@ import click
 import trio
 from attrs import frozen
 
-from rollout._beside import beside
+from rollout._tasks import background_tasks
 from rollout.cli.eval_options import config_options, overrides_of, resume_command
 from rollout.cli.eval_progress import EvaluationView
 from rollout.cli.eval_summary import print_summary, summary_document
@@ -201,7 +201,7 @@ async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
         yield
         return
     with trio.open_signal_receiver(number) as received:
-        async with beside(partial(watch, received)):
+        async with background_tasks(partial(watch, received)):
             yield
 
 

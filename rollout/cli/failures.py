@@ -19,8 +19,8 @@ import click
 import trio
 from attrs import frozen
 
-from rollout._files import reason_of
-from rollout._groups import sole_error
+from rollout._files.atomic import reason_of
+from rollout._tasks import sole_error
 from rollout.cli.text import one_line
 from rollout.cli.unreachable import why_unreachable
 from rollout.errors import (

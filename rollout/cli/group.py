@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rollout._groups import sole_error
+from rollout._tasks import sole_error
 from rollout.cli.failures import explain, lost_output
 from rollout.cli.options import help_alone
 

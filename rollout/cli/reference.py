@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollout._signatures import signature_of
+from rollout.backend.signatures import signature_of
 from rollout.cli.failures import CommandError, last_place
 from rollout.server import RolloutServer
 

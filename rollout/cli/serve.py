@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import click
 import trio
 
-from rollout._files import reason_of
-from rollout._groups import sole_error
+from rollout._files.atomic import reason_of
 from rollout._logs import get_logger
+from rollout._tasks import sole_error
 from rollout.backend.failures import describe_exception, summarized
 from rollout.cli.activity import Activity
 from rollout.cli.failures import (

@@ -17,7 +17,7 @@ import httpx
 import trio
 from attrs import define, field
 
-from rollout._groups import copy_error
+from rollout._tasks import copy_error
 from rollout.client.feed import ResultFeed
 from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json

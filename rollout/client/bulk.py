@@ -21,9 +21,9 @@ import httpx
 import trio
 from attrs import define, field
 
-from rollout._beside import beside
 from rollout._logs import get_logger
 from rollout._settings import check_whole
+from rollout._tasks import background_tasks
 from rollout.client.finished import FinishedRollout, RolloutRetry
 from rollout.client.polling import Progress
 from rollout.errors import InvalidFieldError, RolloutError
@@ -245,7 +245,7 @@ async def run_many(
         # The block's own exception comes out as it is, and so does one of the requests'.
         # The receiver is closed last, so that no request finds nobody to send its outcome to.
         with receive:
-            async with beside(partial(bulk.feed, requests)):
+            async with background_tasks(partial(bulk.feed, requests)):
                 yield receive
     finally:
         send.close()

@@ -10,9 +10,8 @@ from typing import Any, Self
 import httpx
 import trio
 
-from rollout._groups import sole_error
-from rollout._keys import check_api_key
-from rollout._settings import check_flag, check_number
+from rollout._settings import check_api_key, check_flag, check_number
+from rollout._tasks import sole_error
 from rollout.client.bulk import run_many
 from rollout.client.finished import FinishedRollout, RolloutRetry
 from rollout.client.groups import FirstSuccesses, RolloutGroup, first_successes, run_groups

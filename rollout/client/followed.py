@@ -7,7 +7,7 @@ import math
 import trio
 from attrs import define, field
 
-from rollout._groups import copy_error
+from rollout._tasks import copy_error
 from rollout.client.polling import Poller
 from rollout.rules import is_terminal
 from rollout.rules.retry import RESULT_READ_GRACE_SEC, FailureKind, ResultRetrySchedule

@@ -18,8 +18,8 @@ import attrs
 import trio
 from attrs import define, field
 
-from rollout._beside import beside
 from rollout._settings import check_number, check_whole
+from rollout._tasks import background_tasks
 from rollout.client.bulk import Puller, Requests, Runner, cancel_left, run_many
 from rollout.client.finished import FinishedRollout, RolloutRetry
 from rollout.types import RolloutInitRequest, RolloutSample
@@ -189,7 +189,7 @@ async def run_groups(
     )
     try:
         with receive:
-            async with beside(partial(groups.feed, prompts)):
+            async with background_tasks(partial(groups.feed, prompts)):
                 yield receive
     finally:
         send.close()

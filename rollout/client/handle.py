@@ -15,7 +15,7 @@ from typing import Any, Self
 import trio
 from attrs import define, field
 
-from rollout._groups import copy_error
+from rollout._tasks import copy_error
 from rollout.client.polling import Poller
 from rollout.errors import RolloutHandleCancelled
 from rollout.rules import is_terminal, reached

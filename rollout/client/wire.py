@@ -16,11 +16,9 @@ import httpx
 import trio
 from attrs import define, field, frozen
 
+from rollout._http import SpreadTransport, limits_of_pools, proxy_for, tls_context
 from rollout._logs import printable
-from rollout._pools import SpreadTransport, limits_of_pools
-from rollout._proxies import proxy_for
 from rollout._redaction import Redactor
-from rollout._tls import tls_context
 from rollout.client.bodies import OneBody, read_body, unwind
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (

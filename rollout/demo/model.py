@@ -24,10 +24,10 @@ import httpx
 import trio
 from attrs import define, field, frozen
 
-from rollout._beside import beside
-from rollout._files import reason_of
+from rollout._files.atomic import reason_of
+from rollout._http import tls_context
 from rollout._settings import check_number, setting
-from rollout._tls import tls_context
+from rollout._tasks import background_tasks
 from rollout.errors import IntegrationError, RolloutServerError
 
 __all__ = ["SMOLLM2", "RealModel", "find_weights", "model_server"]
@@ -132,7 +132,7 @@ async def model_server(
     process = await _start()
     tail = _Tail()
     try:
-        async with beside(partial(_watch, process, tail)):
+        async with background_tasks(partial(_watch, process, tail)):
             yield await _ready(process, settings, tail)
     finally:
         with trio.CancelScope(shield=True):

@@ -16,8 +16,8 @@ from attrs import field, frozen
 from hypercorn.config import Config
 from quart_trio import QuartTrio
 
-from rollout._groups import sole_error
 from rollout._settings import check_whole, setting
+from rollout._tasks import sole_error
 from rollout.client import RolloutClient
 from rollout.demo.arithmetic import MODEL_NAME, Problem, ScriptedModel, make_problems, make_sums
 from rollout.demo.chat import create_chat_app

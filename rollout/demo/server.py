@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from rollout._tls import tls_context
+from rollout._http import tls_context
 from rollout.backend import LocalBackend
 from rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context
 from rollout.demo.arithmetic import MODEL_NAME, last_number

@@ -12,7 +12,8 @@ import httpx
 import trio
 from attrs import evolve, frozen
 
-from rollout._files import write_atomic
+from rollout._files.atomic import write_atomic
+from rollout._json.text import utf8
 from rollout._redaction import Redactor, redact
 from rollout.backend.failures import describe_exception
 from rollout.client import RolloutClient, RolloutHandle
@@ -31,7 +32,6 @@ from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.folder import TRAJECTORIES
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.standstill import Standstill
-from rollout.jsonfit import utf8
 from rollout.trajectory import build_trajectory, token_totals
 from rollout.trajectory.totals import token_count
 from rollout.types import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import filelock
 
-from rollout._files import is_leftover, reason_of, sync_folder, write_atomic
-from rollout._folders import PRIVATE, refuse_link
+from rollout._files.atomic import is_leftover, reason_of, sync_folder, write_atomic
+from rollout._files.folders import PRIVATE, refuse_link
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
 from rollout.evaluation.journal import EVENTS
 from rollout.evaluation.manifest import MANIFEST

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import trio
 
-from rollout._files import sync_folder
+from rollout._files.atomic import sync_folder
 from rollout.codec import converter, dump_json
 from rollout.errors import EvaluationDamagedError, EvaluationError
 from rollout.evaluation._sparse import SparseArray

@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from rollout._files import write_atomic
-from rollout._urls import public_url
+from rollout._files.atomic import write_atomic
+from rollout._redaction import public_url
 from rollout.codec import format_timestamp, parse_json
 from rollout.errors import (
     EvaluationDamagedError,

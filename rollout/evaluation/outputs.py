@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from rollout._files import write_atomic, writing_atomic
+from rollout._files.atomic import write_atomic, writing_atomic
 from rollout.codec import dump_json
 from rollout.errors import EvaluationError
 from rollout.evaluation.folder import INDEX, METRICS

@@ -6,8 +6,7 @@ import httpx
 
 from rollout._endpoint_failures import endpoint_failure
 from rollout._logs import get_logger
-from rollout._redaction import redact
-from rollout._urls import public_url
+from rollout._redaction import public_url, redact
 from rollout.context import RolloutContext
 from rollout.errors import EvaluationError, IntegrationError
 from rollout.evaluation.attempts import Credentials

@@ -11,8 +11,8 @@ import httpx
 import trio
 from attrs import define, evolve
 
-from rollout._beside import beside
 from rollout._logs import get_logger
+from rollout._tasks import background_tasks
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationStoppedError, RolloutError
 from rollout.evaluation.attempts import UNREACHABLE, Attempt, Credentials, keep_attempt, run_rollout
@@ -110,7 +110,7 @@ class EvaluationRun:
         """
         try:
             with self._working:
-                async with beside(self._standstill.watch):
+                async with background_tasks(self._standstill.watch):
                     await self._feed(client)
         finally:
             # Also while the block is being left, which it often is because of this.

@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx
 import trio
 
-from rollout._beside import beside
 from rollout._logs import get_logger
 from rollout._settings import check_flag
+from rollout._tasks import background_tasks
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError, RolloutError
@@ -187,9 +187,9 @@ async def _connect(
 @asynccontextmanager
 async def _working(run: EvaluationRun, client: RolloutClient) -> AsyncGenerator[None, None]:
     """Own the tasks of a run for the length of the block."""
-    async with beside(run.journal.write):
+    async with background_tasks(run.journal.write):
         try:
-            async with beside(partial(run.work, client)):
+            async with background_tasks(partial(run.work, client)):
                 yield
         finally:
             run.journal.close()

@@ -21,10 +21,10 @@ from typing import IO
 import trio
 from attrs import define, field
 
-from rollout._beside import beside
-from rollout._files import reason_of
+from rollout._files.atomic import reason_of
 from rollout._logs import get_logger
 from rollout._redaction import RedactedStream
+from rollout._tasks import background_tasks
 from rollout.errors import EvaluationError, EvaluationStoppedError
 
 __all__ = ["server_process"]
@@ -64,12 +64,12 @@ async def server_process(
         process, address = await _start(app, os.environ | environment)
         output = _Output(process, log, file, file.tell(), RedactedStream(secrets))
         try:
-            async with address, beside(output.copy):
+            async with address, background_tasks(output.copy):
                 url = await _first_line(address)
                 if not url:
                     await process.wait()
                     raise EvaluationError(f"the rollout server did not start: {await output.end()}")
-                async with beside(partial(_watch, output)):
+                async with background_tasks(partial(_watch, output)):
                     yield url
         finally:
             with trio.CancelScope(shield=True):

@@ -19,9 +19,7 @@ import httpx
 import trio
 from attrs import define, field
 
-from rollout._pools import SpreadTransport, limits_of_pools
-from rollout._proxies import proxy_for
-from rollout._tls import tls_context
+from rollout._http import SpreadTransport, limits_of_pools, proxy_for, tls_context
 
 __all__ = ["Connections", "current_connections", "share_connections", "timeouts"]
 

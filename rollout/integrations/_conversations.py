@@ -23,9 +23,9 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
+from rollout._json.fit import fit
 from rollout.integrations._model_answers import Choice
 from rollout.integrations._model_calls import Call
-from rollout.jsonfit import fit
 from rollout.trajectory.steps import COPIED
 
 __all__ = ["Conversation", "Conversations", "Entry"]

@@ -19,12 +19,12 @@ from typing import Any
 import trio
 from attrs import frozen
 
+from rollout._json.fit import fit
 from rollout.context import RolloutContext
 from rollout.errors import SampleSourceError
 from rollout.integrations._model_answers import Answer, Choice
 from rollout.integrations._model_calls import Call
 from rollout.integrations._recorder import ConversationRecorder, the_rollout
-from rollout.jsonfit import fit
 from rollout.types import RolloutSample
 
 __all__ = ["FrameworkSource", "source_of", "the_rollout"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from attrs import define, field
 
+from rollout._json.fit import fit
 from rollout.integrations._responses_items import items_as_messages
-from rollout.jsonfit import fit
 
 __all__ = [
     "Answer",

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from rollout._json.fit import fit
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.context import RolloutContext, SampleSource, get_rollout_context
@@ -17,7 +18,6 @@ from rollout.integrations._conversations import Conversation, Conversations, Ent
 from rollout.integrations._model_answers import Answer
 from rollout.integrations._model_calls import Call
 from rollout.integrations._responses_items import input_as_messages
-from rollout.jsonfit import fit
 from rollout.trajectory.build import DETAILS, with_details
 from rollout.trajectory.totals import token_count
 from rollout.types import RolloutSample

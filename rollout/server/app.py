@@ -21,10 +21,10 @@ from quart import Request, Response, Websocket, request, websocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from rollout._groups import sole_error
-from rollout._keys import check_api_key
+from rollout._json.fit import fit
 from rollout._logs import LogFormatter, get_logger
-from rollout._settings import check_flag, check_number, check_whole
+from rollout._settings import check_api_key, check_flag, check_number, check_whole
+from rollout._tasks import sole_error
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
@@ -37,7 +37,6 @@ from rollout.errors import (
     RolloutCapacityError,
     UnknownRolloutError,
 )
-from rollout.jsonfit import fit
 from rollout.rules import SeenState
 from rollout.server.batch import (
     MAX_BATCH,

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rollout._files import reason_of
+from rollout._files.atomic import reason_of
 from rollout.errors import RolloutServerError
 
 __all__ = ["BACKLOG", "bound_socket"]

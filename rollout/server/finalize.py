@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from rollout._json.fit import fit, is_large
+from rollout._json.text import utf8
 from rollout._logs import get_logger
 from rollout.backend.failures import redact
 from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp, unstructure
-from rollout.jsonfit import fit, is_large, utf8
 from rollout.rules.status import TERMINAL_STATUSES
 from rollout.types import (
     ExecutionOutcome,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from quart_trio.asgi import TrioASGILifespan
 
-from rollout._groups import sole_error
+from rollout._tasks import sole_error
 
 if TYPE_CHECKING:
     from rollout.server.app import RolloutServer

@@ -13,9 +13,9 @@ from itertools import islice
 import trio
 from attrs import field, frozen
 
-from rollout._beside import beside
 from rollout._logs import get_logger
 from rollout._settings import check_number, setting
+from rollout._tasks import background_tasks
 from rollout.server.registry import RolloutRegistry
 
 __all__ = ["ShutdownBudget", "StagedShutdown"]
@@ -143,7 +143,7 @@ class StagedShutdown:
 
     async def _shut_down_backend(self) -> None:
         with trio.move_on_after(self.budget.backend_sec) as scope:
-            async with beside(self._say_that_backend_takes_long):
+            async with background_tasks(self._say_that_backend_takes_long):
                 try:
                     await self._registry.backend.shutdown()
                 except Exception:

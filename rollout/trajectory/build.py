@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from typing import Any
 
+from rollout._json.fit import fit
 from rollout._redaction import Redactor
 from rollout.codec import MAX_JSON_DEPTH
-from rollout.jsonfit import fit
 from rollout.trajectory.steps import Steps
 from rollout.trajectory.totals import final_metrics
 from rollout.types import RolloutSample

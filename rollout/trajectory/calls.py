@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import frozen
 
+from rollout._json.fit import fit
 from rollout._redaction import Redactor
 from rollout.codec import MAX_JSON_DEPTH, parse_json
 from rollout.errors import InvalidBodyError
-from rollout.jsonfit import fit
 from rollout.trajectory.content import put
 
 __all__ = ["Call", "read_call", "take_id"]

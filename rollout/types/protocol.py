@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field
 
-from rollout._urls import public_url, url_secrets
+from rollout._redaction import public_url, url_secrets
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import (
     count,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import rollout_ids
 
-from rollout._folders import folder_name
+from rollout._files.folders import folder_name
 
 reserved = st.sampled_from(["con", "CON.txt", "nul", "com1", "a:b", "a?", "|"])
 dotted = st.sampled_from(["a.", "a ", " a", ".a", "...", "~", "-rf", "a\nb", "a\u202eb"])

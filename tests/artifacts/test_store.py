@@ -14,7 +14,8 @@ import trio
 import trio.testing
 from support import local_backend
 
-from rollout import _folders, artifacts
+from rollout import artifacts
+from rollout._files import folders as folder_module
 from rollout.artifacts import ArtifactStore
 from rollout.errors import BackendConfigurationError
 
@@ -22,8 +23,8 @@ from rollout.errors import BackendConfigurationError
 @pytest.fixture(params=["descriptors", "paths"])
 def root(request, tmp_path, monkeypatch):
     if request.param == "paths":
-        monkeypatch.setattr(_folders, "_DESCRIPTORS", False)
-    elif not _folders._DESCRIPTORS:
+        monkeypatch.setattr(folder_module, "_DESCRIPTORS", False)
+    elif not folder_module._DESCRIPTORS:
         pytest.skip("this platform has no descriptors of folders")
     return tmp_path / "root"
 
@@ -182,7 +183,7 @@ async def test_storage_that_takes_no_file(root, monkeypatch, warnings):
     def refuse(*_):
         raise full
 
-    monkeypatch.setattr(_folders.os, "write", refuse)
+    monkeypatch.setattr(folder_module.os, "write", refuse)
     assert await store.artifacts_dir("r1") is None
     assert await store.artifacts_dir("r2") is None
     full = OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -290,7 +291,7 @@ def hanging(monkeypatch):
 
 
 async def until_free(store):
-    while store._crew.busy:
+    while store._pool.busy:
         await trio.lowlevel.checkpoint()
 
 
@@ -461,7 +462,7 @@ async def test_one_look_at_the_root_holds_for_all_that_had_asked_before(
     root, doors, monkeypatch, warnings
 ):
     opened, tried = [], []
-    open_root, check_writable = artifacts.open_root, _folders.Folder.check_writable
+    open_root, check_writable = artifacts.open_root, folder_module.Folder.check_writable
 
     def count_opened(*args, **options):
         opened.append(None)
@@ -472,7 +473,7 @@ async def test_one_look_at_the_root_holds_for_all_that_had_asked_before(
         check_writable(folder)
 
     monkeypatch.setattr(artifacts, "open_root", count_opened)
-    monkeypatch.setattr(_folders.Folder, "check_writable", count_tried)
+    monkeypatch.setattr(folder_module.Folder, "check_writable", count_tried)
     store = ArtifactStore(root)
     (root / "r7" / "artifacts").mkdir(parents=True)  # what was there is looked at itself
     folders = {}
@@ -527,7 +528,7 @@ async def test_storage_that_stops_taking_files_is_noticed_by_all_that_ask_then(
     await all_of_them("before")
     assert None not in folders
     folders.clear()
-    monkeypatch.setattr(_folders.os, "write", refuse)
+    monkeypatch.setattr(folder_module.os, "write", refuse)
     await all_of_them("after")
     assert folders == [None] * 20
     assert len(warnings()) == 1

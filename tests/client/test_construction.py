@@ -6,7 +6,7 @@ import httpx
 import pytest
 from client.fakes import FakeServer, run
 
-from rollout._proxies import is_loopback
+from rollout._http import is_loopback
 from rollout.client import RolloutClient
 from rollout.errors import InvalidFieldError
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout import codec
+from rollout._json import text as json_text
+from rollout._json.fit import fit
 from rollout.codec import (
     MAX_JSON_DEPTH,
     TOO_MANY,
@@ -30,7 +31,6 @@ from rollout.codec import (
     unstructure,
 )
 from rollout.errors import InvalidBodyError, InvalidFieldError
-from rollout.jsonfit import fit
 from rollout.types import (
     CancelRolloutsRequest,
     RolloutErrorCategory,
@@ -158,7 +158,7 @@ LOOKS_LIKE_JSON = st.text(alphabet='[]{}",:\\u01ue5.-tnN \n\x00٣', max_size=60)
 def test_values_are_counted_without_another_result(data: bytes):
     value, problems = either(parse_json, data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "_MOST_AT_ONCE", 0)
+        patch.setattr(json_text, "_MOST_AT_ONCE", 0)
         counted, counted_problems = either(partial(parse_json, max_values=10_000), data)
     assert (counted, bool(counted_problems)) == (value, bool(problems))
     assert type(counted) is type(value)
@@ -168,7 +168,7 @@ def test_values_are_counted_without_another_result(data: bytes):
 @given(values)
 def test_a_large_value_is_written_as_any_other(value: Any):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "_PIECE", 2)
+        patch.setattr(json_text, "_PIECE", 2)
         assert dump_large_json(value) == dump_json(value)
 
 

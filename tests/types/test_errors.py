@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rollout import errors
-from rollout._groups import copy_error
+from rollout._tasks import copy_error
 
 WITH_MORE = [
     errors.InvalidFieldError("label", "must be a string", kind="type_error"),

@@ -13,8 +13,8 @@ import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout._json.fit import fit
 from rollout.errors import InvalidFieldError
-from rollout.jsonfit import fit
 from rollout.types import AgentWorkflowOutput, RolloutSample
 from rollout.types.output import coerce_output
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollout._redaction import _DUMMIES, RedactedStream, Redactor, redact
-from rollout._urls import public_url, url_secrets
+from rollout._redaction import _DUMMIES, RedactedStream, Redactor, public_url, redact, url_secrets
 
 WRITERS = {
     "plain": str,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout._json.fit import fit
 from rollout.codec import LARGEST_WEIGHT, MAX_JSON_DEPTH, dump_json, dump_request, parse_json
 from rollout.errors import InvalidFieldError
-from rollout.jsonfit import fit
 from rollout.trajectory import build_trajectory
 from rollout.types import RolloutInitRequest, RolloutSample
 

@@ -19,7 +19,6 @@ from harbor.environments.capabilities import (  # type: ignore[import-not-found,
     EnvironmentResourceCapabilities,
 )
 
-from rollout._signatures import signature_of
 from rollout.backend.harbor._namespace import transfer
 from rollout.backend.harbor._namespace.errors import NamespaceError, NamespaceStartError
 from rollout.backend.harbor._namespace.holder import find_tools
@@ -29,6 +28,7 @@ from rollout.backend.harbor._namespace.sandbox import Sandbox, User
 from rollout.backend.harbor._namespace.tasks import finish
 from rollout.backend.harbor._namespace.users import find_user
 from rollout.backend.harbor.bounds import drop_large_files
+from rollout.backend.signatures import signature_of
 
 __all__ = ["NamespaceEnvironment"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from attrs import define, field
 
+from rollout._files.trees import drop_links_out
 from rollout._logs import get_logger
-from rollout._trees import drop_links_out
 from rollout.artifacts import ARTIFACTS, ArtifactStore
 from rollout.backend.harbor.plan import TrialPlan
 

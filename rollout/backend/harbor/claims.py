@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rollout._files.trees import remove_tree
 from rollout._logs import get_logger
-from rollout._trees import remove_tree
 
 fcntl: Any
 try:

@@ -11,8 +11,8 @@ import attrs
 import trio
 from attrs import define, field
 
-from rollout._groups import sole_error
 from rollout._logs import get_logger
+from rollout._tasks import sole_error
 from rollout.backend.executions import Execution, Phase, failure
 from rollout.backend.failures import (
     categorize_exception,

@@ -11,9 +11,10 @@ from typing import Any
 
 from attrs import frozen
 
+from rollout._json.fit import fit
+from rollout._json.text import utf8
 from rollout.codec import MAX_JSON_DEPTH, dump_json, parse_json, structure
 from rollout.errors import InvalidBodyError, InvalidFieldError
-from rollout.jsonfit import fit, utf8
 from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory, RolloutSample
 
 __all__ = ["MOST_BYTES", "Handback", "WorkflowFailure", "dump_handback", "read_handback"]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import trio
 from attrs import define, field, frozen
 
-from rollout._groups import sole_error
 from rollout._logs import get_logger
 from rollout._redaction import redact
+from rollout._tasks import sole_error
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.bounds import StopWatch
 from rollout.backend.harbor.configuration import trial_config

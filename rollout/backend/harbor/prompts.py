@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollout._json.text import utf8
 from rollout.errors import InvalidFieldError
-from rollout.jsonfit import utf8
 
 __all__ = ["fill_template", "instruction_of"]
 

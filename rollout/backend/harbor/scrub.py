@@ -23,8 +23,8 @@ from typing import IO, Any
 
 from attrs import define, field
 
+from rollout._files.trees import remove_tree, tame_tree
 from rollout._redaction import RedactedStream, Redactor
-from rollout._trees import remove_tree, tame_tree
 
 __all__ = ["ScrubReport", "scrub_folder"]
 

@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 from attrs import define, field
 
+from rollout._files.trees import tame_tree
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
-from rollout._trees import tame_tree
 from rollout.artifacts import ArtifactStore
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents import AgentSpec, NativeAgent

@@ -30,8 +30,8 @@ from weakref import WeakKeyDictionary
 import attrs
 from attrs import define
 
-from rollout._groups import sole_error
 from rollout._redaction import redact
+from rollout._tasks import sole_error
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
 from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.task_files import TaskFacts, describe, filled

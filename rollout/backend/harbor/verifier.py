@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
+from rollout._json.text import utf8
 from rollout._logs import get_logger
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.codec import dump_json
 from rollout.errors import InvalidFieldError
-from rollout.jsonfit import utf8
 from rollout.types import ExecutionRequest
 
 __all__ = ["LEAST_SEC", "grading_problem", "verifier_fields", "with_placeholder_tests"]

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollout._files.trees import remove_tree
 from rollout._logs import get_logger
-from rollout._trees import remove_tree
 from rollout.backend.harbor.claims import MARK, Claim, abandoned, is_claimed, make_claimed
 
 __all__ = ["TRIALS", "make_workspace", "prune_kept", "remove_workspace", "sweep_workspaces"]

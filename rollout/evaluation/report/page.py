@@ -25,7 +25,8 @@ from typing import IO, Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from rollout._files import writing_atomic
+from rollout._files.atomic import writing_atomic
+from rollout._json.text import utf8
 from rollout.errors import TrajectoryError
 from rollout.evaluation.folder import REPORT, TRAJECTORIES
 from rollout.evaluation.records import AttemptRecord
@@ -42,7 +43,6 @@ from rollout.evaluation.report.gather import Run, gather
 from rollout.evaluation.report.packing import Packer
 from rollout.evaluation.report.summary import summarize
 from rollout.evaluation.report.text import clip, embed, line, number, pretty
-from rollout.jsonfit import utf8
 
 __all__ = ["write_report"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout._trees import put_tree, remove_tree, tame_tree
+from rollout._files.trees import put_tree, remove_tree, tame_tree
 from rollout.artifacts import ArtifactStore
 from rollout.backend.harbor.archive import archive_trial
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_put_there_leaves_what_was(plan, store, monkeypa
     def no_room(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rollout._trees.shutil.copyfileobj", no_room)
+    monkeypatch.setattr("rollout._files.trees.shutil.copyfileobj", no_room)
     report = archive_trial(plan, store, keep=True)
     assert report.problem == "No space left on device"
     assert tree(store.root / "r") == {"harbor/old": "old"}
@@ -266,7 +266,7 @@ def test_taming_tells_what_it_removes(tmp_path):
 
 
 def test_a_platform_without_descriptors_of_folders(tmp_path):
-    from rollout._folders import Folder
+    from rollout._files.folders import Folder
 
     (tmp_path / "a").mkdir()
     with pytest.raises(OSError, match="platform"):

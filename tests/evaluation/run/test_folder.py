@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from evaluation.run.cases import config_of, python, raising, run_all, scripted
 
-from rollout._files import is_leftover, write_atomic, writing_atomic
+from rollout._files.atomic import is_leftover, write_atomic, writing_atomic
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
 from rollout.evaluation import evaluate
 from rollout.evaluation.folder import archive, finish_archiving, locked, tidy

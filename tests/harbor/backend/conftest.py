@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 if str(HERE / "modules") not in sys.path:
     sys.path.insert(0, str(HERE / "modules"))
 
-from trial_support import (  # noqa: E402 - beside this file
+from trial_support import (  # noqa: E402 - background_tasks this file
     KEY,
     NAMESPACE,
     TESTS,

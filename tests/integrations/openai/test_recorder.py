@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from integrations.scripted import others
 
 from rollout import RolloutContext, SampleSource
+from rollout._json.fit import fit
 from rollout.errors import InvalidFieldError, SampleSourceError
 from rollout.integrations import _conversations
 from rollout.integrations._model_answers import read_answer
 from rollout.integrations._model_streams import Events, StreamedAnswer
 from rollout.integrations.chat import ConversationRecorder, get_recorder
-from rollout.jsonfit import fit
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

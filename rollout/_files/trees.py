@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rollout._folders import Folder
+from rollout._files.folders import Folder
 
 __all__ = ["drop_links_out", "put_tree", "remove_tree", "tame_tree"]
 

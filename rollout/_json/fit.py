@@ -14,15 +14,14 @@ size of what is to be written is kept count of.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from rollout.codec import LARGEST_WEIGHT, MAX_JSON_DEPTH, VALUE_WEIGHT
+from rollout._json.text import LARGEST_WEIGHT, MAX_JSON_DEPTH, VALUE_WEIGHT
 from rollout.types import RolloutSample
 from rollout.types._fields import dumped, plain_number
 
-__all__ = ["fit", "is_large", "utf8"]
+__all__ = ["fit", "is_large"]
 
 _DROP: Any = object()
 
@@ -35,13 +34,6 @@ _CUT = 1 << 30
 
 _LARGEST_INT = 10**4300 - 1
 """Python reads numbers of up to 4,300 digits."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def utf8(text: str) -> str:
-    """Replace lone surrogates by U+FFFD, for text that strict peers read."""
-    return _SURROGATE.sub("\ufffd", text)
 
 
 def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]:

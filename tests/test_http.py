@@ -7,7 +7,7 @@ import pytest
 import trio
 from support import CHAT_URL, local_backend, make_app, prompt, served
 
-from rollout._pools import REQUESTS_PER_POOL, SpreadTransport
+from rollout._http import REQUESTS_PER_POOL, SpreadTransport
 from rollout.client import RolloutClient
 from rollout.types import RolloutStatus
 

@@ -1,19 +1,18 @@
-"""Tasks beside a block, with errors that come out plain."""
+"""Background tasks of a block, and single errors out of exception groups."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import trio
 
-from rollout._groups import sole_error
-
-__all__ = ["beside"]
+__all__ = ["background_tasks", "copy_error", "sole_error"]
 
 
 @asynccontextmanager
-async def beside(*tasks: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
+async def background_tasks(*tasks: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
     """Run tasks for the length of the block; what still runs at its end is cancelled.
 
     An exception of the block comes out as it is, with those of tasks as notes; without one,
@@ -53,3 +52,32 @@ def _has_cancellation(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(trio.Cancelled) is not None
     return isinstance(error, trio.Cancelled)
+
+
+def sole_error(error: BaseException) -> BaseException:
+    """Return the one real error of a group, or the group itself if it holds several.
+
+    Cancellations do not count: a nursery adds them while it ends the siblings of what failed.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        _, real = error.split(trio.Cancelled)
+        if real is None or len(real.exceptions) != 1:
+            return error if real is None else real
+        error = real.exceptions[0]
+    return error
+
+
+def copy_error(error: Exception) -> Exception:
+    """Copy an error, so that its awaiters share no traceback, no context and no notes."""
+    try:
+        twin = copy.copy(error)
+    except Exception:  # noqa: BLE001 - a transport of the user's own may raise what it likes
+        return error
+    if type(twin) is not type(error) or twin is error:
+        return error
+    twin.__cause__ = error.__cause__
+    twin.__context__ = error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    if hasattr(error, "__notes__"):
+        twin.__notes__ = list(error.__notes__)
+    return twin

@@ -1,12 +1,11 @@
-"""A few threads that work off a queue of blocking jobs for the event loop.
+"""A small thread pool that works off a queue of blocking jobs for the event loop.
 
-Theory of operation: to hand a job to a thread and its result back costs more than a small file
-does, nearly all of it for waking somebody up. So a thread that is awake takes one job after the
-other without the loop's help, and what has ended by the time the loop looks is delivered in one
-go. A thread goes home when the queue is empty.
+Waking a thread, and the loop for its result, costs more than a small file does. So a thread that
+is awake takes one job after the other without the loop's help, and all results that are there
+when the loop looks are delivered in one go. Threads are daemons and exit when the queue is empty.
 
-More threads are called when many jobs wait, or one for long: what is quick is done soonest by
-few, as Python code runs in one thread at a time anyway.
+Another thread starts when many jobs wait, or one for long. Few threads suit short jobs, because
+of the interpreter lock.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-__all__ = ["Crew", "Job"]
+__all__ = ["Job", "ThreadPool"]
 
 _QUEUED_FOR_EACH = 4
 """How many jobs may wait for each thread before another one is called."""
@@ -63,7 +62,7 @@ class Job:
 J = TypeVar("J", bound=Job)
 
 
-class Crew(Generic[J]):
+class ThreadPool(Generic[J]):
     """Threads that do jobs.
 
     Args:

@@ -1,19 +1,26 @@
-"""Spread requests over several connection pools.
+"""What HTTP clients here share: connection pools, proxies and TLS contexts.
 
 What a pool of httpx does for each request and each response takes time in proportion to the
-requests that it has in flight, so a thousand long polls in one pool cost a million steps. Here
-a pool takes a few dozen, and the next one is made when all are full. The first pools are
-filled first, so that connections are used again when the load goes down.
+requests that it has in flight, so a thousand long polls in one pool cost a million steps. With
+`SpreadTransport` a pool takes a few dozen, and the next one is made when all are full. The first
+pools are filled first, so that connections are used again when the load goes down.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import ssl
 from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 from attrs import define
 
-__all__ = ["SpreadTransport", "limits_of_pools"]
+from rollout.errors import InvalidFieldError
+
+__all__ = ["SpreadTransport", "is_loopback", "limits_of_pools", "proxy_for", "tls_context"]
 
 REQUESTS_PER_POOL = 32
 
@@ -22,6 +29,10 @@ _KEPT_CONNECTIONS = 32
 
 _KEEP_ALIVE_EXPIRY_SEC = 4.0
 """Below the five seconds after which common servers close an idle connection."""
+
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Variables that name trusted certificates; the first that is set counts."""
+_KEY_LOG = "SSLKEYLOGFILE"
 
 
 def limits_of_pools(*, kept: bool = True) -> httpx.Limits:
@@ -105,3 +116,49 @@ class SpreadTransport(httpx.AsyncBaseTransport):
         """Close every pool."""
         for pool in self._pools:
             await pool.transport.aclose()
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL leads to this machine itself."""
+    host = _host(url)
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    # Connecting to 0.0.0.0 or :: reaches this machine too.
+    return address.is_loopback or address.is_unspecified
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the proxy that the environment names for a URL, ``None`` if the way is direct."""
+    if is_loopback(url):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(urlsplit(url).scheme) or proxies.get("all")
+    return None if not proxy or proxy_bypass(_host(url)) else proxy
+
+
+def _host(url: str) -> str:
+    return (urlsplit(url).hostname or "").rstrip(".")
+
+
+def tls_context(url: httpx.URL | str) -> ssl.SSLContext:
+    """Return what verifies the server at a URL; for plain http, one that trusts nobody.
+
+    Raises:
+        InvalidFieldError: A file that the environment names cannot be used.
+    """
+    if httpx.URL(url).scheme == "http":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        if error.filename is not None and error.filename == os.environ.get(_KEY_LOG):
+            reason = f"names a file that cannot be written: {error.strerror}"
+            raise InvalidFieldError(_KEY_LOG, reason) from error
+        named = next((name for name in _CERTIFICATES if os.environ.get(name)), "the system")
+        raise InvalidFieldError(
+            named, f"names certificates that cannot be read: {error}"
+        ) from error

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rollout._files import write_atomic, write_quickly
+from rollout._files.atomic import write_atomic, write_quickly
 
 __all__ = ["PRIVATE", "Folder", "folder_name", "open_root", "refuse_link"]
 
@@ -148,7 +148,7 @@ class Folder:
             raise
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace the file *name* in here as a whole; see `rollout._files.write_atomic`.
+        """Replace the file *name* in here as a whole; see `rollout._files.atomic.write_atomic`.
 
         It is not synced: after a loss of power it may be missing or empty.
 

@@ -1,11 +1,11 @@
-"""Tasks beside a block: whose error comes out, and how."""
+"""Background tasks of a block: whose error comes out, and how."""
 
 from __future__ import annotations
 
 import pytest
 import trio
 
-from rollout._beside import beside
+from rollout._tasks import background_tasks
 
 
 async def fail(error, started=None):
@@ -22,7 +22,7 @@ async def test_tasks_end_with_the_block():
         finally:
             ended.append(1)
 
-    async with beside(task, task):
+    async with background_tasks(task, task):
         await trio.testing.wait_all_tasks_blocked()
         assert ended == []
     assert ended == [1, 1]
@@ -32,7 +32,7 @@ async def test_the_error_of_a_task_comes_out_plain():
     error = LookupError("of a task")
 
     with pytest.raises(LookupError) as caught:
-        async with beside(lambda: fail(error), trio.sleep_forever):
+        async with background_tasks(lambda: fail(error), trio.sleep_forever):
             await trio.sleep_forever()
     assert caught.value is error
 
@@ -40,7 +40,7 @@ async def test_the_error_of_a_task_comes_out_plain():
 async def test_the_error_of_the_block_has_those_of_tasks_as_notes():
     mine, others = ValueError("mine"), LookupError("of a task")
     with pytest.raises(ValueError, match="mine") as caught:
-        async with beside(lambda: fail(others)):
+        async with background_tasks(lambda: fail(others)):
             try:
                 await trio.sleep_forever()
             finally:
@@ -54,7 +54,7 @@ async def test_several_tasks_that_fail_come_out_together():
         raise error
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with beside(lambda: at_once(LookupError()), lambda: at_once(ValueError())):
+        async with background_tasks(lambda: at_once(LookupError()), lambda: at_once(ValueError())):
             await trio.sleep_forever()
     assert {type(error) for error in caught.value.exceptions} == {LookupError, ValueError}
 
@@ -67,7 +67,7 @@ async def test_a_group_of_the_block_that_holds_a_cancellation():
 
     with pytest.raises(LookupError):
         with trio.CancelScope() as scope:
-            async with beside(trio.sleep_forever):
+            async with background_tasks(trio.sleep_forever):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancelled)
                     await trio.testing.wait_all_tasks_blocked()
@@ -78,7 +78,7 @@ async def test_a_group_of_the_block_that_holds_a_cancellation():
 
 async def test_cancelling_from_outside_leaves_nothing():
     with trio.CancelScope() as scope:
-        async with beside(trio.sleep_forever):
+        async with background_tasks(trio.sleep_forever):
             scope.cancel()
             await trio.sleep_forever()
     assert scope.cancelled_caught

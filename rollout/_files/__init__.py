@@ -1,0 +1,1 @@
+"""Files: atomic writes, folders opened without following links, trees made by others."""

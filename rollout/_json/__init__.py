@@ -1,0 +1,1 @@
+"""JSON: strict text, and fitting foreign values into it."""
