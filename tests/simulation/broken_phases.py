@@ -8,7 +8,8 @@ from simulation.mutants import interrupted, mutant, wrap, written
 
 from rollout.backend.executions import Execution, Phase, Slots
 from rollout.backend.local import LocalBackend
-from rollout.rules import RolloutRecord
+from rollout.rules import PollingLease, RolloutRecord
+from rollout.server.registry import RolloutRegistry
 from rollout.simulation import (
     Caller,
     Course,
@@ -101,6 +102,24 @@ def a_cancel_request_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     wrap(monkeypatch, Execution, "cancel", cancel)
 
 
+@mutant(
+    "deadlines",
+    written(
+        RolloutPlan(rollout_id="first", agent_sec=60.0),
+        RolloutPlan(rollout_id="r", arrival_sec=1.0, caller=Caller.CANCEL, caller_sec=5.0),
+        max_concurrent=1,
+    ),
+)
+def who_waits_ignores_a_cancel_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancel request interrupts user code, and nobody who waits for a slot."""
+
+    def enter(honest, execution, current):
+        if not isinstance(current, trio.CancelScope):
+            honest(execution, current)
+
+    wrap(monkeypatch, Execution, "enter", enter)
+
+
 # --- slots of graders -----------------------------------------------------------------------------
 
 GRADED = written(
@@ -158,18 +177,20 @@ def stand_still(world: SimulatedWorld) -> None:
     world.pause(5.0)
 
 
-@mutant(
-    "slots",
-    interrupted(
-        stand_still,
-        RolloutPlan(rollout_id="first", agent_sec=10.0, grade=False),
-        RolloutPlan(rollout_id="r", arrival_sec=0.5, agent_timeout_sec=10.0, grade=False),
-        RolloutPlan(rollout_id="last", arrival_sec=1.0, agent_sec=10.0, grade=False),
-        after="workflow-started",
-        after_sec=10.0,
-        max_concurrent=1,
-    ),
+TOO_LATE = interrupted(
+    stand_still,
+    RolloutPlan(rollout_id="first", agent_sec=10.0, grade=False),
+    RolloutPlan(rollout_id="r", arrival_sec=0.5, agent_timeout_sec=10.0, grade=False),
+    RolloutPlan(rollout_id="third", arrival_sec=1.0, agent_sec=10.0, grade=False),
+    RolloutPlan(rollout_id="last", arrival_sec=1.5, agent_sec=10.0, grade=False),
+    after="workflow-started",
+    after_sec=10.0,
+    max_concurrent=1,
 )
+"""The slot of the first is free when the deadline of the second has passed."""
+
+
+@mutant("slots", TOO_LATE)
 def a_slot_that_comes_too_late_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot that is granted as its deadline passes is never given back."""
 
@@ -180,22 +201,65 @@ def a_slot_that_comes_too_late_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, Slots, "acquire", acquire)
 
 
+@mutant("slots", TOO_LATE)
+def a_slot_that_comes_too_late_is_given_back_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that is granted as its deadline passes is given back here and by its caller."""
+
+    async def acquire(honest, slots, execution, deadline):
+        acquired = await honest(slots, execution, deadline)
+        if acquired and trio.current_time() >= deadline:
+            slots.limiter.total_tokens += 1
+        return acquired
+
+    wrap(monkeypatch, Slots, "acquire", acquire)
+
+
+def cancel_second(world: SimulatedWorld) -> None:
+    """Ask the rollout ``r`` to stop, as a cancel request that arrives."""
+    assert world.server.app is not None
+    world.trace.add("network", "arrived", "r", route="cancel", request=0, lease="", process=1)
+    world.server.app.registry.cancel(ids=["r"])
+
+
 @mutant(
-    "lease-safety",
+    "slots",
     interrupted(
-        stand_still,
-        RolloutPlan(
-            rollout_id="r",
-            agent_sec=ALMOST_A_LEASE_SEC,
-            grade=False,
-            caller=Caller.VANISH,
-            caller_sec=0.025,
-        ),
-        RolloutPlan(rollout_id="meanwhile", arrival_sec=1.0, agent_sec=200.0),
+        cancel_second,
+        RolloutPlan(rollout_id="first", agent_sec=10.0, grade=False),
+        RolloutPlan(rollout_id="r", arrival_sec=0.5, grade=False),
+        RolloutPlan(rollout_id="last", arrival_sec=1.0, agent_sec=10.0, grade=False),
         after="workflow-started",
-        after_sec=ALMOST_A_LEASE_SEC,
+        after_sec=10.0,
+        max_concurrent=1,
     ),
 )
+def a_slot_that_comes_with_a_cancel_request_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that is granted in the moment of a cancel request is never given back."""
+
+    async def acquire(honest, slots, execution, deadline):
+        acquired = await honest(slots, execution, deadline)
+        return acquired and not execution.cancelled
+
+    wrap(monkeypatch, Slots, "acquire", acquire)
+
+
+UNSEEN = interrupted(
+    stand_still,
+    RolloutPlan(
+        rollout_id="r",
+        agent_sec=ALMOST_A_LEASE_SEC,
+        grade=False,
+        caller=Caller.VANISH,
+        caller_sec=0.025,
+    ),
+    RolloutPlan(rollout_id="meanwhile", arrival_sec=1.0, agent_sec=200.0),
+    after="workflow-started",
+    after_sec=ALMOST_A_LEASE_SEC,
+)
+"""A lease ends, and a workflow with it, before anybody can notice."""
+
+
+@mutant("lease-safety", UNSEEN)
 def a_result_beats_a_lease_that_ended_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result counts though the lease had ended, as long as nobody has noticed."""
 
@@ -207,3 +271,27 @@ def a_result_beats_a_lease_that_ended_first(monkeypatch: pytest.MonkeyPatch) -> 
 
     wrap(monkeypatch, RolloutRecord, "finish", finish)
     wrap(monkeypatch, RolloutRecord, "settle", settle)
+
+
+@mutant("lease-safety", UNSEEN)
+def a_result_is_compared_with_the_last_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a lease ended before the result is asked as of when leases were last looked at."""
+    looked_at: dict[RolloutRecord, float] = {}
+
+    def expire_leases(honest, registry, now):
+        for entry in registry._entries.values():
+            looked_at[entry.record] = registry._clock.time(now)
+        return honest(registry, now)
+
+    def settle(honest, record, result, now):
+        return honest(record, result, looked_at.get(record, now))
+
+    wrap(monkeypatch, RolloutRegistry, "_expire_leases", expire_leases)
+    wrap(monkeypatch, RolloutRecord, "settle", settle)
+    wrap(monkeypatch, RolloutRecord, "finish", settle)
+
+
+@mutant("lease-safety", UNSEEN)
+def the_deadline_itself_is_within_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease has ended only after its deadline, not at it."""
+    wrap(monkeypatch, PollingLease, "expired", lambda _, lease, now: now > lease.deadline)

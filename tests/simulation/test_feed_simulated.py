@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from collections.abc import Callable
+from heapq import heappush
 from typing import Any
 
 import httpx
 import pytest
 import trio
-from attrs import define
+from attrs import define, evolve
 from cli.harness import Cli
 from simulation.many_seeds import chunks, run_chunks
 from simulation.mutants import STOPPING, Mutant, Patch, Run, interrupted, wrap
@@ -29,6 +32,7 @@ from rollout.simulation import (
     Fate,
     Fault,
     FaultLevel,
+    FaultPlan,
     RolloutPlan,
     Route,
     ServerOptions,
@@ -265,19 +269,30 @@ class _Dead:
         return Fate()
 
 
-def dead_client(seed: int) -> Simulation[Any]:
+@define
+class _FirstOnly:
+    """Lets the first request to some of the routes through, and nothing else."""
+
+    fates: dict[Route, Fate]
+
+    def fate(self, route: Route) -> Fate:
+        """Return the fate of the next request."""
+        return self.fates.pop(route, Fate(fault=Fault.GATEWAY))
+
+
+def dead_client(plan: Callable[[], FaultPlan]) -> Run:
     """Six rollouts of one client, which dies while two of them run."""
     options = ServerOptions(
         max_concurrent=2, result_wait_timeout_sec=10.0, polling_lease_timeout_sec=40.0
     )
     plans = [RolloutPlan(rollout_id=f"r{n}", agent_sec=500.0) for n in range(6)]
     plans.append(RolloutPlan(rollout_id="late", arrival_sec=100.0))
-    return simulate_workload(
-        seed, faults="none", plans=plans, plan=_Dead(), options=options, feed=True
+    return lambda seed: simulate_workload(
+        seed, faults="none", plans=plans, plan=plan(), options=options, feed=True
     )
 
 
-@mutant("lease-safety", dead_client)
+@mutant("lease-safety", dead_client(_Dead))
 def each_lease_is_renewed_at_its_own_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leases of one renewal end one after the other."""
 
@@ -285,6 +300,35 @@ def each_lease_is_renewed_at_its_own_moment(monkeypatch: pytest.MonkeyPatch) -> 
         return honest(registry, entry, trio.current_time())
 
     wrap(monkeypatch, RolloutRegistry, "renew", renew)
+
+
+@mutant("lease-safety", dead_client(_Dead))
+def one_lease_ends_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of leases that end together, the next one is looked at when the task is scheduled again."""
+
+    def expire_leases(honest, registry, now):
+        first, *later = registry._leases or [None]
+        registry._leases = [first] if first else []
+        honest(registry, now)
+        for each in later:
+            heappush(registry._leases, each)
+        return registry._leases[0][0] if registry._leases else math.inf
+
+    wrap(monkeypatch, RolloutRegistry, "_expire_leases", expire_leases)
+
+
+@mutant(
+    "lease-safety",
+    dead_client(lambda: _FirstOnly({Route.ADMIT: Fate(), Route.BATCH: Fate()})),
+)
+def each_lease_of_a_batch_starts_at_its_own_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leases of one batch end one after the other."""
+    wrap(
+        monkeypatch,
+        RolloutRegistry,
+        "admit",
+        lambda honest, registry, request, **_: honest(registry, request),
+    )
 
 
 @mutant("news", fed("none"))
@@ -427,16 +471,19 @@ class _LateRenewal:
         return Fate(fault=Fault.GATEWAY) if self.feeds > 1 else Fate()
 
 
-def late_renewals(seed: int) -> Simulation[Any]:
-    """A feed that breaks after a renewal whose answer took long."""
+def short_of_lease(plan: Callable[[], FaultPlan]) -> Run:
+    """Two rollouts whose lease is little longer than a poll, on a network that fails soon."""
     options = ServerOptions(result_wait_timeout_sec=30.0, polling_lease_timeout_sec=45.0)
-    plans = [RolloutPlan(rollout_id="r", agent_sec=500.0)]
-    return simulate_workload(
-        seed, faults="none", plans=plans, plan=_LateRenewal(), options=options, feed=True
+    plans = [
+        RolloutPlan(rollout_id="r", agent_sec=500.0),
+        RolloutPlan(rollout_id="later", arrival_sec=0.5, agent_sec=500.0),
+    ]
+    return lambda seed: simulate_workload(
+        seed, faults="none", plans=plans, plan=plan(), options=options, feed=True
     )
 
 
-@mutant("retry-in-lease", late_renewals)
+@mutant("retry-in-lease", short_of_lease(_LateRenewal))
 def a_renewal_counts_from_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is believed to hold from the moment when the answer to a renewal came."""
     wrap(
@@ -445,6 +492,37 @@ def a_renewal_counts_from_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         "renewed",
         lambda honest, followed, _: honest(followed, trio.current_time()),
     )
+
+
+BREAKS_AFTER_HELLO = Fate(fault=Fault.LOST_DURING, back_sec=4.0, after_sec=6.0)
+
+
+@mutant(
+    "retry-in-lease",
+    short_of_lease(lambda: _FirstOnly({Route.ADMIT: Fate(), Route.FEED: BREAKS_AFTER_HELLO})),
+)
+def an_open_feed_counts_from_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is believed to hold from the moment when a feed said hello."""
+    wrap(
+        monkeypatch,
+        Followed,
+        "opened",
+        lambda honest, followed, _: honest(followed, trio.current_time()),
+    )
+
+
+@mutant(
+    "retry-in-lease",
+    short_of_lease(lambda: _FirstOnly({Route.ADMIT: Fate(), Route.BATCH: Fate(back_sec=4.0)})),
+)
+def a_batch_counts_from_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is believed to hold from the moment when the answer to a batch came."""
+
+    async def admit(honest, batcher, body, on_sent):
+        outcome = await honest(batcher, body, on_sent)
+        return outcome and evolve(outcome, sent_at=trio.current_time())
+
+    wrap(monkeypatch, AdmissionBatcher, "admit", admit)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
