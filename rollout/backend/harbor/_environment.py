@@ -19,16 +19,16 @@ from harbor.environments.capabilities import (  # type: ignore[import-not-found,
     EnvironmentResourceCapabilities,
 )
 
-from rollout.backend.harbor._namespace import transfer
-from rollout.backend.harbor._namespace.errors import NamespaceError, NamespaceStartError
-from rollout.backend.harbor._namespace.holder import find_tools
-from rollout.backend.harbor._namespace.layout import Bind, check_bind
-from rollout.backend.harbor._namespace.limits import MIB, Limits
-from rollout.backend.harbor._namespace.sandbox import Sandbox, User
-from rollout.backend.harbor._namespace.tasks import finish
-from rollout.backend.harbor._namespace.users import find_user
 from rollout.backend.harbor.bounds import drop_large_files
 from rollout.backend.signatures import signature_of
+from rollout.sandbox import transfer
+from rollout.sandbox.errors import NamespaceError, NamespaceStartError
+from rollout.sandbox.holder import find_tools
+from rollout.sandbox.layout import Bind, check_bind
+from rollout.sandbox.limits import MIB, Limits
+from rollout.sandbox.sandbox import Sandbox, User
+from rollout.sandbox.tasks import finish
+from rollout.sandbox.users import find_user
 
 __all__ = ["NamespaceEnvironment"]
 

@@ -20,13 +20,12 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
 
+from rollout._files.claims import sweep_claimed
 from rollout._settings import backend_settings, check_flag, check_number, check_whole
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Executions, Phase
-from rollout.backend.harbor._namespace.sandbox import PREFIX as SANDBOX_PREFIX
 from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.bounds import Stops
-from rollout.backend.harbor.claims import sweep_claimed
 from rollout.backend.harbor.configuration import require_harbor
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
 from rollout.backend.harbor.execution import TrialExecution
@@ -41,6 +40,7 @@ from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
 from rollout.grader import Grader
 from rollout.integrations.asyncio_bridge import AsyncioBridge, open_asyncio_bridge
+from rollout.sandbox.sandbox import PREFIX as SANDBOX_PREFIX
 from rollout.types import (
     AgentWorkflowConfig,
     ExecutionOutcome,

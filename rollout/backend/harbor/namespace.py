@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollout.backend.harbor._namespace.errors import (
+from rollout.errors import BackendConfigurationError
+from rollout.sandbox.errors import (
     CommandTimeoutError,
     NamespaceError,
     NamespaceStartError,
     TransferError,
 )
-from rollout.errors import BackendConfigurationError
 
 __all__ = [
     "CommandTimeoutError",

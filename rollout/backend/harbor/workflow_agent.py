@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rollout._files.claims import Claim
 from rollout.backend.harbor.agents import AgentSpec, timeout_fields
 from rollout.backend.harbor.bundle import Bundle, make_bundle
-from rollout.backend.harbor.claims import Claim
 from rollout.backend.harbor.handback import read_handback
 from rollout.backend.harbor.payload import dump_config, load_config, make_payload
 from rollout.backend.harbor.plan import TrialPlan

@@ -1,7 +1,7 @@
 """The folders that trials work in: made, removed, and put in order after a server was killed.
 
 Each rollout has one, ``<trials_dir>/<name>``, with Harbor's trial folder in it at
-``trials/<name>``. While it is in use it is claimed, see `rollout.backend.harbor.claims`. One that
+``trials/<name>``. While it is in use it is claimed, see `rollout._files.claims`. One that
 is kept has the trial's folder alone, and no mark. Blocking.
 """
 
@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollout._files.claims import MARK, Claim, abandoned, is_claimed, make_claimed
 from rollout._files.trees import remove_tree
 from rollout._logs import get_logger
-from rollout.backend.harbor.claims import MARK, Claim, abandoned, is_claimed, make_claimed
 
 __all__ = ["TRIALS", "make_workspace", "prune_kept", "remove_workspace", "sweep_workspaces"]
 

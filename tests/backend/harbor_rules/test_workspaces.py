@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from rollout.backend.harbor import claims
-from rollout.backend.harbor.claims import MARK, Claim, abandoned, make_claimed, sweep_claimed
+from rollout._files import claims
+from rollout._files.claims import MARK, Claim, abandoned, make_claimed, sweep_claimed
 from rollout.backend.harbor.workspaces import (
     make_workspace,
     prune_kept,

@@ -12,7 +12,7 @@ import trio
 from server_process import server_process
 from trial_support import KEY, TESTS, files_with, mounts
 
-from rollout.backend.harbor.claims import Claim
+from rollout._files.claims import Claim
 from rollout.types import RolloutStatus
 
 SERVER = """\

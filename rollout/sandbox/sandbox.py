@@ -23,18 +23,18 @@ from typing import IO
 
 from attrs import frozen
 
-from rollout.backend.harbor._namespace.errors import (
+from rollout._files.claims import MARK, Claim
+from rollout.sandbox.errors import (
     CommandTimeoutError,
     NamespaceError,
     NamespaceStartError,
 )
-from rollout.backend.harbor._namespace.holder import END_SEC, PATH, Holder, find_tools
-from rollout.backend.harbor._namespace.layout import Bind, prepare_root
-from rollout.backend.harbor._namespace.limits import Limits
-from rollout.backend.harbor._namespace.output import Output
-from rollout.backend.harbor._namespace.processes import find_marked, new_mark, signal_if_inside
-from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait
-from rollout.backend.harbor.claims import MARK, Claim
+from rollout.sandbox.holder import END_SEC, PATH, Holder, find_tools
+from rollout.sandbox.layout import Bind, prepare_root
+from rollout.sandbox.limits import Limits
+from rollout.sandbox.output import Output
+from rollout.sandbox.processes import find_marked, new_mark, signal_if_inside
+from rollout.sandbox.tasks import finish, kill_and_wait
 
 __all__ = ["PREFIX", "CommandResult", "Sandbox", "User"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.backend.harbor._namespace import transfer
-from rollout.backend.harbor._namespace.errors import NamespaceError, TransferError
+from rollout.sandbox import transfer
+from rollout.sandbox.errors import NamespaceError, TransferError
 
 LOGGER = logging.getLogger("tests")
 

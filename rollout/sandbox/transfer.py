@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import IO
 
 from rollout._logs import get_logger
-from rollout.backend.harbor._namespace.errors import NamespaceError, TransferError
-from rollout.backend.harbor._namespace.extract import extract
-from rollout.backend.harbor._namespace.holder import PATH
-from rollout.backend.harbor._namespace.sandbox import Sandbox
-from rollout.backend.harbor._namespace.tasks import finish
+from rollout.sandbox.errors import NamespaceError, TransferError
+from rollout.sandbox.extract import extract
+from rollout.sandbox.holder import PATH
+from rollout.sandbox.sandbox import Sandbox
+from rollout.sandbox.tasks import finish
 
 __all__ = [
     "MAX_BYTES",

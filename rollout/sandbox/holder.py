@@ -16,10 +16,10 @@ from typing import IO
 
 from attrs import frozen
 
-from rollout.backend.harbor._namespace.errors import NamespaceError, NamespaceStartError
-from rollout.backend.harbor._namespace.layout import Bind
-from rollout.backend.harbor._namespace.processes import has_ended
-from rollout.backend.harbor._namespace.tasks import finish, kill_and_wait
+from rollout.sandbox.errors import NamespaceError, NamespaceStartError
+from rollout.sandbox.layout import Bind
+from rollout.sandbox.processes import has_ended
+from rollout.sandbox.tasks import finish, kill_and_wait
 
 __all__ = ["END_SEC", "PATH", "Holder", "find_tools"]
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from boxes import bash, says
+from sandbox_support import bash, says
 
-from rollout.backend.harbor._namespace.layout import check_bind
+from rollout.sandbox.layout import check_bind
 
 
 def test_a_command_gives_its_output_and_its_status(sandbox, run):

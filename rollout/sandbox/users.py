@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.backend.harbor._namespace.errors import NamespaceError
-from rollout.backend.harbor._namespace.sandbox import User
+from rollout.sandbox.errors import NamespaceError
+from rollout.sandbox.sandbox import User
 
 __all__ = ["find_user"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from boxes import bash, others, says, until
+from sandbox_support import bash, others, says, until
 
-from rollout.backend.harbor._namespace.errors import (
+from rollout.sandbox.errors import (
     CommandTimeoutError,
     NamespaceError,
 )

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rollout.backend.harbor._namespace.errors import TransferError
+from rollout.sandbox.errors import TransferError
 
 __all__ = ["extract"]
 

@@ -10,13 +10,13 @@ import sys
 
 import pytest
 
-from rollout.backend.harbor._namespace import processes
-from rollout.backend.harbor._namespace.errors import NamespaceError
-from rollout.backend.harbor._namespace.output import Output
-from rollout.backend.harbor._namespace.processes import find_marked, new_mark, pid_namespace
-from rollout.backend.harbor._namespace.sandbox import User
-from rollout.backend.harbor._namespace.tasks import finish
-from rollout.backend.harbor._namespace.users import find_user
+from rollout.sandbox import processes
+from rollout.sandbox.errors import NamespaceError
+from rollout.sandbox.output import Output
+from rollout.sandbox.processes import find_marked, new_mark, pid_namespace
+from rollout.sandbox.sandbox import User
+from rollout.sandbox.tasks import finish
+from rollout.sandbox.users import find_user
 
 # Output
 

@@ -6,12 +6,12 @@ import os
 import socket
 
 import pytest
-from boxes import bash, says, until
+from sandbox_support import bash, says, until
 
-from rollout.backend.harbor._namespace.errors import (
+from rollout.sandbox.errors import (
     NamespaceError,
 )
-from rollout.backend.harbor._namespace.sandbox import User
+from rollout.sandbox.sandbox import User
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="other users inside need root outside")

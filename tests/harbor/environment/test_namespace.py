@@ -317,7 +317,7 @@ def test_a_failure_after_the_start_leaves_nothing(make, run):
 
 
 def test_preflight_names_what_is_missing(monkeypatch):
-    from rollout.backend.harbor._namespace import holder
+    from rollout.sandbox import holder
 
     EnvironmentFactory.run_preflight(type=None, import_path=IMPORT_PATH)
     monkeypatch.setattr(holder, "PATH", "/nonexistent")

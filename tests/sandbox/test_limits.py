@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.backend.harbor._namespace import limits
-from rollout.backend.harbor._namespace.limits import Limits
+from rollout.sandbox import limits
+from rollout.sandbox.limits import Limits
 
 TOOLS = {"prlimit": "/p", "choom": "/c"}
 

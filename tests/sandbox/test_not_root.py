@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from rollout.backend.harbor._namespace import setup
+from rollout.sandbox import setup
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 
 SCRIPT = """
     import asyncio, concurrent.futures.thread, ctypes, json, logging, os, sys
     from pathlib import Path
-    from rollout.backend.harbor._namespace import transfer
-    from rollout.backend.harbor._namespace.errors import CommandTimeoutError, NamespaceError
-    from rollout.backend.harbor._namespace.sandbox import Sandbox, User
+    from rollout.sandbox import transfer
+    from rollout.sandbox.errors import CommandTimeoutError, NamespaceError
+    from rollout.sandbox.sandbox import Sandbox, User
 
     folder, setup_python = Path(sys.argv[1]), sys.argv[2]
     # The interpreter may be where only root can read, so everything is loaded by now.

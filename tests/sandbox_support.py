@@ -1,29 +1,21 @@
-"""Sandboxes for tests, and the check that none leaves a process, a mount or a folder behind."""
+"""Fixtures and helpers for sandboxes, and a check that none leaves a process, mount or folder."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import subprocess
-import sys
 import tempfile
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-if sys.platform != "linux":
-    collect_ignore_glob = ["test_*.py"]
-
-from rollout.backend.harbor._namespace import processes
-from rollout.backend.harbor._namespace.errors import NamespaceStartError
-from rollout.backend.harbor._namespace.holder import Holder, find_tools
-from rollout.backend.harbor._namespace.sandbox import Sandbox
-
-HERE = Path(__file__).parent
-if str(HERE / "modules") not in sys.path:
-    sys.path.insert(0, str(HERE / "modules"))
+from rollout.sandbox import processes
+from rollout.sandbox.errors import NamespaceStartError
+from rollout.sandbox.holder import Holder, find_tools
+from rollout.sandbox.sandbox import Sandbox
 
 
 @functools.cache
@@ -57,7 +49,7 @@ def folders(parent):
 def children():
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
             found |= set((task / "children").read_text().split())
     return found
 
@@ -100,7 +92,7 @@ def nothing_left(monkeypatch, tmp_path_factory):
 def sandbox(namespaces):
     """Opens a started sandbox: `async with sandbox() as box`."""
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def opened(**options):
         box = Sandbox(**options)
         await box.start()
@@ -124,3 +116,33 @@ def run():
         return asyncio.run(bounded())
 
     return run
+
+
+def bash(box, command, **options):
+    return box.run(["bash", "-c", command], **options)
+
+
+async def says(box, command, **options):
+    """What a command wrote, which must succeed."""
+    result = await bash(box, command, **options)
+    assert result.return_code == 0, result
+    return result.stdout
+
+
+async def until(box, condition):
+    """Wait inside until a shell condition holds; a FIFO or a file tells, not the time."""
+    await says(box, f"until {condition}; do sleep 0.01; done")
+
+
+def others(box_numbers):
+    """Processes in a pid namespace that live, but for the first, as `stat` shows them."""
+    number, first = box_numbers
+    found = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdecimal() or processes.pid_namespace(int(path.name)) != number:
+            continue
+        with contextlib.suppress(OSError):
+            line = (path / "stat").read_text()
+            if int(path.name) != first and line.rpartition(")")[2].split()[0] not in "ZX":
+                found.append(line[:60])
+    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.backend.harbor._namespace.layout import Bind, check_bind, prepare_root
+from rollout.sandbox.layout import Bind, check_bind, prepare_root
 
 
 @pytest.fixture

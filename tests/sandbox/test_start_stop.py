@@ -9,16 +9,16 @@ import sys
 import textwrap
 
 import pytest
-from boxes import bash, others, says
+from sandbox_support import bash, others, says
 
-from rollout.backend.harbor._namespace import holder as holders
-from rollout.backend.harbor._namespace import sandbox as sandboxes
-from rollout.backend.harbor._namespace.errors import (
+from rollout.sandbox import holder as holders
+from rollout.sandbox import sandbox as sandboxes
+from rollout.sandbox.errors import (
     NamespaceError,
     NamespaceStartError,
 )
-from rollout.backend.harbor._namespace.layout import check_bind
-from rollout.backend.harbor._namespace.sandbox import Sandbox
+from rollout.sandbox.layout import check_bind
+from rollout.sandbox.sandbox import Sandbox
 
 ROOT = os.geteuid() == 0
 
@@ -141,7 +141,7 @@ def test_the_reason_of_a_failed_start_is_told(namespaces, run, monkeypatch, tmp_
     monkeypatch.setattr(sandboxes, "prepare_root", lambda *_: [holders_bind()])
 
     def holders_bind():
-        from rollout.backend.harbor._namespace.layout import Bind
+        from rollout.sandbox.layout import Bind
 
         return Bind(source="/no/such/folder", target="/app")
 
@@ -215,7 +215,7 @@ def test_the_end_of_the_first_process_is_noticed(sandbox, run):
 DYING = """
     import asyncio, os, signal, sys
     from pathlib import Path
-    from rollout.backend.harbor._namespace.sandbox import Sandbox
+    from rollout.sandbox.sandbox import Sandbox
 
     async def main():
         box = Sandbox(parent=Path(sys.argv[1]))
