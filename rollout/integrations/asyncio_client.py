@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.integrations._framework_run import rollout_openai, trio_tool
+from rollout.integrations.frameworks.adapters import rollout_openai, trio_tool
 
 __all__ = ["rollout_client", "trio_tool"]
 

@@ -15,17 +15,16 @@ from attrs import field, frozen
 from rollout._endpoint_failures import is_refusal, mark_error
 from rollout._redaction import redact
 from rollout.errors import IntegrationError, InvalidFieldError
-from rollout.integrations._connections import share_connections, timeouts
-from rollout.integrations._model_answers import error_message, parse, read_body
-from rollout.integrations._recorder import (
+from rollout.integrations.recording.calls import error_message, parse, read_body
+from rollout.integrations.recording.recorder import (
     MAIN,
     ConversationRecorder,
     active_rollout,
     get_recorder,
     recorder_of,
 )
-from rollout.integrations._recording_transport import RecordingTransport
-from rollout.integrations._watched_calls import BODY, Endpoint
+from rollout.integrations.transport.connections import share_connections, timeouts
+from rollout.integrations.transport.recording import BODY, Endpoint, RecordingTransport
 
 __all__ = ["ChatReply", "ConversationRecorder", "chat", "get_recorder", "share_connections"]
 

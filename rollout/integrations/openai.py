@@ -22,18 +22,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rollout.context import RolloutContext
-from rollout.integrations._connections import share_connections
-from rollout.integrations._openai_client import load_sdk, make_client
-from rollout.integrations._recorder import (
+from rollout.integrations.recording.recorder import (
     MAIN,
     ConversationRecorder,
     active_rollout,
     get_recorder,
     recorder_of,
 )
-from rollout.integrations._recording_transport import RecordingTransport
-from rollout.integrations._thread_transport import ThreadTransport, TrioSide
-from rollout.integrations._watched_calls import Endpoint
+from rollout.integrations.transport.connections import share_connections
+from rollout.integrations.transport.openai_client import load_sdk, make_client
+from rollout.integrations.transport.recording import Endpoint, RecordingTransport
+from rollout.integrations.transport.threads import ThreadTransport, TrioSide
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

@@ -14,15 +14,22 @@ The server has to open a bridge in its lifespan; see the page about frameworks.
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any
 
-from rollout.integrations._framework_run import AgentStream, Framework, rollout_openai, trio_tool
-from rollout.integrations._framework_source import FrameworkSource, source_of, the_rollout
-from rollout.integrations._pydantic_messages import as_chat, as_history
+from rollout.errors import InvalidFieldError
 from rollout.integrations.asyncio_bridge import get_bridge
+from rollout.integrations.frameworks.adapters import (
+    AgentStream,
+    Framework,
+    rollout_openai,
+    trio_tool,
+)
+from rollout.integrations.frameworks.source import FrameworkSource, source_of, the_rollout
 
 __all__ = ["AgentStream", "rollout_model", "run_agent", "stream_agent", "trio_tool"]
 
@@ -33,6 +40,13 @@ _FRAMEWORK = Framework(
     versions=("2.68", "3"),
     openai=("3", "4"),
 )
+
+_USAGE = {
+    "input_tokens": "prompt_tokens",
+    "output_tokens": "completion_tokens",
+    "cache_read_tokens": "cached_tokens",
+}
+_URLS = {"image-url": "image_url", "audio-url": "audio_url"}
 
 
 @cache
@@ -190,3 +204,202 @@ async def _events(
         finally:
             done = stream.result
             _take(sdk, source, messages if done is None else done.all_messages())
+
+
+def as_history(sdk: Any, prompt: Any) -> tuple[Any, list[Any] | None]:
+    """Return the user's prompt, as ``agent.run`` takes it, and the history before it.
+
+    Args:
+        sdk: The module ``pydantic_ai``.
+        prompt: A text, contents of a user's message, or chat messages.
+
+    Raises:
+        InvalidFieldError: A part of a message has no counterpart there.
+    """
+    if isinstance(prompt, str) or not all(isinstance(each, Mapping) for each in prompt):
+        return prompt, None
+    messages = list(prompt)
+    asked: Any = None
+    if messages and messages[-1].get("role") == "user":
+        asked = _content(sdk, messages.pop().get("content"))
+    history: list[Any] = []
+    names: dict[Any, Any] = {}
+    for message in messages:
+        response = message.get("role") == "assistant"
+        kind = sdk.ModelResponse if response else sdk.ModelRequest
+        parts = _response(sdk, message, names) if response else [_request(sdk, message, names)]
+        if history and isinstance(history[-1], kind):
+            history[-1] = kind(parts=[*history[-1].parts, *parts])
+        else:
+            history.append(kind(parts=parts))
+    return asked, history or None
+
+
+def _request(sdk: Any, message: Mapping[str, Any], names: Mapping[Any, Any]) -> Any:
+    role, content = message.get("role"), message.get("content")
+    if role in {"system", "developer"}:
+        return sdk.SystemPromptPart(content=_text(content))
+    if role == "user":
+        return sdk.UserPromptPart(content=_content(sdk, content))
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        return sdk.ToolReturnPart(
+            tool_name=names.get(call_id, message.get("name") or "unknown"),
+            content=_text(content),
+            tool_call_id=call_id,
+        )
+    raise InvalidFieldError("prompt", f"has a message of role {role}, which PydanticAI has not")
+
+
+def _response(sdk: Any, message: Mapping[str, Any], names: dict[Any, Any]) -> list[Any]:
+    parts: list[Any] = []
+    if message.get("reasoning_content"):
+        parts.append(sdk.ThinkingPart(content=message["reasoning_content"]))
+    if message.get("content"):
+        parts.append(sdk.TextPart(content=_text(message["content"])))
+    for call in message.get("tool_calls") or ():
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        names[call["id"]] = name
+        parts.append(sdk.ToolCallPart(tool_name=name, args=arguments, tool_call_id=call["id"]))
+    return parts
+
+
+def _content(sdk: Any, content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [_user_part(sdk, part) for part in content]
+
+
+def _user_part(sdk: Any, part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    if part.get("type") == "text":
+        return part["text"]
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if part.get("type") != "image_url" or not isinstance(url, str):
+        raise InvalidFieldError(
+            "prompt",
+            f"has a part of type {part.get('type')} that PydanticAI has no content for; pass its "
+            "own contents instead",
+        )
+    if url.startswith("data:"):
+        head, _, data = url.partition(",")
+        media_type = head.removeprefix("data:").partition(";")[0]
+        return sdk.BinaryContent(data=base64.b64decode(data), media_type=media_type)
+    return sdk.ImageUrl(url=url)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content)
+    return json.dumps(content)
+
+
+def as_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turn dumped messages of PydanticAI into chat messages.
+
+    A part that chat does not know is kept as a part of the content, its ``part_kind`` as ``type``.
+    """
+    chat: list[dict[str, Any]] = []
+    instructions = None
+    for message in messages:
+        if message.get("kind") == "response":
+            chat.append(_reply(message))
+            continue
+        if message.get("instructions") not in (None, instructions):
+            instructions = message["instructions"]
+            chat.append({"role": "system", "content": instructions})
+        chat += [_asked(part) for part in message["parts"]]
+    return chat
+
+
+def _asked(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind, content = part.get("part_kind"), part.get("content")
+    if kind == "system-prompt":
+        told: dict[str, Any] = {"role": "system", "content": content}
+    elif kind == "user-prompt":
+        told = {"role": "user", "content": _chat_content(content)}
+    elif kind == "tool-return" or (kind == "retry-prompt" and part.get("tool_name")):
+        told = {
+            "role": "tool",
+            "tool_call_id": part.get("tool_call_id"),
+            "name": part.get("tool_name"),
+            "content": content if isinstance(content, str) else json.dumps(content),
+        }
+        if part.get("outcome") not in (None, "success"):
+            told["outcome"] = part["outcome"]
+        if part.get("metadata") is not None:
+            told["metadata"] = part["metadata"]
+    elif kind in {"retry-feedback", "retry-prompt"} and isinstance(content, str):
+        told = {"role": "user", "content": content}
+    else:
+        told = {"role": "user", "content": [{"type": kind, **part}]}
+    return told
+
+
+def _chat_content(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [_chat_part(part) for part in content]
+
+
+def _chat_part(part: Any) -> Any:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("kind")
+    if kind in _URLS:
+        name = _URLS[kind]
+        rest = {k: v for k, v in part.items() if k not in {"kind", "url"} and v is not None}
+        return {"type": name, name: {"url": part["url"]}, **rest}
+    return {"type": kind, **part}
+
+
+def _reply(message: Mapping[str, Any]) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for part in message["parts"]:
+        kind = part.get("part_kind")
+        if kind == "text":
+            texts.append(part["content"])
+        elif kind == "thinking" and part.get("content"):
+            thoughts.append(part["content"])
+        elif kind == "tool-call":
+            calls.append(_call(part))
+        else:
+            others.append({"type": kind, **part})
+    content: Any = "".join(texts)
+    if others:
+        content = [*({"type": "text", "text": text} for text in texts), *others]
+    told: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content}
+    if calls:
+        told["tool_calls"] = calls
+    if thoughts:
+        told["reasoning_content"] = "\n\n".join(thoughts)
+    known = {
+        "timestamp": message.get("timestamp"),
+        "model": message.get("model_name"),
+        "usage": _usage(message.get("usage")),
+        "finish_reason": message.get("finish_reason"),
+        "response_id": message.get("provider_response_id"),
+    }
+    return told | {name: value for name, value in known.items() if value}
+
+
+def _call(part: Mapping[str, Any]) -> dict[str, Any]:
+    given = part.get("args")
+    arguments = given if isinstance(given, str) else json.dumps({} if given is None else given)
+    function = {"name": part.get("tool_name"), "arguments": arguments}
+    return {"id": part.get("tool_call_id"), "type": "function", "function": function}
+
+
+def _usage(usage: Any) -> dict[str, Any]:
+    if not isinstance(usage, Mapping):
+        return {}
+    return {_USAGE.get(str(name), str(name)): value for name, value in usage.items() if value}

@@ -12,11 +12,10 @@ import trio
 from integrations.scripted import Step, call, others, refuse, say, scripted_endpoint, stall
 
 from rollout import RolloutContext
-from rollout.integrations import _asyncio_transport
-from rollout.integrations._asyncio_transport import AsyncioTransport
-from rollout.integrations._framework_source import source_of
-from rollout.integrations._watched_calls import NO_KEY, Endpoint, ReadAlong
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
+from rollout.integrations.frameworks.source import source_of
+from rollout.integrations.transport import connections
+from rollout.integrations.transport.recording import NO_KEY, AsyncioTransport, Endpoint, ReadAlong
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 KEY = "secret-of-this-rollout"
@@ -87,9 +86,9 @@ async def test_connections_are_shared_kept_and_closed_with_the_bridge(sides):
         for _ in range(3):
             await side.post()
         assert (side.endpoint.connections, side.endpoint.open_connections) == (1, 1)
-        assert len(_asyncio_transport._of_loops) == 1
+        assert len(connections._of_loops) == 1
     assert side.endpoint.open_connections == 0
-    assert _asyncio_transport._of_loops == {}
+    assert connections._of_loops == {}
 
 
 async def test_many_calls_at_once(sides):

@@ -10,8 +10,8 @@ from integrations.openai.agents import KEY, QUESTION, trajectory
 from integrations.scripted import call, others, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
-from rollout.integrations._watched_calls import ReadAlong
 from rollout.integrations.openai import rollout_client
+from rollout.integrations.transport.recording import ReadAlong
 
 
 async def test_a_call_becomes_the_sample():

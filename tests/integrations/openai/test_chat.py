@@ -14,8 +14,8 @@ from support import fresh_id, local_backend, make_app, served
 from rollout import AgentWorkflow, RolloutContext
 from rollout.client import RolloutClient
 from rollout.errors import IntegrationError, InvalidFieldError
-from rollout.integrations._connections import current_connections
 from rollout.integrations.chat import chat, get_recorder, share_connections
+from rollout.integrations.transport.connections import current_connections
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 KEY = "secret-of-this-rollout"

@@ -12,13 +12,12 @@ import trio
 from integrations.scripted import Step, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
-from rollout.integrations._model_answers import read_answer
-from rollout.integrations._model_streams import StreamedAnswer
-from rollout.integrations._recorder import recorder_of
-from rollout.integrations._recording_transport import RecordingTransport
-from rollout.integrations._responses_items import input_as_messages, items_as_messages
-from rollout.integrations._watched_calls import Endpoint, ReadAlong
 from rollout.integrations.chat import share_connections
+from rollout.integrations.recording.calls import read_answer
+from rollout.integrations.recording.recorder import recorder_of
+from rollout.integrations.recording.responses import input_as_messages, items_as_messages
+from rollout.integrations.recording.streams import StreamedAnswer
+from rollout.integrations.transport.recording import Endpoint, ReadAlong, RecordingTransport
 
 QUESTION = {"role": "user", "content": "What is 6 + 7?"}
 CHUNK = {"choices": [{"index": 0, "delta": {"content": "13"}, "finish_reason": "stop"}]}

@@ -13,10 +13,10 @@ from integrations.scripted import others
 from rollout import RolloutContext, SampleSource
 from rollout._json.fit import fit
 from rollout.errors import InvalidFieldError, SampleSourceError
-from rollout.integrations import _conversations
-from rollout.integrations._model_answers import read_answer
-from rollout.integrations._model_streams import Events, StreamedAnswer
 from rollout.integrations.chat import ConversationRecorder, get_recorder
+from rollout.integrations.recording import conversations
+from rollout.integrations.recording.calls import read_answer
+from rollout.integrations.recording.streams import Events, StreamedAnswer
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -402,10 +402,10 @@ def test_a_call_with_other_arguments_is_another_call(said, given_back):
 def test_a_history_is_read_once(monkeypatch, back):
     """Each call sends all of it, so that long ones would take longer to record than to send."""
     copied, compared = [], []
-    key = _conversations._key
-    monkeypatch.setattr(_conversations, "fit", lambda new: (copied.extend(new), fit(new))[1])
+    key = conversations._key
+    monkeypatch.setattr(conversations, "fit", lambda new: (copied.extend(new), fit(new))[1])
     monkeypatch.setattr(
-        _conversations, "_key", lambda each, **how: (compared.append(each), key(each, **how))[1]
+        conversations, "_key", lambda each, **how: (compared.append(each), key(each, **how))[1]
     )
     talk, history = Talk(), []
     for number in range(20):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rollout.integrations._model_answers import error_message, read_answer
-from rollout.integrations._model_streams import Events, StreamedAnswer
+from rollout.integrations.recording.calls import error_message, read_answer
+from rollout.integrations.recording.streams import Events, StreamedAnswer
 
 
 def streamed(*events, api="chat"):
@@ -370,7 +370,7 @@ def test_a_long_event_is_searched_once(monkeypatch):
         def search(self, data, start):
             searched.append(len(data) - start)
 
-    monkeypatch.setattr("rollout.integrations._model_streams._EVENT_END", Counting())
+    monkeypatch.setattr("rollout.integrations.recording.streams._EVENT_END", Counting())
     events = Events()
     for _ in range(100):
         assert list(events.feed(b"x" * 1000)) == []

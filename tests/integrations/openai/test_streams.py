@@ -14,8 +14,8 @@ from integrations.openai.agents import KEY, QUESTION, TOOLS, trajectory
 from integrations.scripted import Step, call, others, say, scripted_endpoint, stall
 
 from rollout import RolloutContext
-from rollout.integrations._connections import current_connections
 from rollout.integrations.openai import get_recorder, rollout_client, share_connections
+from rollout.integrations.transport.connections import current_connections
 
 
 def chat_stream(client, **options):

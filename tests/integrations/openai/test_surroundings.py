@@ -16,9 +16,9 @@ from integrations.scripted import refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
 from rollout.errors import IntegrationError
-from rollout.integrations import _watched_calls
 from rollout.integrations.chat import chat
 from rollout.integrations.openai import get_recorder, rollout_client, share_connections
+from rollout.integrations.transport import recording
 
 
 def entered(endpoint, key=KEY):
@@ -199,7 +199,7 @@ async def test_a_client_that_outlives_the_shared_connections_still_works():
 async def test_a_request_is_recorded_without_reading_it_again(monkeypatch, way):
     """Nor is it recorded as what its caller makes of it later."""
     read = []
-    monkeypatch.setattr(_watched_calls, "parse", lambda data: read.append(data))
+    monkeypatch.setattr(recording, "parse", lambda data: read.append(data))
     history = [{"role": "user", "content": "first"}]
     async with scripted_endpoint(say("13")) as endpoint:
         with entered(endpoint) as rollout:

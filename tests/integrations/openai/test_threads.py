@@ -21,8 +21,8 @@ from support import fresh_id, local_backend, make_app, served
 from rollout import AgentWorkflow, RolloutContext
 from rollout.client import RolloutClient
 from rollout.errors import IntegrationError
-from rollout.integrations._thread_transport import TrioSide
 from rollout.integrations.openai import get_recorder, share_connections, sync_rollout_client
+from rollout.integrations.transport.threads import TrioSide
 from rollout.types import RolloutStatus
 
 in_thread = trio.to_thread.run_sync

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rollout.errors import IntegrationError
-from rollout.integrations._agents_items import as_chat, as_items
-from rollout.integrations._framework_run import Framework, _number
+from rollout.integrations.frameworks.adapters import Framework, _number
+from rollout.integrations.openai_agents import as_chat, as_items
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
@@ -114,8 +114,8 @@ def test_a_wrong_version_is_said(monkeypatch, installed, problem):
             raise PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr("rollout.integrations._framework_run.version", version)
-    monkeypatch.setattr("rollout.integrations._framework_run._checked", set())
+    monkeypatch.setattr("rollout.integrations.frameworks.adapters.version", version)
+    monkeypatch.setattr("rollout.integrations.frameworks.adapters._checked", set())
     framework = Framework("trio", "trio", "some-extra", ("0.2", "1"), ("3", "4"))
     if problem is None:
         assert framework.load().__name__ == "trio"

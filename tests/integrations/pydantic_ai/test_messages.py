@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout.errors import InvalidFieldError
-from rollout.integrations._pydantic_messages import as_chat, as_history
+from rollout.integrations.pydantic_ai import as_chat, as_history
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rollout.errors import InvalidFieldError
-from rollout.integrations._strands_messages import as_blocks, as_chat, plain
+from rollout.integrations.strands import as_blocks, as_chat, plain
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 

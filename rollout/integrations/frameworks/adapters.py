@@ -12,13 +12,11 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from attrs import define, field, frozen
 
 from rollout.errors import IntegrationError
-from rollout.integrations._asyncio_transport import AsyncioTransport
-from rollout.integrations._bridge_stream import AsyncioStream
-from rollout.integrations._framework_source import source_of, the_rollout
-from rollout.integrations._openai_client import load_sdk, make_client
-from rollout.integrations._recorder import MAIN
-from rollout.integrations._watched_calls import Endpoint
-from rollout.integrations.asyncio_bridge import run_in_trio
+from rollout.integrations.asyncio_bridge import AsyncioStream, run_in_trio
+from rollout.integrations.frameworks.source import source_of, the_rollout
+from rollout.integrations.recording.recorder import MAIN
+from rollout.integrations.transport.openai_client import load_sdk, make_client
+from rollout.integrations.transport.recording import AsyncioTransport, Endpoint
 
 __all__ = ["AgentStream", "Framework", "rollout_openai", "settle", "trio_tool"]
 

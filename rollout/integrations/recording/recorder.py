@@ -14,10 +14,9 @@ from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.context import RolloutContext, SampleSource, get_rollout_context
 from rollout.errors import IntegrationError, InvalidFieldError, SampleSourceError
-from rollout.integrations._conversations import Conversation, Conversations, Entry
-from rollout.integrations._model_answers import Answer
-from rollout.integrations._model_calls import Call
-from rollout.integrations._responses_items import input_as_messages
+from rollout.integrations.recording.calls import Answer, Call
+from rollout.integrations.recording.conversations import Conversation, Conversations, Entry
+from rollout.integrations.recording.responses import input_as_messages
 from rollout.trajectory.build import DETAILS, with_details
 from rollout.trajectory.totals import token_count
 from rollout.types import RolloutSample

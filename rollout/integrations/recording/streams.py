@@ -1,6 +1,6 @@
 """Puts an answer together that a model endpoint sends as a stream of events.
 
-Pure, and tolerant, as `_model_answers` is: a stream may end anywhere, and what has come until then
+Pure, and tolerant, as `recording.calls` is: a stream may end anywhere, and what has come until then
 is what the model has said.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from attrs import define, field
 
-from rollout.integrations._model_answers import (
+from rollout.integrations.recording.calls import (
     Answer,
     Choice,
     dicts,

@@ -24,8 +24,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from rollout._json.fit import fit
-from rollout.integrations._model_answers import Choice
-from rollout.integrations._model_calls import Call
+from rollout.integrations.recording.calls import Call, Choice
 from rollout.trajectory.steps import COPIED
 
 __all__ = ["Conversation", "Conversations", "Entry"]

@@ -22,9 +22,8 @@ from attrs import frozen
 from rollout._json.fit import fit
 from rollout.context import RolloutContext
 from rollout.errors import SampleSourceError
-from rollout.integrations._model_answers import Answer, Choice
-from rollout.integrations._model_calls import Call
-from rollout.integrations._recorder import ConversationRecorder, the_rollout
+from rollout.integrations.recording.calls import Answer, Call, Choice
+from rollout.integrations.recording.recorder import ConversationRecorder, the_rollout
 from rollout.types import RolloutSample
 
 __all__ = ["FrameworkSource", "source_of", "the_rollout"]

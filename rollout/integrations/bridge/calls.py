@@ -1,10 +1,16 @@
-"""One coroutine on the asyncio loop, as its trio side sees it.
+"""Calls between trio and an asyncio loop in another thread, in both directions.
 
-Theory of operation: a `Call` is touched by two threads, each of which owns its half. The trio
-thread starts it, asks for its cancellation and reads its outcome; the loop's thread makes the
-task, cancels it and reports that it is done. They meet in two queues that keep their order:
-``loop.call_soon_threadsafe`` one way, ``TrioToken.run_sync_soon`` the other. So a cancellation
-never overtakes its start, and whatever the task sent to trio arrives before its end does.
+Theory of operation: a `Call` runs a coroutine function on the loop for trio. It is touched by two
+threads, each of which owns its half. The trio thread starts it, asks for its cancellation and reads
+its outcome; the loop's thread makes the task, cancels it and reports that it is done. They meet in
+two queues that keep their order: ``loop.call_soon_threadsafe`` one way, ``TrioToken.run_sync_soon``
+the other. So a cancellation never overtakes its start, and whatever the task sent to trio arrives
+before its end does.
+
+A `Callback` runs a trio function for asyncio code. The asyncio side holds a future, the trio side
+a cancel scope. A cancellation of the asyncio task cancels the scope, and the task goes on waiting
+until the trio function has ended: it is a child of its caller. What it ends with goes to the
+future; no `trio.Cancelled` does, since that would mean nothing over there.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import trio
 from rollout._logs import get_logger
 from rollout.errors import BridgeCancelledError, BridgeError
 
-__all__ = ["Call", "name_of", "refuse_coroutine", "without_cancellation"]
+__all__ = ["Call", "Callback", "name_of", "refuse_coroutine", "without_cancellation"]
 
 logger = get_logger("rollout.integrations.asyncio_bridge")
 
@@ -55,7 +61,7 @@ def without_cancellation(error: BaseException) -> BaseException | None:
 
 
 class Call(Generic[T]):
-    """A coroutine function that runs as one task of the loop.
+    """A coroutine function that runs as one task of the loop, as its trio side sees it.
 
     Attributes:
         name: What logs call it.
@@ -277,3 +283,88 @@ class Call(Generic[T]):
         except RuntimeError:
             # The loop is closed; the end of its thread, which is on its way, finishes this.
             logger.debug("%s is not reached any more: its loop is closed", self.name)
+
+
+class Callback(Generic[T]):
+    """A trio function that asyncio code waits for."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        token: trio.lowlevel.TrioToken,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        on_finished: Callable[[Callback[Any]], None],
+    ) -> None:
+        self._loop = loop
+        self._token = token
+        self._fn = fn
+        self._args = args
+        self._on_finished = on_finished
+        self._name = f"asyncio:{name_of(fn)}"
+        self._context = copy_context()
+        self._scope = trio.CancelScope()
+        self._future: asyncio.Future[outcome.Outcome[T]] = loop.create_future()
+
+    # --- in the loop's thread -------------------------------------------------------------
+
+    async def call(self, start: Callable[[Callback[Any]], None]) -> T:
+        """Have the function started in trio and wait for it, through cancellations."""
+        try:
+            self._token.run_sync_soon(start, self)
+        except trio.RunFinishedError as error:
+            raise BridgeError("the trio side of the bridge has ended") from error
+        cancelled: asyncio.CancelledError | None = None
+        while not self._future.done():
+            try:
+                await asyncio.wait([self._future])
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+                self._token.run_sync_soon(self.cancel)
+        result = self._future.result()
+        try:
+            if isinstance(result, outcome.Error):
+                raise result.error
+            if cancelled is not None:
+                raise cancelled
+            return result.unwrap()
+        finally:
+            del result, cancelled
+
+    def _resolve(self, result: outcome.Outcome[T]) -> None:
+        self._future.set_result(result)
+
+    # --- in the trio thread ---------------------------------------------------------------
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Run the function as a task of the nursery, with its caller's context variables."""
+        self._context.run(lambda: nursery.start_soon(self._run, name=self._name))
+
+    def cancel(self) -> None:
+        """Cancel the function."""
+        self._scope.cancel()
+
+    def refuse(self, error: BridgeError) -> None:
+        """Answer with an error, since nothing can be started any more."""
+        self._answer(outcome.Error(error))
+
+    async def _run(self) -> None:
+        # What stays if the scope catches trio's cancellation: it ends here.
+        result: outcome.Outcome[T] = outcome.Error(asyncio.CancelledError())
+        try:
+            with self._scope:
+                result = outcome.Value(await self._fn(*self._args))
+        except BaseException as error:  # noqa: BLE001 - it goes to the asyncio side
+            result = outcome.Error(error)
+        self._on_finished(self)
+        self._answer(result)
+        del result  # an error's traceback leads to this frame
+
+    def _answer(self, result: outcome.Outcome[T]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._resolve, result)
+        except RuntimeError:  # the loop is closed, and its caller with it
+            if isinstance(result, outcome.Error):
+                logger.error(  # noqa: TRY400 - the error that counts is the function's
+                    "%s failed after its loop had ended", self._name, exc_info=result.error
+                )

@@ -1,18 +1,20 @@
-"""Watches calls of a model on their way: what both sides of a bridge have in common.
+"""Transports that record calls of a model, on trio and on the asyncio side of a bridge.
 
 Theory of operation: whatever asks the model (the OpenAI SDK in any version and with any of its
 helpers, a framework, or plain httpx) sends a request and reads the bytes of its answer. Between
 the two stands a `WatchingTransport`. It reads along and tells the recorder, so that retries,
 streams, cancelled calls and failures are all seen as they happen on the wire.
 
-What waits here waits for the requests and streams that it is given, so it runs in either loop.
-The clock, the connections and how a body is closed are those of the transports that build on it:
-`_recording_transport` for trio, `_asyncio_transport` for the loop of a bridge.
+`WatchingTransport` awaits only the requests and streams that it is given, so it runs in either
+loop. The clock, the connections and how a body is closed are those of its subclasses:
+`RecordingTransport` for trio, `AsyncioTransport` for the loop of a bridge.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -21,15 +23,29 @@ from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import httpx
+import trio
 from attrs import frozen
 
 from rollout._endpoint_failures import mark_error, mark_response
-from rollout.integrations._model_answers import Answer, error_message, parse, read_answer
-from rollout.integrations._model_calls import Call
-from rollout.integrations._model_streams import Events, StreamedAnswer
-from rollout.integrations._recorder import ConversationRecorder
+from rollout.integrations.recording.calls import Answer, Call, error_message, parse, read_answer
+from rollout.integrations.recording.recorder import ConversationRecorder
+from rollout.integrations.recording.streams import Events, StreamedAnswer
+from rollout.integrations.transport.connections import (
+    Connections,
+    current_connections,
+    loop_connections,
+)
 
-__all__ = ["BODY", "NO_KEY", "Endpoint", "ReadAlong", "Reading", "WatchingTransport"]
+__all__ = [
+    "BODY",
+    "NO_KEY",
+    "AsyncioTransport",
+    "Endpoint",
+    "ReadAlong",
+    "Reading",
+    "RecordingTransport",
+    "WatchingTransport",
+]
 
 BODY = "rollout.body"
 """The extension of a request that holds what its body was made of; reading it again takes long."""
@@ -442,3 +458,122 @@ class ReadAlong(httpx.AsyncByteStream):
                 await close()
         finally:
             await self._stream.aclose()
+
+
+class RecordingTransport(WatchingTransport):
+    """Sends requests over shared connections of trio and records what they say.
+
+    The bytes pass through unchanged, but for two events of a stream. It says what it cost only if
+    asked to: the transport asks, and takes out the one event that its caller has not asked for. And
+    the mark at its end is taken out, since some versions of the SDK stop reading there: generators
+    that are left before they have ended are garbage for trio to complain about.
+
+    Args:
+        endpoint: Where the policy is. The key goes nowhere else.
+        recorder: What to tell, ``None`` to record nothing.
+        conversation: The name of the conversations that the calls belong to.
+        stream_usage: Whether to ask for the usage of streams.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        recorder: ConversationRecorder | None,
+        *,
+        conversation: str,
+        stream_usage: bool = True,
+    ) -> None:
+        super().__init__(
+            endpoint,
+            recorder,
+            conversation=conversation,
+            clock=trio.current_time,
+            ask_usage=stream_usage,
+            hide=True,
+        )
+        self._connections: Connections = current_connections()
+        self._owned = not self._connections.kept
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request over a shared connection."""
+        return await self._connections.send(request)
+
+    def read_along(self, stream: httpx.AsyncByteStream, reading: Reading) -> ReadAlong:
+        """Return a body that is closed even where its reader is cancelled."""
+        return _TrioReadAlong(stream, reading)
+
+    async def aclose(self) -> None:
+        """Close connections of its own; shared ones stay open."""
+        if self._owned:
+            await self._connections.aclose()
+        else:
+            await trio.lowlevel.checkpoint()
+
+
+class _TrioReadAlong(ReadAlong):
+    async def aclose(self) -> None:
+        try:
+            if self.leave():
+                with trio.move_on_after(self.rest_sec):
+                    await self.read_rest()
+        finally:
+            self.reading.close()
+            with trio.CancelScope(shield=True):
+                await self._unwind()
+                await self.close_stream()
+
+    async def _unwind(self) -> None:
+        """End the generators that the bytes come through.
+
+        They are in each other, and only the outermost can be closed from here; trio complains
+        about the others. A cancellation goes through them all.
+        """
+        with trio.CancelScope(shield=True) as scope:
+            scope.cancel()
+            await self.read_rest()
+
+
+class AsyncioTransport(WatchingTransport):
+    """Sends requests over the connections of the running loop and records what they say.
+
+    The usage of streams is asked for, and every byte is handed on: the frameworks read the event
+    that comes with it.
+
+    Args:
+        endpoint: Where the policy is. The key goes nowhere else.
+        recorder: What to tell, ``None`` to record nothing.
+        conversation: The name of the conversations that the calls belong to.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, recorder: ConversationRecorder | None, *, conversation: str
+    ) -> None:
+        super().__init__(
+            endpoint,
+            recorder,
+            conversation=conversation,
+            clock=time.monotonic,
+            ask_usage=True,
+            hide=False,
+        )
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request over a connection of the running loop."""
+        connections = await loop_connections()
+        return await connections.send(request)
+
+    def read_along(self, stream: httpx.AsyncByteStream, reading: Reading) -> ReadAlong:
+        """Return a body that is read to its end where little is left of it."""
+        return _AsyncioReadAlong(stream, reading)
+
+
+class _AsyncioReadAlong(ReadAlong):
+    async def aclose(self) -> None:
+        try:
+            if self.leave():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.rest_sec):
+                        await self.read_rest()
+        finally:
+            self.reading.close()
+            await self.close_stream()

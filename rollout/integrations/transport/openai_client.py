@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from rollout.errors import IntegrationError, InvalidFieldError
-from rollout.integrations._connections import timeouts
-from rollout.integrations._watched_calls import BODY, NO_KEY, Endpoint
+from rollout.integrations.transport.connections import timeouts
+from rollout.integrations.transport.recording import BODY, NO_KEY, Endpoint
 
 __all__ = ["load_sdk", "make_client"]
 

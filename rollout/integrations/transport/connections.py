@@ -5,10 +5,15 @@ connections, tens of milliseconds; the client around them costs some microsecond
 context per process, and one set of pools per `share_connections`, which closes them at its end.
 Where nobody has opened such a block nobody would close a pool either: there, a connection ends
 with its response.
+
+On the asyncio side of a bridge, pools belong to a loop and are shared by all rollouts. They are
+kept by an asynchronous generator: a loop closes its generators once its tasks have ended, so the
+end of the bridge closes the pools when nobody uses them any more.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -21,7 +26,13 @@ from attrs import define, field
 
 from rollout._http import SpreadTransport, limits_of_pools, proxy_for, tls_context
 
-__all__ = ["Connections", "current_connections", "share_connections", "timeouts"]
+__all__ = [
+    "Connections",
+    "current_connections",
+    "loop_connections",
+    "share_connections",
+    "timeouts",
+]
 
 _CONNECT_TIMEOUT_SEC = 30.0
 
@@ -108,3 +119,39 @@ def timeouts(timeout_sec: float | None) -> httpx.Timeout:
     if timeout_sec is not None:
         connect = min(timeout_sec, connect)
     return httpx.Timeout(timeout_sec, connect=connect, pool=None)
+
+
+@define(eq=False)
+class _LoopConnections(Connections):
+    """The pools of one loop."""
+
+    _keeper: AsyncGenerator[None, None] | None = field(default=None, init=False)
+
+    async def keep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the loop close the pools at its end."""
+        self._keeper = self._until_closed(loop)
+        await anext(self._keeper)
+
+    async def _until_closed(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            _of_loops.pop(loop, None)
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every pool."""
+        await self.close_ways()
+
+
+_of_loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
+
+
+async def loop_connections() -> Connections:
+    """Return the connections of the running asyncio loop, which are closed with it."""
+    loop = asyncio.get_running_loop()
+    found = _of_loops.get(loop)
+    if found is None:
+        found = _of_loops[loop] = _LoopConnections(kept=True)
+        await found.keep(loop)
+    return found

@@ -1,0 +1,3 @@
+"""Parts of the asyncio bridge: calls between trio and asyncio, and the thread of the loop."""
+
+__all__: list[str] = []

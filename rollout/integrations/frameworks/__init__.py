@@ -1,0 +1,3 @@
+"""The parts that the adapters of asyncio agent frameworks share."""
+
+__all__: list[str] = []
