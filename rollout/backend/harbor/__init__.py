@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollout.backend.harbor.pythons import python_paths
-
 if TYPE_CHECKING:
+    from rollout.backend.harbor.agents.workflow import python_paths
     from rollout.backend.harbor.backend import HarborBackend
-    from rollout.backend.harbor.prewarm import PrewarmReport
+    from rollout.backend.harbor.trial.prewarm import PrewarmReport
 
 __all__ = ["HarborBackend", "PrewarmReport", "python_paths"]
 
-_PLACES = {"HarborBackend": "backend", "PrewarmReport": "prewarm"}
+_PLACES = {
+    "HarborBackend": "backend",
+    "PrewarmReport": "trial.prewarm",
+    "python_paths": "agents.workflow",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the backend when it is asked for; the runner inside of a sandbox does without."""
+    """Load the backend when it is asked for; the runner inside a sandbox does without."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - see above

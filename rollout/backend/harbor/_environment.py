@@ -19,7 +19,7 @@ from harbor.environments.capabilities import (  # type: ignore[import-not-found,
     EnvironmentResourceCapabilities,
 )
 
-from rollout.backend.harbor.bounds import drop_large_files
+from rollout.backend.harbor.trial.limits import drop_large_files
 from rollout.backend.signatures import signature_of
 from rollout.sandbox import transfer
 from rollout.sandbox.errors import NamespaceError, NamespaceStartError

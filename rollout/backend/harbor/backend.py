@@ -24,16 +24,16 @@ from rollout._files.claims import sweep_claimed
 from rollout._settings import backend_settings, check_flag, check_number, check_whole
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Executions, Phase
-from rollout.backend.harbor.agents import agent_spec
-from rollout.backend.harbor.bounds import Stops
-from rollout.backend.harbor.configuration import require_harbor
+from rollout.backend.harbor.agents.factory import agent_spec
+from rollout.backend.harbor.agents.workflow import PREFIX as AGENT_PREFIX
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
-from rollout.backend.harbor.execution import TrialExecution
-from rollout.backend.harbor.logs import harbor_logs
-from rollout.backend.harbor.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
-from rollout.backend.harbor.tasks import TaskSource
-from rollout.backend.harbor.workflow_agent import PREFIX as AGENT_PREFIX
-from rollout.backend.harbor.workspaces import prune_kept, sweep_workspaces
+from rollout.backend.harbor.tasks.source import TaskSource
+from rollout.backend.harbor.trial.execution import TrialExecution
+from rollout.backend.harbor.trial.limits import Stops
+from rollout.backend.harbor.trial.logs import harbor_logs
+from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
+from rollout.backend.harbor.trial.workspaces import prune_kept, sweep_workspaces
+from rollout.backend.harbor.validation import require_harbor
 from rollout.backend.references import class_with, config_of
 from rollout.backend.slotted import SlottedBackend
 from rollout.context import RolloutContext, get_rollout_context

@@ -1,7 +1,7 @@
 """Errors of this package: of users' code within a trial, of tasks, of files.
 
 A trial keeps the bare name of an exception's class and its text. So there is one class for
-each category, and `rollout.backend.harbor.outcomes` reads the category off the name.
+each category, and `rollout.backend.harbor.result.outcomes` reads the category off the name.
 """
 
 from __future__ import annotations
@@ -145,6 +145,6 @@ class TaskFetchError(RolloutError, RuntimeError):
 class UnfitTaskError(ValueError):
     """A folder cannot be used as a task; the message says what is wrong, and where in it.
 
-    Raised by `check_tree`, `copy_tree` and `rollout.backend.harbor.task_files.describe`; the
+    Raised by `check_tree`, `copy_tree` and `rollout.backend.harbor.tasks.files.describe`; the
     callers of those make an error of it that says whose task it is.
     """

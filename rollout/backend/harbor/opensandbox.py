@@ -20,8 +20,8 @@ from rollout._logs import get_logger
 
 if TYPE_CHECKING:
     from rollout.backend.harbor.environment import EnvironmentSpec
-    from rollout.backend.harbor.facts import TrialError
-    from rollout.backend.harbor.plan import TrialPlan
+    from rollout.backend.harbor.result.facts import TrialError
+    from rollout.backend.harbor.trial.plan import TrialPlan
 
 __all__ = ["is_provider_failure", "leftover_note", "tell_statuses", "with_defaults"]
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
-__all__ = ["has_harbor", "problems_of"]
+from rollout.errors import BackendConfigurationError
+
+__all__ = ["has_harbor", "problems_of", "require_harbor"]
+
+_FROM_PYTHON = (3, 12)
+_INSTALL = 'pip install "trio-rollout[harbor]"'
 
 
 def has_harbor() -> bool:
@@ -14,6 +20,20 @@ def has_harbor() -> bool:
     """
     spec = importlib.util.find_spec("harbor")
     return spec is not None and spec.origin is not None
+
+
+def require_harbor() -> None:
+    """Check that Harbor can be imported here, without importing it.
+
+    Raises:
+        BackendConfigurationError: It is not installed, or Python is too old for it.
+    """
+    if sys.version_info < _FROM_PYTHON:
+        raise BackendConfigurationError(
+            f"HarborBackend needs Python 3.12 or newer; this is {sys.version.split()[0]}"
+        )
+    if not has_harbor():
+        raise BackendConfigurationError(f"HarborBackend needs Harbor: {_INSTALL}")
 
 
 def problems_of(error: ValueError) -> str:

@@ -9,10 +9,11 @@ import pytest
 
 from rollout import ConcurrencyConfig, RolloutContext
 from rollout.backend.harbor import python_paths
-from rollout.backend.harbor.agents import NativeAgent, agent_spec
-from rollout.backend.harbor.endpoint import chat_base, litellm_model
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
-from rollout.backend.harbor.workflow_agent import WorkflowAgent
+from rollout.backend.harbor.agents.endpoint import chat_base, litellm_model
+from rollout.backend.harbor.agents.factory import agent_spec
+from rollout.backend.harbor.agents.native import NativeAgent
+from rollout.backend.harbor.agents.workflow import WorkflowAgent
+from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 
@@ -65,7 +66,7 @@ def test_no_key_is_in_what_harbor_writes(plan, name):
 def test_terminus_2_is_wired_to_the_endpoint(plan):
     fields = agent_spec("terminus-2", None, None).fields(plan(model="policy"))
     assert fields == {
-        "import_path": "rollout.backend.harbor.native:RolloutTerminus2",
+        "import_path": "rollout.backend.harbor.agents.harbor_classes:RolloutTerminus2",
         "model_name": "openai/policy",
         "kwargs": {
             "api_base": URL,

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from rollout.backend.harbor.bounds import (
+from rollout.backend.harbor.trial.limits import (
     AgentTime,
     Stops,
     StopWatch,
@@ -123,7 +123,7 @@ def test_a_stop_that_fails_is_told_and_costs_nothing(caplog):
 
 @pytest.mark.parametrize("how", ["hangs", "ignores"])
 def test_a_stop_that_hangs_is_given_up(caplog, monkeypatch, how):
-    monkeypatch.setattr("rollout.backend.harbor.bounds._LAST_SEC", 0.01)
+    monkeypatch.setattr("rollout.backend.harbor.trial.limits._LAST_SEC", 0.01)
     stop = stopped(how, 0.01)
     assert stop.note == "had not ended after 0.01 s and was given up"
     assert stop.may_run

@@ -11,12 +11,12 @@ import trio
 
 from rollout import Grader, GraderConfig, RolloutContext, get_rollout_context
 from rollout.backend.harbor.errors import UserCodeError, grader_error, workflow_error
-from rollout.backend.harbor.facts import TrialError, TrialFacts
-from rollout.backend.harbor.grading import grade
-from rollout.backend.harbor.handover import Handover, current_handover
-from rollout.backend.harbor.outcomes import categorize_trial_error, outcome_of
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
-from rollout.backend.harbor.verifier import verifier_fields, with_placeholder_tests
+from rollout.backend.harbor.grading.grader import grade
+from rollout.backend.harbor.grading.verifier import verifier_fields, with_placeholder_tests
+from rollout.backend.harbor.result.facts import TrialError, TrialFacts
+from rollout.backend.harbor.result.outcomes import categorize_trial_error, outcome_of
+from rollout.backend.harbor.trial.handover import Handover, current_handover
+from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest, RolloutErrorCategory, RolloutSample, RolloutStatus
 
@@ -198,7 +198,7 @@ def test_own_tests_go_before_the_grader(plan):
 def test_the_grader_grades_where_there_are_none(plan):
     fields = verifier_fields(plan(label="x", grader_sec=2.5), Scripted, None)
     assert fields == {
-        "import_path": "rollout.backend.harbor.grader_verifier:GraderVerifier",
+        "import_path": "rollout.backend.harbor.grading.grader_verifier:GraderVerifier",
         "override_timeout_sec": 2.5,
     }
     fields = verifier_fields(plan(metadata={}, grader_sec=0.0), Scripted, None)

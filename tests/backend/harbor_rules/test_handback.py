@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout import AgentWorkflowConfig, ConcurrencyConfig
-from rollout.backend.harbor import handback as module
-from rollout.backend.harbor.handback import (
+from rollout.backend.harbor.inside import handback as module
+from rollout.backend.harbor.inside.handback import (
     Handback,
     WorkflowFailure,
     dump_handback,
     read_handback,
 )
-from rollout.backend.harbor.payload import dump_config, load_config, make_payload
+from rollout.backend.harbor.inside.payload import dump_config, load_config, make_payload
 from rollout.errors import InvalidFieldError
 from rollout.types import ExecutionRequest, RolloutErrorCategory, RolloutSample
 
@@ -209,7 +209,9 @@ def test_a_config_is_made_again_from_its_fields(monkeypatch):
     config = Config(
         name="c", description="d", tools=[1.5, "a"], concurrency=ConcurrencyConfig(max_concurrent=2)
     )
-    monkeypatch.setattr("rollout.backend.harbor.payload.resolve_object", lambda ref, name: Config)
+    monkeypatch.setattr(
+        "rollout.backend.harbor.inside.payload.resolve_object", lambda ref, name: Config
+    )
     dumped = json.loads(json.dumps(dump_config(config, "m:Config")))
     assert load_config(dumped) == config
     assert load_config(None) is None

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from rollout.backend.harbor import HarborBackend
-from rollout.backend.harbor.facts import TrialProgress
+from rollout.backend.harbor.result.facts import TrialProgress
 
 PAGE = (Path(__file__).parents[3] / "docs/harbor.md").read_text("utf-8")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rollout.backend.harbor.environment import EnvironmentSpec
-from rollout.backend.harbor.network import (
+from rollout.backend.harbor.trial.network import (
     agent_extra_hosts,
     chat_host,
     check_chat_url,
     is_loopback,
 )
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
+from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.context import RolloutContext
 from rollout.errors import InvalidFieldError
 from rollout.types import ExecutionRequest

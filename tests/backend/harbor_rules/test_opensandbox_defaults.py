@@ -11,10 +11,10 @@ import pytest
 
 from rollout.backend.harbor import opensandbox
 from rollout.backend.harbor.environment import EnvironmentSpec
-from rollout.backend.harbor.facts import TrialError
 from rollout.backend.harbor.opensandbox import leftover_note, tell_statuses, with_defaults
-from rollout.backend.harbor.outcomes import categorize_trial_error
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
+from rollout.backend.harbor.result.facts import TrialError
+from rollout.backend.harbor.result.outcomes import categorize_trial_error
+from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.context import RolloutContext
 from rollout.types import ExecutionRequest
 

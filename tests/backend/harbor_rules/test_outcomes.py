@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from rollout.backend.harbor.errors import grader_error, workflow_error
-from rollout.backend.harbor.facts import TrialError, TrialFacts, TrialProgress, facts_of
-from rollout.backend.harbor.outcomes import categorize_trial_error, outcome_of
-from rollout.backend.harbor.plan import trial_name
+from rollout.backend.harbor.result.facts import TrialError, TrialFacts, TrialProgress, facts_of
+from rollout.backend.harbor.result.outcomes import categorize_trial_error, outcome_of
+from rollout.backend.harbor.trial.plan import trial_name
 from rollout.types import RolloutErrorCategory, RolloutSample, RolloutStatus
 
 SAMPLE = RolloutSample(messages=[{"role": "assistant", "content": "done"}])

@@ -13,8 +13,8 @@ from importlib import metadata
 
 import pytest
 
-from rollout.backend.harbor.bundle import make_bundle
-from rollout.backend.harbor.packaging import build_wheel, repacked_wheel, tree_files
+from rollout.backend.harbor.inside.bundle import make_bundle
+from rollout.backend.harbor.inside.wheels import build_wheel, repacked_wheel, tree_files
 from rollout.errors import BackendConfigurationError
 
 
@@ -192,7 +192,7 @@ def test_a_bundle_is_enough_for_a_python_without_packages(project, tmp_path):
             archive.extractall(site)
     program = (
         f"import sys; sys.path.insert(0, {str(site)!r}); import bundled_flow, trio;"
-        "import rollout.backend.harbor.sandbox_runner; print(trio.__file__)"
+        "import rollout.backend.harbor.inside.runner; print(trio.__file__)"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False

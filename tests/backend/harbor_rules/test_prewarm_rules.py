@@ -8,12 +8,12 @@ import trio
 from attrs import define, field
 
 from rollout.backend.executions import Executions
-from rollout.backend.harbor import prewarm
-from rollout.backend.harbor.bounds import Stops
 from rollout.backend.harbor.environment import EnvironmentSpec
-from rollout.backend.harbor.facts import TrialError
-from rollout.backend.harbor.plan import ResolvedTask
-from rollout.backend.harbor.prewarm import PrewarmReport, prewarm_tasks
+from rollout.backend.harbor.result.facts import TrialError
+from rollout.backend.harbor.trial import prewarm
+from rollout.backend.harbor.trial.limits import Stops
+from rollout.backend.harbor.trial.plan import ResolvedTask
+from rollout.backend.harbor.trial.prewarm import PrewarmReport, prewarm_tasks
 from rollout.errors import BackendConfigurationError
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 

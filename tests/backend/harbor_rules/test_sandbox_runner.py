@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from rollout.backend.harbor import sandbox_bootstrap
-from rollout.backend.harbor.handback import read_handback
-from rollout.backend.harbor.packaging import build_wheel
-from rollout.backend.harbor.payload import make_payload
+from rollout.backend.harbor.inside import bootstrap
+from rollout.backend.harbor.inside.handback import read_handback
+from rollout.backend.harbor.inside.payload import make_payload
+from rollout.backend.harbor.inside.wheels import build_wheel
 from rollout.types import ExecutionRequest, RolloutErrorCategory
 
 KEY = "sk-hunter2-hunter2"
@@ -85,7 +85,7 @@ def home(tmp_path):
     wheel = build_wheel("flows", "1", {"flows_in_a_sandbox.py": FLOWS.encode()})
     (tmp_path / "in" / "wheels" / f"000-{wheel.filename}").write_bytes(wheel.data)
     (tmp_path / "in" / "needs.json").write_text("[]")
-    sandbox_bootstrap.unpack(tmp_path)
+    bootstrap.unpack(tmp_path)
     return tmp_path
 
 
@@ -100,7 +100,7 @@ def run(home, workflow, *, artifacts="artifacts", key=KEY):
         )
     )
     done = subprocess.run(
-        [sys.executable, sandbox_bootstrap.__file__, "run", str(home)],
+        [sys.executable, bootstrap.__file__, "run", str(home)],
         env={"PATH": "/usr/bin:/bin", "ROLLOUT_CHAT_COMPLETIONS_URL": "http://m/v1",
              "ROLLOUT_CHAT_API_KEY": key},
         capture_output=True, text=True, check=False,
@@ -167,19 +167,19 @@ def test_a_folder_for_artifacts_that_cannot_be_is_none(home):
 
 def test_a_python_says_what_it_lacks(home, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert sandbox_bootstrap.check(home) == 0
+    assert bootstrap.check(home) == 0
     needs = [
         {"requirement": "json-1", "imports": ["json"]},
         {"requirement": "gone==2", "imports": ["flows_in_a_sandbox", "no_such_module.inner"]},
     ]
     (home / "in" / "needs.json").write_text(json.dumps(needs))
-    assert sandbox_bootstrap.check(home) == 1
+    assert bootstrap.check(home) == 1
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["missing"] == []
     assert second == {**first, "missing": ["gone==2"]}
     assert second["python"] == sys.executable
-    monkeypatch.setattr(sandbox_bootstrap, "OLDEST", (99,))
-    assert sandbox_bootstrap.check(home) == 2
+    monkeypatch.setattr(bootstrap, "OLDEST", (99,))
+    assert bootstrap.check(home) == 2
 
 
 # --- a script as the module of its workflow -----------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_python_says_what_it_lacks(home, capsys, monkeypatch):
 SCRIPT = """
 import sys
 from rollout import AgentWorkflow, AgentWorkflowConfig
-from rollout.backend.harbor.agents import agent_spec
+from rollout.backend.harbor.agents.factory import agent_spec
 
 class Config(AgentWorkflowConfig):
     depth: int = 3

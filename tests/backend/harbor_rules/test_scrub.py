@@ -25,8 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout._redaction import _DUMMIES, Redactor
-from rollout.backend.harbor import scrub
-from rollout.backend.harbor.scrub import scrub_folder
+from rollout.backend.harbor.result import scrub
+from rollout.backend.harbor.result.scrub import scrub_folder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs descriptors of folders")
 

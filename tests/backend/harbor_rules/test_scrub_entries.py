@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from backend.harbor_rules.scrubbed import KEY, contents
 
-from rollout.backend.harbor.scrub import scrub_folder
+from rollout.backend.harbor.result.scrub import scrub_folder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs descriptors of folders")
 

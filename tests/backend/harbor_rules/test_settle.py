@@ -10,13 +10,14 @@ import attrs
 import pytest
 
 from rollout.artifacts import ArtifactStore
-from rollout.backend.harbor.agents import AgentSpec, NativeAgent
-from rollout.backend.harbor.bounds import StopWatch
+from rollout.backend.harbor.agents.base import AgentSpec
+from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.environment import EnvironmentSpec
-from rollout.backend.harbor.facts import TrialError, TrialFacts
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
-from rollout.backend.harbor.scrub import ScrubReport
-from rollout.backend.harbor.settle import Settled, save_outcome, settle
+from rollout.backend.harbor.result.facts import TrialError, TrialFacts
+from rollout.backend.harbor.result.scrub import ScrubReport
+from rollout.backend.harbor.result.settle import Settled, save_outcome, settle
+from rollout.backend.harbor.trial.limits import StopWatch
+from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.context import RolloutContext
 from rollout.trajectory import trajectory_problems
 from rollout.types import (
@@ -239,7 +240,7 @@ def test_nothing_of_a_folder_that_is_not_clean_is_kept(
     plan, store, tmp_path, facts, caplog, monkeypatch
 ):
     monkeypatch.setattr(
-        "rollout.backend.harbor.settle.scrub_folder",
+        "rollout.backend.harbor.result.settle.scrub_folder",
         lambda *_: ScrubReport(reason="something cannot be removed"),
     )
     write(plan, "agent/trajectory.json", DOCUMENT)
@@ -273,7 +274,7 @@ def test_a_folder_that_cannot_be_tamed_is_not_kept(plan, store, monkeypatch, key
     def tame(_path, _tell):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("rollout.backend.harbor.settle.tame_tree", tame)
+    monkeypatch.setattr("rollout.backend.harbor.result.settle.tame_tree", tame)
     plan = attrs.evolve(plan, context=RolloutContext(api_key=key))
     notes = settled(plan, store, FAILED).diagnostics["harbor"]
     assert not notes["scrubbed"]["verified"]
@@ -316,7 +317,9 @@ def test_a_link_in_the_place_of_the_trials_folder(plan, store, tmp_path):
 
 
 def test_a_workspace_that_cannot_be_removed_is_named(plan, store, monkeypatch):
-    monkeypatch.setattr("rollout.backend.harbor.workspaces.remove_tree", lambda _: ["x: busy"])
+    monkeypatch.setattr(
+        "rollout.backend.harbor.trial.workspaces.remove_tree", lambda _: ["x: busy"]
+    )
     notes = settled(plan, store).diagnostics["harbor"]
     assert notes["not_removed"] == str(plan.workspace)
 

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from rollout.backend.harbor.tasks import TaskSource
+from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout.backend.harbor.errors import UnfitTaskError
-from rollout.backend.harbor.task_files import describe
+from rollout.backend.harbor.tasks.files import describe
 
 ALLOW = 'network_mode = "allowlist"\nallowed_hosts = ["a.example"]\n'
 OFF = 'network_mode = "no-network"\n'

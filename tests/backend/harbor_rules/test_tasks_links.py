@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.backend.harbor.errors import UnfitTaskError
-from rollout.backend.harbor.task_links import check_tree, copy_tree
+from rollout.backend.harbor.tasks.links import check_tree, copy_tree
 
 
 @pytest.fixture

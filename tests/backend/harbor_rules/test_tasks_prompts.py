@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.backend.harbor.prompts import fill_template, instruction_of
+from rollout.backend.harbor.tasks.prompts import fill_template, instruction_of
 from rollout.errors import InvalidFieldError
 
 

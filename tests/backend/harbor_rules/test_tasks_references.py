@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rollout.backend.harbor.task_references import (
+from rollout.backend.harbor.tasks.references import (
     GitTask,
     LocalTask,
     PackageTask,

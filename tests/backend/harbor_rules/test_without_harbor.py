@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollout.backend.harbor import HarborBackend, configuration
+from rollout.backend.harbor import HarborBackend, validation
 from rollout.backend.harbor.namespace import NamespaceEnvironment
 from rollout.backend.harbor.validation import has_harbor
 from rollout.errors import BackendConfigurationError
@@ -16,7 +16,7 @@ from rollout.errors import BackendConfigurationError
 
 def python(monkeypatch, *version):
     told = SimpleNamespace(version_info=version, version=".".join(map(str, version)) + " (main)")
-    monkeypatch.setattr(configuration, "sys", told)
+    monkeypatch.setattr(validation, "sys", told)
 
 
 def test_a_python_that_is_too_old(monkeypatch):
@@ -28,7 +28,7 @@ def test_a_python_that_is_too_old(monkeypatch):
 
 def test_no_harbor(monkeypatch):
     python(monkeypatch, 3, 12, 0)
-    monkeypatch.setattr(configuration, "has_harbor", lambda: False)
+    monkeypatch.setattr(validation, "has_harbor", lambda: False)
     with pytest.raises(BackendConfigurationError) as caught:
         HarborBackend(agent="oracle")
     assert str(caught.value) == 'HarborBackend needs Harbor: pip install "trio-rollout[harbor]"'

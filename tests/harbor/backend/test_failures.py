@@ -130,7 +130,7 @@ async def test_no_time_at_all(make_task, make_backend, serving, seconds, tmp_pat
 async def test_a_task_that_takes_too_long_to_come(
     make_task, make_backend, serving, monkeypatch, tmp_path
 ):
-    from rollout.backend.harbor import execution
+    from rollout.backend.harbor.trial import execution
 
     async def fetch(task, workspace):
         await asyncio.Event().wait()
@@ -255,7 +255,7 @@ async def test_an_event_that_is_lost_costs_nothing(
 async def test_what_a_trial_left_that_cannot_be_read(
     make_task, make_backend, serving, monkeypatch, tmp_path, name
 ):
-    from rollout.backend.harbor import execution
+    from rollout.backend.harbor.trial import execution
 
     def fail(*_, **__):
         raise OSError("a disk that is full")
@@ -337,7 +337,8 @@ async def test_more_than_the_queue_holds(make_task, make_backend, serving, pipe)
 async def test_a_step_after_a_trial_costs_itself_and_not_the_sample(
     make_task, make_backend, serving, monkeypatch, tmp_path, function, step, how
 ):
-    from rollout.backend.harbor import execution, settle
+    from rollout.backend.harbor.result import settle
+    from rollout.backend.harbor.trial import execution
 
     released, original = threading.Event(), getattr(settle, function)
 
@@ -367,8 +368,8 @@ async def test_a_step_after_a_trial_costs_itself_and_not_the_sample(
 async def test_a_full_disk_is_no_fault_of_the_agent(
     make_task, make_backend, serving, monkeypatch, where
 ):
-    from rollout.backend.harbor import execution
     from rollout.backend.harbor.namespace import NamespaceEnvironment
+    from rollout.backend.harbor.trial import execution
 
     def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/trials/r-1")

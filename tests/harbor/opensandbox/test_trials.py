@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rollout.backend.harbor.environment import EnvironmentSpec
-from rollout.backend.harbor.facts import facts_of
 from rollout.backend.harbor.opensandbox import leftover_note
-from rollout.backend.harbor.outcomes import outcome_of
-from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
+from rollout.backend.harbor.result.facts import facts_of
+from rollout.backend.harbor.result.outcomes import outcome_of
+from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.context import RolloutContext
 from rollout.types import ExecutionRequest, RolloutSample, RolloutStatus
 

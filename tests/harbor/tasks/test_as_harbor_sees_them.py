@@ -9,8 +9,8 @@ import pytest
 from harbor.models.task.config import TaskConfig
 from harbor.models.task.task import Task
 
-from rollout.backend.harbor.task_files import describe, network_modes
-from rollout.backend.harbor.tasks import TaskSource
+from rollout.backend.harbor.tasks.files import describe, network_modes
+from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.types import ExecutionRequest
 
 VERSION = tuple(map(int, metadata.version("harbor").split(".")[:2]))

@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from rollout.backend.harbor import task_fetch
-from rollout.backend.harbor.task_fetch import fetch_task
-from rollout.backend.harbor.tasks import TaskSource
+from rollout.backend.harbor.tasks import fetch as task_fetch
+from rollout.backend.harbor.tasks.fetch import fetch_task
+from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import ExecutionRequest
 

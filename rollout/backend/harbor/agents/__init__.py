@@ -1,0 +1,5 @@
+"""The agents that trials run: Harbor's own ones, or a user's workflow."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

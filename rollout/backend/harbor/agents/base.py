@@ -1,0 +1,59 @@
+"""The interface of a trial's agent: how Harbor makes it, and what it handed back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from rollout.backend.harbor.grading.verifier import LEAST_SEC
+from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.types import RolloutSample
+
+__all__ = ["AgentSpec", "timeout_fields"]
+
+
+class AgentSpec(ABC):
+    """How to make the agent of a trial.
+
+    Attributes:
+        name: What it is called in `HarborBackend.health`.
+        on_host: Whether its model calls, if it makes any, come from this process rather than
+            from inside of the sandbox.
+    """
+
+    name: str
+    on_host: bool
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Do once what takes long, before the first trial. Blocking.
+
+        Raises:
+            BackendConfigurationError: The agent cannot run.
+        """
+
+    @abstractmethod
+    def fields(self, plan: TrialPlan) -> dict[str, Any]:
+        """Return the fields of Harbor's ``AgentConfig`` for a trial. Blocking.
+
+        None of them holds the rollout's key, since Harbor writes them to files. The agent
+        takes it out of the rollout's context, within the trial's own asyncio task.
+
+        Raises:
+            InvalidFieldError: The request lacks what the agent needs.
+        """
+
+    @abstractmethod
+    def sample(self, plan: TrialPlan) -> RolloutSample | None:
+        """Return what the agent of a trial handed back, ``None`` if nothing. Blocking."""
+
+    def read_only_paths(self) -> list[str]:
+        """Return which of this machine's folders a sandbox that shows some had better show."""
+        return []
+
+
+def timeout_fields(plan: TrialPlan) -> dict[str, Any]:
+    """Return the fields that hold the agent's deadline; none leaves it to the task."""
+    if plan.agent_timeout_sec is None:
+        return {}
+    return {"override_timeout_sec": max(plan.agent_timeout_sec, LEAST_SEC)}

@@ -1,0 +1,139 @@
+"""Harbor's own agents, wired to the chat endpoint and the key of each rollout."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from rollout.backend.harbor.agents.base import AgentSpec, timeout_fields
+from rollout.backend.harbor.agents.endpoint import chat_base, litellm_model, require_model
+from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.errors import BackendConfigurationError
+from rollout.types import RolloutSample
+
+__all__ = ["NativeAgent"]
+
+
+@frozen
+class _Native:
+    """What is special about one of Harbor's own agents.
+
+    Attributes:
+        make: Its class of ours in `rollout.backend.harbor.agents.harbor_classes`; ``None`` for
+            Harbor's own.
+        on_host: See `AgentSpec`.
+        wire: From its model's name and the chat endpoint to its model's name and keyword
+            arguments; ``None`` if it calls no model.
+    """
+
+    make: str | None
+    on_host: bool
+    wire: Callable[[str, str], tuple[str, dict[str, Any]]] | None
+
+
+def _terminus(model: str, url: str) -> tuple[str, dict[str, Any]]:
+    return litellm_model(model), {
+        "api_base": url,
+        "record_terminal_session": False,
+        "enable_summarize": False,
+    }
+
+
+def _mini_swe_agent(model: str, _: str) -> tuple[str, dict[str, Any]]:
+    return litellm_model(model), {}
+
+
+def _opencode(model: str, url: str) -> tuple[str, dict[str, Any]]:
+    # Its own provider "openai" calls another route than chat completions.
+    name = model.removeprefix("openai/")
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
+        "models": {name: {}},
+    }
+    return f"rollout/{name}", {"opencode_config": {"provider": {"rollout": provider}}}
+
+
+_NATIVE = {
+    "terminus-2": _Native("RolloutTerminus2", on_host=True, wire=_terminus),
+    "mini-swe-agent": _Native("RolloutMiniSweAgent", on_host=False, wire=_mini_swe_agent),
+    "opencode": _Native("RolloutOpenCode", on_host=False, wire=_opencode),
+    "oracle": _Native(None, on_host=True, wire=None),
+}
+_MODULE = "rollout.backend.harbor.agents.harbor_classes"
+
+
+class NativeAgent(AgentSpec):
+    """One of Harbor's own agents, wired to the chat endpoint and the key of each rollout.
+
+    Args:
+        name: Its name.
+        options: Keyword arguments for it; they go before what this library sets.
+
+    Raises:
+        BackendConfigurationError: There is no such agent here.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = tuple(_NATIVE)
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        if name not in _NATIVE:
+            raise BackendConfigurationError(
+                f"agent must be one of {', '.join(_NATIVE)}, or an AgentWorkflow class or "
+                f"'module:Class', not {name!r}"
+            )
+        if "model_name" in options:
+            raise BackendConfigurationError("agent_options: the model's name goes into `model`")
+        self.name = name
+        self.options = options
+        self._native = _NATIVE[name]
+        self.on_host = self._native.on_host
+
+    def prepare(self) -> None:
+        """Import Harbor and its model library, which takes seconds; see `AgentSpec.prepare`."""
+        # The library would otherwise fetch a list of prices when it is imported.
+        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        for module in ("harbor.trial.trial", *([_MODULE] if self._native.make else [])):
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise BackendConfigurationError(
+                    f"agent {self.name} cannot be imported: {error}"
+                ) from error
+
+    def fields(self, plan: TrialPlan) -> dict[str, Any]:
+        """See `AgentSpec.fields`.
+
+        Raises:
+            InvalidFieldError: The agent calls a model, and nobody says which.
+        """
+        fields: dict[str, Any] = timeout_fields(plan)
+        if self._native.make is None:
+            fields["name"] = self.name
+        else:
+            fields["import_path"] = f"{_MODULE}:{self._native.make}"
+        kwargs: dict[str, Any] = {}
+        if self._native.wire is not None:
+            url = chat_base(plan.context.chat_completions_url)
+            fields["model_name"], kwargs = self._native.wire(require_model(plan.model), url)
+        return {**fields, "kwargs": _merged(kwargs, self.options)}
+
+    def sample(self, plan: TrialPlan) -> RolloutSample | None:  # noqa: ARG002 - nothing to read
+        """Return ``None``: these agents leave a trajectory, no sample."""
+        return None
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *base* with *over* on top, mappings of mappings included."""
+    merged = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        if isinstance(below, dict) and isinstance(value, Mapping):
+            merged[name] = _merged(below, value)
+        else:
+            merged[name] = value
+    return merged

@@ -1,0 +1,103 @@
+"""Run a user's grader on what the agent of a trial handed back. On the trio side."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from pathlib import Path
+
+import trio
+
+from rollout._logs import get_logger
+from rollout.backend.failures import (
+    categorize_exception,
+    describe_exception,
+    format_exception,
+    source_of,
+)
+from rollout.backend.harbor.errors import grader_error
+from rollout.backend.harbor.trial.handover import Handover
+from rollout.backend.usercode import UserCall
+from rollout.context import GraderContext
+from rollout.errors import InvalidFieldError
+from rollout.types import RolloutSample
+
+__all__ = ["grade"]
+
+logger = get_logger(__name__)
+
+_ARTIFACTS = "artifacts/logs/artifacts"
+"""Where Harbor collects what is in ``/logs/artifacts`` inside of the sandbox."""
+
+
+async def grade(handover: Handover) -> RolloutSample:
+    """Grade a trial's sample, keep it in the handover, and return it.
+
+    A plain ``grade`` runs in a worker thread. Cancelling this interrupts an async one and
+    abandons the thread of a plain one.
+
+    Raises:
+        UserCodeError: The grader raised, or left the sample without a reward.
+    """
+    plan = handover.plan
+    call = UserCall(plan.request.id, "grader")
+    sample = await trio.to_thread.run_sync(handover.read_sample, abandon_on_cancel=True)
+    inner = GraderContext(
+        label=plan.request.label,
+        sample=sample,
+        project_path=None if plan.task.folder is None else str(plan.task.folder),
+        artifacts_dir=await _artifacts_dir(plan.trial_dir / _ARTIFACTS),
+    )
+
+    async def body() -> RolloutSample:
+        inner.metadata = copy.deepcopy(plan.request.metadata)
+        config = copy.deepcopy(handover.grader_config)
+        with plan.context:
+            grader = handover.grader_cls(config)
+            returned = await call.invoke(grader.grade, inner)
+        return _graded(inner.sample, returned)
+
+    async with handover.grader_slots or nullcontext():
+        outcome = await call.run_in_task(body)
+    if outcome.error is not None:
+        secrets = plan.secrets
+        logger.error(
+            "rollout %s: the grader failed\n%s",
+            plan.request.id,
+            format_exception(outcome.error, secrets, of_user=True),
+        )
+        raise grader_error(
+            categorize_exception(outcome.error),
+            describe_exception(outcome.error, secrets),
+            source_of(outcome.error),
+        )
+    graded: RolloutSample = outcome.value
+    handover.graded = graded
+    return graded
+
+
+async def _artifacts_dir(folder: Path) -> Path | None:
+    def make() -> Path | None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            logger.warning("the grader has no folder for artifacts: %s", error)
+            return None
+        return folder
+
+    return await trio.to_thread.run_sync(make, abandon_on_cancel=True)
+
+
+def _graded(sample: object, returned: object) -> RolloutSample:
+    if sample is None:
+        raise InvalidFieldError(
+            "sample",
+            "is missing: the workflow returned no messages and registered no sample source, "
+            "so there is nothing to grade",
+        )
+    if not isinstance(sample, RolloutSample):
+        raise TypeError(f"the sample must be a RolloutSample, not {type(sample).__name__}")
+    if sample.reward is None and not sample.remove_sample:
+        hint = "" if returned is None else " (a value that grade() returns is ignored)"
+        raise InvalidFieldError("reward", f"was not set by the grader: call set_reward{hint}")
+    return sample

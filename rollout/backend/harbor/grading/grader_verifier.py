@@ -1,0 +1,41 @@
+"""A Harbor verifier that has a user's `Grader` grade, in this process, on the trio side.
+
+Harbor makes it by import path, for tasks that have no tests of their own. Needs Harbor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harbor.models.verifier.result import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
+    VerifierResult,
+)
+from harbor.verifier.base import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
+    BaseVerifier,
+)
+
+from rollout.backend.harbor.errors import GraderNotRunError
+from rollout.backend.harbor.grading.grader import grade
+from rollout.backend.harbor.result.outcomes import REWARD
+from rollout.backend.harbor.trial.handover import current_handover
+from rollout.integrations.asyncio_bridge import run_in_trio
+
+__all__ = ["GraderVerifier"]
+
+
+class GraderVerifier(BaseVerifier):  # type: ignore[misc,unused-ignore]
+    """Grades with the grader of the `Handover` that the trial runs in."""
+
+    async def verify(self) -> Any:
+        """Grade, and return the reward; the graded sample stays in the handover.
+
+        Raises:
+            UserCodeError: The grader failed; the class says how.
+            GraderNotRunError: The agent has failed, so that there is nothing to grade.
+        """
+        handover = current_handover()
+        if handover.agent_failed:
+            raise GraderNotRunError("the agent failed, so the grader was not run")
+        sample = await run_in_trio(grade, handover)
+        # A sample that is marked as removed may do without a reward.
+        return VerifierResult(rewards=None if sample.reward is None else {REWARD: sample.reward})

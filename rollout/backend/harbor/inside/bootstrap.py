@@ -1,0 +1,64 @@
+"""What a sandbox is started with: a script that needs nothing but Python's own library.
+
+It is copied into the sandbox beside the wheels. ``check`` says what this Python lacks,
+``unpack`` puts the wheels where they can be imported, ``run`` hands over to
+`rollout.backend.harbor.inside.runner`, which is in one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+__all__ = ["OLDEST", "check", "run", "unpack"]
+
+OLDEST = (3, 11)
+"""The first Python that runs this library."""
+
+
+def check(home: Path) -> int:
+    """Print what this Python is and lacks; 0 if it lacks nothing, 2 if it is too old."""
+    if sys.version_info < OLDEST:
+        return 2
+    sys.path.insert(0, str(home / "site"))
+    needs = json.loads((home / "in" / "needs.json").read_text())
+    missing = [need["requirement"] for need in needs if not all(map(_is_there, need["imports"]))]
+    version = ".".join(map(str, sys.version_info[:3]))
+    print(json.dumps({"python": sys.executable, "version": version, "missing": missing}))  # noqa: T201
+    return 1 if missing else 0
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def unpack(home: Path) -> int:
+    """Put the wheels where `run` imports from."""
+    for wheel in sorted((home / "in" / "wheels").glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(home / "site")
+    return 0
+
+
+def run(home: Path) -> int:
+    """Run the workflow; 0 if a result was written, whatever it says."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    # Whoever wants it to end kills the group, and so what the workflow has started.
+    (home / "out" / "pid").write_text(str(os.getpgrp()))
+    sys.path.insert(0, str(home / "site"))
+    runner = importlib.import_module("rollout.backend.harbor.inside.runner")
+    return int(runner.main(home / "in" / "payload.json", home / "out" / "result.json"))
+
+
+if __name__ == "__main__":
+    sys.exit({"check": check, "unpack": unpack, "run": run}[sys.argv[1]](Path(sys.argv[2])))

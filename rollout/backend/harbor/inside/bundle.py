@@ -1,0 +1,273 @@
+"""Find what a workflow needs in a sandbox: its own sources, and the distributions they import.
+
+Sources that are not part of an installed distribution are followed through their import
+statements. Distributions of pure Python come along as wheels. Compiled ones do not: the
+sandbox has to have them, or gets them from an index.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import define, field, frozen
+
+import rollout
+from rollout.backend.harbor.inside.wheels import (
+    Wheel,
+    build_wheel,
+    is_compiled,
+    normalized,
+    repacked_wheel,
+    tree_files,
+)
+from rollout.errors import BackendConfigurationError
+
+if TYPE_CHECKING:
+    from packaging.markers import Marker
+
+__all__ = ["Bundle", "Need", "make_bundle"]
+
+_CORE = ("attrs", "cattrs", "trio", "platformdirs", "httpx")
+"""What this library needs where a workflow runs; the rest of it serves servers."""
+
+_OWN = "trio-rollout"
+
+_INSIDE = {"os_name": "posix", "sys_platform": "linux", "platform_system": "Linux"}
+"""What markers of requirements may ask of a sandbox."""
+
+_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""Which Python it has is not known here; what one of these needs comes along."""
+
+
+@frozen
+class Need:
+    """A distribution that the sandbox has to have by itself.
+
+    Attributes:
+        requirement: It, as pip takes it.
+        imports: The modules by whose presence it is recognised.
+    """
+
+    requirement: str
+    imports: tuple[str, ...]
+
+
+@frozen
+class Bundle:
+    """What is brought into a sandbox.
+
+    Attributes:
+        wheels: In the order in which they are unpacked.
+        needs: What is not among them.
+    """
+
+    wheels: tuple[Wheel, ...]
+    needs: tuple[Need, ...]
+
+
+def make_bundle(
+    modules: Iterable[str],
+    *,
+    main: tuple[str, Path] | None = None,
+    requirements: Iterable[str] = (),
+) -> Bundle:
+    """Gather what modules need. Blocking: reads all of it.
+
+    Args:
+        modules: Names of modules that can be imported here.
+        main: A file that runs as ``__main__`` here, and the module's name in the sandbox.
+        requirements: More distributions, for what no import statement shows. One that is not
+            installed here is left to the sandbox.
+
+    Raises:
+        BackendConfigurationError: A module cannot be found, is too large, or is compiled.
+    """
+    search = _Search()
+    search.require(_CORE)
+    search.require(requirements, from_index=True)
+    if main is not None:
+        search.add_file(*main)
+    for module in modules:
+        top = module.partition(".")[0]
+        if not search.visit(top):
+            raise BackendConfigurationError(f"module {top!r} has no source that can be packaged")
+    return search.bundle()
+
+
+# What is installed does not change while a process runs, so it is read once.
+
+
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+@cache
+def _own_wheel() -> Wheel:
+    folder = Path(rollout.__file__).parent
+    return build_wheel(_OWN, metadata.version(_OWN), tree_files(folder, "rollout"))
+
+
+@cache
+def _wheel_of(name: str) -> Wheel:
+    return repacked_wheel(metadata.distribution(name))
+
+
+@define
+class _Search:
+    """One walk over sources and distributions."""
+
+    sources: dict[str, bytes] = field(factory=dict)
+    distributions: set[str] = field(factory=set)
+    needs: dict[str, Need] = field(factory=dict)
+    seen: set[str] = field(factory=set)
+    required: set[tuple[str, str]] = field(factory=set)
+    owners: Mapping[str, list[str]] = field(factory=_owners)
+
+    def bundle(self) -> Bundle:
+        wheels = [_own_wheel(), *map(_wheel_of, sorted(self.distributions))]
+        if self.sources:
+            wheels.append(build_wheel("rollout-workflow", "0", self.sources))
+        return Bundle(tuple(wheels), tuple(self.needs[name] for name in sorted(self.needs)))
+
+    # --- modules ------------------------------------------------------------------------------
+
+    def visit(self, top: str) -> bool:
+        """Take along a top-level module; whether it is known at all."""
+        if top in self.seen or top in sys.stdlib_module_names or top == "rollout":
+            return True
+        self.seen.add(top)
+        spec = _find(top)
+        if spec is None:
+            return False
+        owners = self.owners.get(top, [])
+        if owners and _in_site_packages(spec):
+            for owner in owners:
+                self.require([owner])
+            return True
+        for owner in owners:  # installed from here, in editable form
+            self.require(metadata.requires(owner) or ())
+        return self._take(top, spec)
+
+    def _take(self, top: str, spec: ModuleSpec) -> bool:
+        if spec.submodule_search_locations is not None:
+            for place in spec.submodule_search_locations:
+                self._add(tree_files(Path(place), top))
+            return True
+        if spec.origin is None or not spec.origin.endswith(".py"):
+            return False
+        self.add_file(top, Path(spec.origin))
+        return True
+
+    def add_file(self, name: str, path: Path) -> None:
+        """Take along one file as a module of that name."""
+        self.seen.add(name)
+        self._add({f"{name}.py": path.read_bytes()})
+
+    def _add(self, files: dict[str, bytes]) -> None:
+        self.sources |= files
+        for path, data in files.items():
+            if path.endswith(".py"):
+                for top in _imports(data):
+                    self.visit(top)
+
+    # --- distributions ------------------------------------------------------------------------
+
+    def require(self, requirements: Iterable[str], *, from_index: bool = False) -> None:
+        """Take along distributions, and what they require in turn.
+
+        Args:
+            requirements: As in a distribution's metadata.
+            from_index: Leave what is not installed here to the sandbox; else it is passed
+                over, for it is not needed here either.
+        """
+        # An extra: an installation without any has none.
+        from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
+
+        pending = [(text, "") for text in requirements]
+        while pending:
+            text, asked = pending.pop()
+            try:
+                wanted = Requirement(text)
+            except InvalidRequirement as error:
+                raise BackendConfigurationError(f"not a requirement: {text!r}: {error}") from None
+            if not _applies(wanted.marker, asked):
+                continue
+            version = f" @ {wanted.url}" if wanted.url else str(wanted.specifier)
+            for extra in wanted.extras or {""}:
+                pending += self._require(wanted.name, extra, f"{wanted.name}{version}", from_index)
+
+    def _require(
+        self, name: str, extra: str, text: str, from_index: bool
+    ) -> Iterator[tuple[str, str]]:
+        key = normalized(name)
+        if (key, extra) in self.required or key == _OWN:
+            return
+        self.required.add((key, extra))
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if from_index:
+                self.needs[key] = Need(text, (key.replace("-", "_"),))
+            return
+        if is_compiled(found):
+            tops = sorted(top for top, names in self.owners.items() if name in names)
+            imports = tuple(top for top in tops if not top.startswith("_")) or tuple(tops)
+            requirement = f"{found.metadata['Name']}=={found.version}"
+            self.needs[key] = Need(requirement, imports or (key.replace("-", "_"),))
+        else:
+            self.distributions.add(key)
+        for required in found.requires or ():
+            yield required, extra
+
+
+def _applies(marker: Marker | None, extra: str) -> bool:
+    return marker is None or any(
+        marker.evaluate(
+            {
+                **_INSIDE,
+                "python_version": version,
+                "python_full_version": f"{version}.0",
+                "extra": extra,
+            }
+        )
+        for version in _PYTHONS
+    )
+
+
+def _find(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+
+
+def _in_site_packages(spec: ModuleSpec) -> bool:
+    place = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    roots = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    roots |= {path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}}
+    return any(Path(place).is_relative_to(root) for root in roots)
+
+
+def _imports(source: bytes) -> set[str]:
+    """Return the top-level modules that a source imports anywhere; none if it is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.partition(".")[0])
+    return found

@@ -1,0 +1,142 @@
+"""What is known of a trial, in plain types: from Harbor's result to what we decide on.
+
+Everything that looks at Harbor's own objects is in one function, `facts_of`, so that the
+rules in `rollout.backend.harbor.result.outcomes` are tested without Harbor, and a change of Harbor
+is met in one place.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from attrs import define, field, frozen
+
+from rollout.types._fields import plain_number
+
+__all__ = ["TrialError", "TrialFacts", "TrialProgress", "facts_of"]
+
+
+@frozen(kw_only=True)
+class TrialError:
+    """An exception that a trial recorded.
+
+    Attributes:
+        type: The bare name of its class.
+        message: Its text; it may hold secrets.
+        traceback: Its traceback; it may hold secrets.
+        in_verifier: Whether it came while the verifier ran, rather than before.
+    """
+
+    type: str
+    message: str = ""
+    in_verifier: bool = False
+    traceback: str = field(default="", repr=False)
+
+
+@define(kw_only=True)
+class TrialProgress:
+    """How far a trial got, by its events.
+
+    Attributes:
+        started: It has begun.
+        environment_started: Its environment was asked to start.
+        agent_started: Its agent was about to run.
+        agent_ended: Its agent has run.
+        verification_started: Its verifier was about to run.
+        verifying: That is where it is: of a task of several steps, the next agent may have begun.
+        cancelled: It noticed that it was cancelled.
+        ended: It has ended, cleanup included.
+    """
+
+    started: bool = False
+    environment_started: bool = False
+    agent_started: bool = False
+    agent_ended: bool = False
+    verification_started: bool = False
+    verifying: bool = False
+    cancelled: bool = False
+    ended: bool = False
+
+    @property
+    def phase(self) -> str:
+        """Where it is, as in ``cancelled while its agent ran``."""
+        if self.verifying:
+            return "its verifier ran"
+        if self.agent_started:
+            return "its agent ran"
+        if self.environment_started:
+            return "its environment was set up"
+        return "its trial was set up"
+
+
+@frozen(kw_only=True)
+class TrialFacts:
+    """What a trial left behind.
+
+    Attributes:
+        errors: The exceptions that it recorded, the trial's own first, then those of steps.
+        rewards: What the verifier measured, by channel; ``None`` if there is nothing.
+        prompt_tokens: Tokens of all prompts, cached ones included.
+        cached_tokens: How many of them came out of a cache.
+        completion_tokens: Tokens of all completions.
+        cost_usd: What the model calls cost.
+        agent: The agent's name, and its version.
+        timings: Seconds by phase: ``environment_setup``, ``agent_setup``,
+            ``agent_execution``, ``verifier``.
+    """
+
+    errors: tuple[TrialError, ...] = ()
+    rewards: dict[str, Any] | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+    agent: tuple[str, str] | None = None
+    timings: dict[str, float] = field(factory=dict)
+
+
+def facts_of(result: Any) -> TrialFacts:
+    """Read a ``harbor.models.trial.result.TrialResult``."""
+    steps = list(getattr(result, "step_results", None) or [])
+    prompt, cached, completion, cost = result.compute_token_cost_totals()
+    verified = result.verifier_result
+    info = result.agent_info
+    return TrialFacts(
+        errors=tuple(
+            TrialError(
+                type=part.exception_info.exception_type,
+                message=part.exception_info.exception_message,
+                traceback=part.exception_info.exception_traceback,
+                in_verifier=_in_verifier(part),
+            )
+            for part in (result, *steps)
+            if part.exception_info is not None
+        ),
+        rewards=None if verified is None or not verified.rewards else dict(verified.rewards),
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        cost_usd=plain_number(cost),
+        agent=None if info is None else (str(info.name), str(info.version)),
+        timings={
+            name: (timing.finished_at - timing.started_at).total_seconds()
+            for name in ("environment_setup", "agent_setup", "agent_execution", "verifier")
+            if (timing := getattr(result, name, None)) is not None
+            and timing.started_at is not None
+            and timing.finished_at is not None
+        },
+    )
+
+
+def _in_verifier(part: Any) -> bool:
+    """Whether the error of a trial, or of a step, came after its verifier had started."""
+    verifier = part.verifier
+    if verifier is None or verifier.started_at is None:
+        return False
+    return _utc(part.exception_info.occurred_at) >= _utc(verifier.started_at)
+
+
+def _utc(moment: datetime) -> datetime:
+    """Return a time that Harbor noted; its older versions note local ones without a zone."""
+    return moment.astimezone(UTC)

@@ -1,0 +1,160 @@
+"""From what a trial left behind to the outcome of its rollout. Pure.
+
+The agent's part is the workflow's result, the verifier's part the grader's. A trial may have
+both an error of its agent and a verified reward (Harbor from 0.26 on grades after some of
+them): the rollout fails for the agent's error, and the graded sample is kept beside it.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import attrs
+
+from rollout._redaction import redact
+from rollout.backend.executions import failure
+from rollout.backend.harbor.errors import CATEGORIES, SOURCES
+from rollout.backend.harbor.opensandbox import is_provider_failure
+from rollout.backend.harbor.result.facts import TrialError, TrialFacts
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionResult,
+    RolloutErrorCategory,
+    RolloutSample,
+    RolloutStatus,
+)
+from rollout.types._fields import plain_number
+
+__all__ = ["REWARD", "STORAGE_ERRORS", "categorize_trial_error", "outcome_of"]
+
+STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""What says that this machine's storage is full or broken, for which no agent is to blame."""
+
+REWARD = "reward"
+"""The channel of a verifier's result that becomes the reward."""
+
+_TIMEOUTS = frozenset(
+    {
+        "AgentSetupTimeoutError",
+        "AgentTimeoutError",
+        "EnvironmentStartTimeoutError",
+        "SandboxReadyTimeoutException",
+        "SandboxTimeoutException",
+        "TimeoutError",
+        "TooSlowError",
+        "VerifierTimeoutError",
+    }
+)
+_VALIDATION = frozenset(
+    {
+        "AssertionError",
+        "InvalidFieldError",
+        "RewardFileEmptyError",
+        "RewardFileNotFoundError",
+        "TypeError",
+        "ValidationError",
+        "ValueError",
+        "VerifierOutputParseError",
+    }
+)
+_PARSING = "_parse_reward"
+"""In the name of Harbor's functions that read a reward, which may be a folder, or nested deeply."""
+
+_STORAGE = tuple(f"[Errno {number}] " for number in STORAGE_ERRORS)
+
+_PROVIDER = frozenset(
+    {
+        "PoolStateStoreUnavailableException",
+        "SandboxConnectionException",
+        "SandboxRateLimitException",
+    }
+)
+
+
+def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
+    """Map what a trial recorded to a category; it has kept the names of exceptions only."""
+    if error.type in CATEGORIES:
+        return CATEGORIES[error.type]
+    if error.type in _TIMEOUTS:
+        return RolloutErrorCategory.TIMEOUT
+    if error.type in _VALIDATION or (error.in_verifier and _PARSING in error.traceback):
+        return RolloutErrorCategory.VALIDATION_ERROR
+    if error.type == "OSError" and error.message.startswith(_STORAGE):
+        return RolloutErrorCategory.INTERNAL_ERROR
+    if error.type in _PROVIDER or is_provider_failure(error):
+        return RolloutErrorCategory.HTTP_ERROR
+    return RolloutErrorCategory.AGENT_ERROR
+
+
+def outcome_of(
+    facts: TrialFacts,
+    sample: RolloutSample | None,
+    *,
+    grade: bool,
+    secrets: list[str | None],
+    graded: RolloutSample | None = None,
+) -> ExecutionOutcome:
+    """Decide what became of a rollout whose trial came to its end by itself.
+
+    Args:
+        facts: What the trial left behind.
+        sample: What the agent made, if anything; it gets the reward.
+        grade: Whether a grading was asked for.
+        secrets: What may not stand in a message.
+        graded: The sample as a user's grader left it; ``None`` if none graded. It may be
+            without a reward if the grader marked it as removed.
+    """
+    first = facts.errors[0] if facts.errors else None
+    if first is not None and not first.in_verifier:
+        workflow = _failed(first, secrets)
+        workflow.sample = sample
+        if not grade or facts.rewards is None or _reward(facts) is None:
+            return ExecutionOutcome(workflow=workflow)
+        return ExecutionOutcome(workflow=workflow, grader=_graded(facts, sample))
+    workflow = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
+    if not grade:
+        return ExecutionOutcome(workflow=workflow)
+    if first is not None:
+        grader = _failed(first, secrets)
+        grader.sample = sample
+        return ExecutionOutcome(workflow=workflow, grader=grader)
+    if graded is not None:
+        grader = ExecutionResult(status=RolloutStatus.SUCCESS, sample=graded)
+        return ExecutionOutcome(workflow=workflow, grader=grader)
+    return ExecutionOutcome(workflow=workflow, grader=_graded(facts, sample))
+
+
+def _failed(error: TrialError, secrets: list[str | None]) -> ExecutionResult:
+    text = redact(error.message or error.type, secrets)
+    if error.type not in text and error.type not in CATEGORIES:
+        text = f"{error.type}: {text}"
+    failed = failure(text, categorize_trial_error(error))
+    failed.err_source = SOURCES.get(error.type)
+    return failed
+
+
+def _reward(facts: TrialFacts) -> float | None:
+    return plain_number((facts.rewards or {}).get(REWARD))
+
+
+def _graded(facts: TrialFacts, sample: RolloutSample | None) -> ExecutionResult:
+    """Make the grader's result of what a verifier measured, be it without any conversation."""
+    rewards = facts.rewards or {}
+    reward: Any = rewards.get(REWARD)
+    if isinstance(reward, bool) or plain_number(reward) is None:
+        channels = ", ".join(sorted(map(str, rewards))) or "none"
+        result = failure(
+            f"the verifier gave no finite number as its {REWARD!r} (its channels: {channels})",
+            RolloutErrorCategory.VALIDATION_ERROR,
+        )
+        result.sample = sample
+        return result
+    extra = {name: value for name, value in rewards.items() if name != REWARD}
+    sample = sample or RolloutSample()
+    graded = attrs.evolve(
+        sample,
+        reward=reward,
+        extra_fields=sample.extra_fields | ({"rewards": extra} if extra else {}),
+    )
+    return ExecutionResult(status=RolloutStatus.SUCCESS, sample=graded)

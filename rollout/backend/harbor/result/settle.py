@@ -1,0 +1,291 @@
+"""Put in order what a trial left: read its sample, free it of the key, move it, remove it.
+
+`settle` is blocking and runs in a thread. Nothing here changes what the agent or the verifier
+said. When the rollout's outcome is known, `save_outcome` writes its trajectory and a note on
+how it went, as `LocalBackend` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import define, field
+
+from rollout._files.trees import tame_tree
+from rollout._logs import get_logger
+from rollout._redaction import Redactor
+from rollout.artifacts import ArtifactStore
+from rollout.backend.failures import describe_exception
+from rollout.backend.harbor.agents.base import AgentSpec
+from rollout.backend.harbor.agents.native import NativeAgent
+from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.opensandbox import leftover_note
+from rollout.backend.harbor.result.archive import archive_trial
+from rollout.backend.harbor.result.facts import TrialFacts
+from rollout.backend.harbor.result.outcomes import REWARD
+from rollout.backend.harbor.result.scrub import ScrubReport, scrub_folder
+from rollout.backend.harbor.result.trajectories import Adoption, adopt_trajectory
+from rollout.backend.harbor.trial.limits import StopWatch
+from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.backend.harbor.trial.workspaces import remove_workspace
+from rollout.backend.saving import FinishedRollout
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionRequest,
+    RolloutResultResponse,
+    RolloutSample,
+    RolloutStatus,
+)
+from rollout.types._fields import plain_number
+
+__all__ = ["Settled", "handed_back", "save_outcome", "settle"]
+
+logger = get_logger(__name__)
+
+_CANCELLED = "CancelledError"
+
+
+@define
+class Settled:
+    """What a trial left, in order.
+
+    Attributes:
+        sample: What the agent made, if anything, without a reward.
+        diagnostics: What went on, for the rollout's ``diagnostics.json``.
+        document: The one trajectory document that was adopted.
+        facts: What Harbor said of the trial.
+        step: What is being done with what it left.
+    """
+
+    sample: RolloutSample | None = None
+    diagnostics: dict[str, Any] = field(factory=dict)
+    document: dict[str, Any] | None = field(default=None, repr=False)
+    facts: TrialFacts | None = None
+    step: str = "reading its sample"
+
+    def note(self, name: str, value: Any) -> None:
+        """Add to the notes on the trial, which another thread may read at any time."""
+        self.diagnostics = {"harbor": {**self.diagnostics.get("harbor", {}), name: value}}
+
+
+def settle(
+    settled: Settled,
+    plan: TrialPlan | None,
+    workspace: Path,
+    facts: TrialFacts,
+    *,
+    agent: AgentSpec,
+    store: ArtifactStore,
+    keep_failed: bool,
+    environment: EnvironmentSpec | None = None,
+    error: BaseException | None = None,
+    stop: StopWatch | None = None,
+) -> None:
+    """Put in order what a trial left in *workspace*, its sample first.
+
+    What is not known to be free of the rollout's key is neither archived nor kept. A trial
+    that was cancelled has not failed.
+
+    Args:
+        settled: What there is so far goes there, whatever comes after it.
+        plan: The trial's plan; ``None`` if it never had one.
+        workspace: The rollout's folder.
+        facts: What Harbor said of the trial.
+        agent: Who made the sample.
+        store: Where artifacts and logs go.
+        keep_failed: Whether the folder of a failed trial stays.
+        environment: Where it ran, to name a sandbox that may still be there.
+        error: What the trial raised, rather than recorded.
+        stop: How the stop of its environment went.
+    """
+    if plan is None:
+        settled.sample = None
+        remove_workspace(workspace.name, workspace)
+        return
+    redactor = Redactor(plan.secrets)
+    notes: dict[str, Any] = _facts(plan, facts)
+    if stop is not None and stop.note is not None:
+        notes["stop"] = stop.note
+    notes |= _leftover(plan, facts, environment, error)
+    settled.diagnostics = {"harbor": redactor.value(notes)}
+    there = plan.trial_dir.is_dir() and not plan.trial_dir.is_symlink()
+    removed = _tamed(plan.trial_dir) if there else None
+    adoption = _take_sample(settled, plan, agent, redactor)
+    clean = False
+    if there:
+        settled.step = "searching it for the key"
+        # Nobody else may be at work on what is searched.
+        busy = stop is not None and stop.may_write and facts.agent is not None
+        report = _scrubbed(plan, removed, busy=busy)
+        settled.note("scrubbed", redactor.value(report.to_dict()))
+        clean = report.verified
+        if not clean:
+            logger.warning(
+                "rollout %s: nothing of its trial is kept, since it may hold the key: %s",
+                plan.request.id,
+                report.reason,
+            )
+    undecided = adoption is not None and adoption.undecided
+    keep = clean and ((keep_failed and _failed(plan, facts, error)) or undecided)
+    if clean:
+        settled.document = None if adoption is None else adoption.document
+        settled.step = "archiving it"
+        archived = archive_trial(plan, store, keep=keep)
+        settled.note("archive", redactor.value(archived.to_dict()))
+    if keep:
+        settled.note("kept_in", redactor.text(str(plan.trial_dir)))
+        logger.info(
+            "rollout %s: the folder of its trial stays: %s", plan.request.id, plan.trial_dir
+        )
+    if not remove_workspace(plan.request.id, workspace, keep=plan.trial_dir if keep else None):
+        settled.note("not_removed", redactor.text(str(workspace)))
+
+
+def _take_sample(
+    settled: Settled, plan: TrialPlan, agent: AgentSpec, redactor: Redactor
+) -> Adoption | None:
+    """Read the sample; return the trajectory that Harbor's agent wrote, if it is one's place."""
+    try:
+        # As it is: only what stays here has to be free of the key.
+        settled.sample = agent.sample(plan)
+    except Exception as error:  # noqa: BLE001 - what came out of a sandbox may be anything
+        settled.sample = None
+        text = redactor.text(describe_exception(error, plan.secrets))
+        settled.note("sample", text)
+        logger.warning(
+            "rollout %s: what its agent handed back is no sample: %s", plan.request.id, text
+        )
+    if settled.sample is not None:
+        return None
+    adoption = adopt_trajectory(plan)
+    settled.note("trajectory", adoption.note)
+    if adoption.messages or isinstance(agent, NativeAgent):
+        settled.sample = _conversation(plan, adoption)
+    return adoption
+
+
+def _facts(plan: TrialPlan, facts: TrialFacts) -> dict[str, Any]:
+    channels = {str(name): plain_number(value) for name, value in (facts.rewards or {}).items()}
+    return {
+        "trial": plan.name,
+        "task": plan.task.name,
+        "agent": None
+        if facts.agent is None
+        else {"name": facts.agent[0], "version": facts.agent[1]},
+        "timings": {name: round(seconds, 6) for name, seconds in facts.timings.items()},
+        "errors": [{"type": each.type, "in_verifier": each.in_verifier} for each in facts.errors],
+        "rewards": channels,
+        "usage": {
+            "prompt_tokens": facts.prompt_tokens,
+            "cached_tokens": facts.cached_tokens,
+            "completion_tokens": facts.completion_tokens,
+            "cost_usd": facts.cost_usd,
+        },
+    }
+
+
+def _leftover(
+    plan: TrialPlan,
+    facts: TrialFacts,
+    environment: EnvironmentSpec | None,
+    error: BaseException | None,
+) -> dict[str, Any]:
+    if environment is None:
+        return {}
+    for each in (error, *facts.errors):
+        note = leftover_note(plan, environment, each, os.environ)
+        if note is not None:
+            return {"leftover": note}
+    return {}
+
+
+def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> bool:
+    """Whether somebody may want to know what went wrong."""
+    if any(each.type == _CANCELLED for each in facts.errors):
+        return False
+    if error is not None or facts.errors:
+        return True
+    return plan.request.grade and plain_number((facts.rewards or {}).get(REWARD)) is None
+
+
+def _tamed(folder: Path) -> list[str] | None:
+    """Make a trial's folder one that can be read; ``None`` if that does not work."""
+    removed: list[str] = []
+    try:
+        tame = tame_tree(folder, lambda path, why: removed.append(f"{path}: {why}"))
+    except OSError:
+        return None
+    return removed if tame else None
+
+
+def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> ScrubReport:
+    if busy:
+        return ScrubReport(reason="its environment may still write there")
+    if removed is None:
+        return ScrubReport(reason="something in it cannot be read or removed")
+    report = scrub_folder(plan.trial_dir, plan.secrets)
+    return attrs.evolve(report, deleted=[*removed, *report.deleted])
+
+
+def handed_back(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:
+    """Return what the agent of a trial made, for a grader that grades it. Blocking.
+
+    What a workflow handed back; the conversation that one of Harbor's own agents wrote down,
+    or the instruction alone where it wrote none.
+
+    Raises:
+        InvalidFieldError: What came out of the sandbox is no sample.
+    """
+    sample = agent.sample(plan)
+    if sample is None and isinstance(agent, NativeAgent):
+        return _conversation(plan, adopt_trajectory(plan))
+    return sample
+
+
+def _conversation(plan: TrialPlan, adoption: Adoption) -> RolloutSample:
+    messages = adoption.messages
+    if not messages and plan.task.instruction is not None:
+        messages = [{"role": "user", "content": plan.task.instruction}]
+    return RolloutSample(messages=messages or list(plan.request.prompt), label=plan.request.label)
+
+
+async def save_outcome(
+    store: ArtifactStore,
+    request: ExecutionRequest,
+    outcome: ExecutionOutcome,
+    settled: Settled,
+    *,
+    end: RolloutResultResponse,
+    phase: RolloutStatus,
+    timings: Mapping[str, float | None],
+    secrets: tuple[str | None, ...],
+) -> None:
+    """Write the rollout's trajectory and the note on how it went; see `ArtifactStore.save`.
+
+    Waits for a bounded time, whatever is cancelled, and never raises.
+
+    Args:
+        store: Where they go.
+        request: What was asked for.
+        outcome: How it ended.
+        settled: What its trial left.
+        end: What is published of how it ended.
+        phase: How far it came.
+        timings: Seconds by name.
+        secrets: What is never kept.
+    """
+    finished = FinishedRollout(
+        request=request,
+        outcome=outcome,
+        phase=phase,
+        end=end,
+        timings=timings,
+        secrets=secrets,
+        document=settled.document,
+        diagnostics=settled.diagnostics,
+    )
+    await store.save(request.id, finished.files)

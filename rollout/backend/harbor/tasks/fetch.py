@@ -1,0 +1,321 @@
+"""Bring tasks of git and of Harbor's registry to this machine, with Harbor's own client.
+
+What is here runs on the bridge's asyncio loop. Rollouts of the same task that come at the same
+time share one download; it is cancelled when the last of them has gone, and not before. Each
+rollout then gets a copy in its own workspace, so that nothing that is fetched later, and nothing
+that a rollout does to its task, changes what another one runs.
+
+A task of the registry is kept in Harbor's cache under its digest, and a task of git under its
+commit if the rollout names the whole commit. A branch, a tag or no commit at all means what is
+there now: it is downloaded again once nobody is downloading it, into a folder that goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+from attrs import define
+
+from rollout._redaction import redact
+from rollout._tasks import sole_error
+from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
+from rollout.backend.harbor.tasks.files import TaskFacts, describe, filled
+from rollout.backend.harbor.tasks.links import check_tree, copy_tree
+from rollout.backend.harbor.tasks.references import (
+    GitTask,
+    PackageTask,
+    credentials_of,
+    task_name,
+    without_credentials,
+)
+from rollout.backend.harbor.trial.plan import ResolvedTask
+from rollout.errors import BackendConfigurationError, InvalidFieldError
+
+__all__ = ["fetch_task", "unfetched"]
+
+_FIELD = "metadata.harbor_task"
+_WHOLE_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.IGNORECASE)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LONGEST_REASON = 500
+
+
+def unfetched(reference: PackageTask | GitTask) -> ResolvedTask:
+    """Return a task that `fetch_task` has yet to download."""
+    source = {name: value for name, value in attrs.asdict(reference).items() if value is not None}
+    return ResolvedTask(name=task_name(reference), source=source)
+
+
+async def fetch_task(task: ResolvedTask, workspace: Path) -> ResolvedTask:
+    """Download a task if it is not on this machine, and read what its files say. For asyncio.
+
+    Args:
+        task: The task; one that is complete comes back as it is.
+        workspace: The rollout's own folder; the task's copy goes below it.
+
+    Raises:
+        TaskFetchError: The download failed.
+        InvalidFieldError: What was downloaded is no task, or has links out of it.
+        BackendConfigurationError: A task of this machine is none, or has links out of it.
+
+    A cancellation ends the download if no other rollout waits for it; the unfinished copy stays
+    in *workspace*.
+    """
+    if task.folder is not None:
+        return task
+    if set(task.source) == {"path"}:
+        folder = Path(task.source["path"])
+        try:
+            facts = await asyncio.to_thread(describe, folder)
+        except UnfitTaskError as error:
+            raise BackendConfigurationError(f"task {task.name}: {error}") from error
+        return filled(task, folder, facts)
+    folder = workspace / "task" / _folder_name(task)
+    async with _shared(task) as fetched:
+        try:
+            facts = await asyncio.to_thread(_copy, fetched, folder)
+        except UnfitTaskError as error:
+            raise InvalidFieldError(_FIELD, f"({task.name}) is no usable task: {error}") from error
+    return filled(task, folder, facts)
+
+
+def _folder_name(task: ResolvedTask) -> str:
+    source = task.source
+    return str(source.get("path") or source["name"]).rsplit("/", 1)[-1]
+
+
+def _copy(fetched: Path, folder: Path) -> TaskFacts:
+    check_tree(fetched)
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    copy_tree(fetched, folder)
+    return describe(folder)
+
+
+# --- one download for all that wait for it ----------------------------------------------------
+
+
+@define(eq=False)
+class _Download:
+    """A download, from its start until the last rollout that waited for it has its copy.
+
+    Attributes:
+        ready: Where the task is, or what makes the error for each rollout that waits.
+        readers: How many rollouts wait for it or copy it.
+        life: The task that downloads, and then removes what is not kept.
+    """
+
+    ready: asyncio.Future[Path | Callable[[], Exception]]
+    readers: int = 0
+    life: asyncio.Task[None] | None = None
+
+
+_downloads: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Download]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def _shared(task: ResolvedTask) -> AsyncGenerator[Path, None]:
+    """Have a task on this machine for as long as the block runs."""
+    loop = asyncio.get_running_loop()
+    running = _downloads.setdefault(loop, {})
+    key = repr(sorted(task.source.items()))
+    download = running.get(key)
+    if download is None:
+        download = running[key] = _Download(loop.create_future())
+        # Nobody's context: the work belongs to all that wait for it.
+        download.life = loop.create_task(
+            _live(task, download, partial(_forget, running, key, download)), context=Context()
+        )
+    download.readers += 1
+    try:
+        outcome = await asyncio.shield(download.ready)
+        if not isinstance(outcome, Path):
+            raise outcome()
+        yield outcome
+    finally:
+        download.readers -= 1
+        if download.readers == 0 and download.life is not None:
+            _forget(running, key, download)
+            download.life.cancel()
+            # It ends by itself, also if this wait is cancelled.
+            await asyncio.wait({download.life})
+
+
+def _forget(running: dict[str, _Download], key: str, download: _Download) -> None:
+    if running.get(key) is download:
+        del running[key]
+
+
+async def _live(task: ResolvedTask, download: _Download, forget: Callable[[], None]) -> None:
+    """Download, then wait to be cancelled by the last reader."""
+    staging: list[Path] = []
+    try:
+        try:
+            outcome: Path | Callable[[], Exception] = await _obtain(task, staging)
+        except Exception as error:  # noqa: BLE001 - it goes to each rollout that waits
+            outcome = _failure(task, sole_error(error))
+        forget()
+        download.ready.set_result(outcome)
+        await asyncio.get_running_loop().create_future()
+    finally:
+        forget()
+        download.ready.cancel()
+        for folder in staging:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+# --- the download itself ----------------------------------------------------------------------
+
+
+async def _obtain(task: ResolvedTask, staging: list[Path]) -> Path:
+    """Return where a task is, after a download into a new folder of *staging* if need be."""
+    client = await asyncio.to_thread(_client, str(task.source.get("path", "")))
+    task_id = _task_id(task)
+    kept = _kept_at(task_id)
+    if kept is not None and _is_filled(kept):
+        return kept
+    folder = _new_folder(kept)
+    staging.append(folder)
+    result = await client.download_tasks([task_id], output_dir=folder)
+    path = Path(result.paths[0])
+    return path if kept is None else _keep(path, kept)
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _new_folder(kept: Path | None) -> Path:
+    """Make a folder to download into; for what is kept, on the file system where it will be."""
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=".rollout-", dir=kept and kept.parent))
+
+
+def _keep(path: Path, kept: Path) -> Path:
+    """Move a task into the cache in one step, and never in the place of what somebody reads."""
+    try:
+        path.rename(kept)
+    except OSError:
+        return path
+    return kept
+
+
+def _task_id(task: ResolvedTask) -> Any:
+    from harbor.models.task.id import GitTaskId, PackageTaskId  # noqa: PLC0415 - an extra
+
+    source = task.source
+    if "git_url" in source:
+        return GitTaskId(
+            git_url=source["git_url"],
+            git_commit_id=source.get("git_commit_id"),
+            path=Path(source["path"]),
+        )
+    org, _, name = source["name"].partition("/")
+    return PackageTaskId(org=org, name=name, ref=source.get("ref"))
+
+
+def _kept_at(task_id: Any) -> Path | None:
+    """Return where Harbor keeps a task whose content can never change, ``None`` for others."""
+    commit = getattr(task_id, "git_commit_id", None)
+    digest = getattr(task_id, "ref", None)
+    if (commit and _WHOLE_COMMIT.fullmatch(commit)) or (digest and _DIGEST.fullmatch(digest)):
+        return Path(task_id.get_local_path())
+    return None
+
+
+def _client(path: str) -> Any:
+    """Make Harbor's client, with a git that asks nobody and ends when it is cancelled.
+
+    It also checks a task within its clone: Harbor up to 0.20 copies what its links lead to.
+    """
+    from harbor.tasks.client import TaskClient  # noqa: PLC0415 - an extra
+
+    class Client(TaskClient):  # type: ignore[misc,unused-ignore]
+        async def _run_git(
+            self, *args: Any, cwd: Path | None = None, input: bytes | None = None
+        ) -> None:
+            await _git(args, cwd, input)
+
+        async def _run_git_stdout(self, *args: Any, cwd: Path | None = None) -> str:
+            return (await _git(args, cwd)).decode("utf-8", "replace").strip()
+
+        def _copy_task_source_to_target(
+            self, source_path: Path, target_path: Path, **kwargs: Any
+        ) -> None:
+            _check_clone(source_path, path)
+            super()._copy_task_source_to_target(source_path, target_path, **kwargs)
+
+    return Client()
+
+
+def _check_clone(folder: Path, path: str) -> None:
+    """Check a task in a clone, and the way to it from the clone's top."""
+    here = folder
+    for _ in PurePosixPath(path).parts:
+        if here.is_symlink():
+            raise UnfitTaskError("the way to it in the repository has a link")
+        here = here.parent
+    check_tree(folder)
+
+
+async def _git(args: Sequence[Any], cwd: Path | None, given: bytes | None = None) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        *map(str, args),
+        stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=cwd,
+        env=os.environ | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+        # No terminal to ask for a password, and one signal for all that git starts.
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = await process.communicate(given)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(
+            process.returncode, [str(arg) for arg in args], stdout, stderr
+        )
+    return stdout
+
+
+def _failure(task: ResolvedTask, error: BaseException) -> Callable[[], Exception]:
+    """Return what makes an error of a failed download, for each rollout a new one.
+
+    Harbor's own error is not chained: the command line of git is in it, and a password may be.
+    """
+    if isinstance(error, (ValueError, FileNotFoundError)):
+        # Harbor checks links on its own, and opens the task's folder in the repository.
+        reason = "is not there" if isinstance(error, FileNotFoundError) else str(error)
+        return partial(InvalidFieldError, _FIELD, f"({task.name}) {_clean(reason, task)}")
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = (error.stderr or b"").decode("utf-8", "replace").strip().splitlines()
+        verb = next((word for word in error.cmd[1:] if word.isalpha()), "git")
+        reason = f"git {verb} failed ({lines[-1] if lines else error.returncode})"
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    return partial(TaskFetchError, f"task {task.name} cannot be fetched: {_clean(reason, task)}")
+
+
+def _clean(text: str, task: ResolvedTask) -> str:
+    url = task.source.get("git_url")
+    if url is not None:
+        text = redact(text.replace(url, without_credentials(url)), credentials_of(url))
+    return text[:_LONGEST_REASON]

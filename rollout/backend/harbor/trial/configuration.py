@@ -1,0 +1,48 @@
+"""From a plan to the configuration of a Harbor trial."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from rollout.backend.harbor.grading.verifier import verifier_fields
+from rollout.backend.harbor.trial.network import agent_extra_hosts
+from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.backend.harbor.validation import problems_of
+from rollout.errors import BackendConfigurationError
+
+if TYPE_CHECKING:
+    from rollout.backend.harbor.backend import HarborBackend
+
+__all__ = ["trial_config"]
+
+
+def trial_config(backend: HarborBackend, plan: TrialPlan) -> Any:
+    """Build a ``harbor.models.trial.config.TrialConfig``. Blocking: the first call imports Harbor.
+
+    Raises:
+        BackendConfigurationError: Harbor refuses the agent's options or the environment.
+    """
+    # Harbor's model library would otherwise fetch a list of prices when it is imported.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    from harbor.models.trial.config import TrialConfig  # noqa: PLC0415 - an extra, and slow
+
+    agent = dict(backend.agent.fields(plan))
+    hosts = agent_extra_hosts(plan, agent_on_host=backend.agent.on_host)
+    if hosts:
+        agent["extra_allowed_hosts"] = [*agent.get("extra_allowed_hosts", ()), *hosts]
+    try:
+        return TrialConfig.model_validate(
+            {
+                "task": plan.task.source,
+                "trial_name": plan.name,
+                "trials_dir": plan.trials_dir,
+                "agent": agent,
+                "environment": backend.environment.fields(os.environ),
+                "verifier": verifier_fields(plan, backend.grader_cls, backend.grader_config),
+            }
+        )
+    except ValueError as error:  # pydantic's own, which holds the values too
+        raise BackendConfigurationError(
+            f"Harbor refuses the trial's settings: {problems_of(error)}"
+        ) from None

@@ -1,0 +1,131 @@
+"""Whether a sandbox reaches the chat endpoint, and what its network lets through.
+
+Pure: no name is looked up.
+
+Harbor turns a phase without a network into one with an allowlist as soon as it is given a host,
+so nothing is ever added there: an agent in such a sandbox that has to call its model is refused
+before its trial starts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rollout.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from rollout.backend.harbor.environment import EnvironmentSpec
+    from rollout.backend.harbor.trial.plan import TrialPlan
+
+__all__ = ["agent_extra_hosts", "chat_host", "check_chat_url", "is_loopback"]
+
+_FIELD = "chat_completions_url"
+_LOOPBACK_NAMES = frozenset(
+    {
+        "localhost",
+        "localhost.localdomain",
+        "localhost4",
+        "localhost6",
+        "localhost6.localdomain6",
+        "ip6-localhost",
+        "ip6-loopback",
+    }
+)
+
+
+def chat_host(url: str) -> str:
+    """Return the host of a chat endpoint, as Harbor's allowlists write it.
+
+    Raises:
+        InvalidFieldError: It is no URL of HTTP or HTTPS, or has no host.
+    """
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+        _ = parts.port
+        if parts.scheme in {"http", "https"} and host:
+            host = host.rstrip(".")
+            return host if host.isascii() else host.encode("idna").decode("ascii")
+    except ValueError:
+        pass
+    raise InvalidFieldError(_FIELD, "is a URL of HTTP or HTTPS")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host means the machine that says it: by its name or its number alone.
+
+    The address of all interfaces, ``0.0.0.0`` or ``::``, counts: it is for listening, and whoever
+    connects to it reaches itself.
+    """
+    name = host.strip("[]").rstrip(".").lower()
+    if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
+        return True
+    address = _address(name)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address is not None and (address.is_loopback or address.is_unspecified)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        pass
+    try:
+        # Older ways to write one, as 127.1 or 0x7f000001, which resolvers still take.
+        return ipaddress.IPv4Address(socket.inet_aton(name))
+    except (OSError, ValueError):
+        return None
+
+
+def agent_extra_hosts(plan: TrialPlan, *, agent_on_host: bool = False) -> list[str]:
+    """Return what the agent phase's allowlist gets: the chat endpoint's host.
+
+    Nothing without an allowlist, for a phase without a network (also if another step has an
+    allowlist), and for an agent whose model calls do not come out of the sandbox.
+
+    Raises:
+        InvalidFieldError: The chat endpoint is no URL of HTTP or HTTPS.
+    """
+    if not plan.task.allowlisted or plan.task.offline or agent_on_host:
+        return []
+    url = plan.context.chat_completions_url
+    return [chat_host(url)] if url else []
+
+
+def check_chat_url(plan: TrialPlan, *, agent_on_host: bool, environment: EnvironmentSpec) -> None:
+    """Check that an agent can reach the chat endpoint, as far as that can be told beforehand.
+
+    Args:
+        plan: The trial.
+        agent_on_host: Whether the model is called from this process.
+        environment: Where the trial runs.
+
+    Raises:
+        InvalidFieldError: It cannot; the message says what helps.
+    """
+    url = plan.context.chat_completions_url
+    if agent_on_host or not url:
+        return
+    host = chat_host(url)
+    if plan.task.offline:
+        raise InvalidFieldError(
+            _FIELD,
+            f"cannot be reached from the sandbox: the task {plan.task.name} runs its agent "
+            "without a network, and that is never widened. Use an agent that calls its model "
+            "from the host (such as terminus-2), or give the task network_mode = "
+            '"allowlist"; the endpoint\'s host is then added to it',
+        )
+    if is_loopback(host) and not environment.shares_host_network:
+        raise InvalidFieldError(
+            _FIELD,
+            f"is a loopback address, which within a sandbox of {environment.name} leads back "
+            "into the sandbox. Serve the model on an address that the sandbox reaches and name "
+            "that (with Docker on this machine often host.docker.internal or 172.17.0.1), use "
+            "environment='namespace', which shares the network of this machine, or an agent "
+            "that calls its model from the host. An environment of your own that does share it "
+            'says so with "shares_host_network": True',
+        )

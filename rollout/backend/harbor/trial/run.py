@@ -1,0 +1,127 @@
+"""One trial, on the asyncio side of the bridge, and its events, on the trio side.
+
+Harbor calls hooks for the events of a trial. A hook that raises does harm there (an agent
+that is not verified, an end that is lost), so ours never do: they hand the event over to the
+trio thread and return. The result is taken from the END event, since a trial that is
+cancelled raises and returns nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, field
+
+from rollout._logs import get_logger
+from rollout.backend.harbor.opensandbox import tell_statuses
+from rollout.backend.harbor.result.facts import TrialProgress
+from rollout.backend.harbor.trial.limits import (
+    AgentTime,
+    StopWatch,
+    without_large_files,
+    without_own_limit,
+)
+from rollout.context import RolloutContext
+from rollout.types import RolloutStatus
+
+__all__ = ["TrialRun"]
+
+logger = get_logger(__name__)
+
+_MARKS = {
+    "START": "started",
+    "ENVIRONMENT_START": "environment_started",
+    "AGENT_START": "agent_started",
+    "AGENT_END": "agent_ended",
+    "VERIFICATION_START": "verification_started",
+    "CANCEL": "cancelled",
+    "END": "ended",
+}
+
+
+@define(eq=False)
+class TrialRun:
+    """The trial of one rollout.
+
+    Attributes:
+        context: The rollout's context, which gets the statuses.
+        set_status: Told of each status, for the backend's own table.
+        on_agent_start: Called when the first agent is about to run, on the trio thread.
+        stop: The stop of its environment.
+        agent_time: What its agent has, once it runs; ``None`` for as long as the task says.
+        progress: How far it got; changed on the trio thread only.
+        result: Harbor's result of it, as of its END event.
+    """
+
+    context: RolloutContext
+    set_status: Callable[[RolloutStatus], None]
+    on_agent_start: Callable[[], None] = lambda: None
+    stop: StopWatch | None = None
+    agent_time: AgentTime | None = None
+    progress: TrialProgress = field(factory=TrialProgress)
+    result: Any = field(default=None, repr=False)
+
+    async def run(
+        self, config: Any, call_trio_soon: Callable[..., None], agent_sec: float | None = None
+    ) -> Any:
+        """Run a trial to its end; an asyncio function.
+
+        Args:
+            config: A ``harbor.models.trial.config.TrialConfig``.
+            call_trio_soon: The bridge's way to call a function on the trio thread.
+            agent_sec: From now on until the agent has to have ended, in seconds; ``None`` leaves
+                that to the task.
+
+        Returns:
+            Harbor's result. Errors of the trial are in it; what keeps it from starting (a
+            task that is not there, an import path that leads nowhere) is raised.
+        """
+        from harbor.trial.hooks import TrialEvent  # noqa: PLC0415 - an extra
+        from harbor.trial.trial import Trial  # noqa: PLC0415 - an extra
+
+        if agent_sec is not None:
+            self.agent_time = AgentTime(asyncio.get_running_loop().time() + agent_sec)
+        trial = await Trial.create(config)
+        tell_statuses(trial.agent_environment)
+        without_large_files(trial.agent_environment)
+        if self.stop is not None:
+            self.stop.watch(trial.agent_environment)
+        without_own_limit(trial.agent)
+        if self.agent_time is not None:
+            self.agent_time.limit(trial.agent)
+        for event in TrialEvent:
+            trial.add_hook(event, self._hook(event.name, call_trio_soon))
+        return await trial.run()
+
+    def _hook(self, name: str, call_trio_soon: Callable[..., None]) -> Any:
+        async def hook(event: Any) -> None:
+            try:
+                if name == "END":
+                    self.result = event.result
+                call_trio_soon(self.take, name)
+            except Exception:
+                logger.exception("the event %s of a trial was lost", name)
+
+        return hook
+
+    def take(self, name: str) -> None:
+        """Take an event, on the trio thread. Events that Harbor adds later change nothing."""
+        if name in {"AGENT_START", "VERIFICATION_START"}:
+            self.progress.verifying = name == "VERIFICATION_START"
+        mark = _MARKS.get(name)
+        if mark is None or getattr(self.progress, mark):
+            return
+        setattr(self.progress, mark, True)
+        if name == "START":
+            self._report(RolloutStatus.RUNNING)
+        elif name == "AGENT_START":
+            self.on_agent_start()
+            self.context.mark_agent_started()
+        elif name == "VERIFICATION_START":
+            self._report(RolloutStatus.GRADING)
+
+    def _report(self, status: RolloutStatus) -> None:
+        self.set_status(status)
+        self.context.report_status(status)
