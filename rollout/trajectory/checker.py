@@ -1,18 +1,16 @@
 """The rules of ATIF, checked without Harbor.
 
-The rules are a table: which object has which fields, and what each field takes. Numbers are
-read as leniently as Harbor reads them (``"3"`` and ``3.0`` are whole numbers), so that both
-judge a document alike.
+The rules are a table: which object has which fields, and what each field takes. Harbor's own
+validator also reads numbers and booleans out of strings and each other (``"3"`` or ``true`` as a
+number); this one takes JSON's own types alone, and judges everything else as Harbor does.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rollout.trajectory.totals import is_timestamp
+from rollout.trajectory.totals import is_number, is_timestamp
 
 __all__ = ["trajectory_problems"]
 
@@ -22,6 +20,8 @@ Check = Callable[[Any, str], Problems]
 _MOST_PROBLEMS = 200
 _DEEPEST = 40
 """How deeply documents of subagents may nest."""
+
+_LARGEST_WHOLE = 2**63
 
 _VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
@@ -49,26 +49,16 @@ _AUDIO_ALIASES = (
     "audio/x-aiff",
 )
 _AGENT_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
-_WHOLE = re.compile(r"\s*[+-]?\d+(_\d+)*(\.0+)?\s*", re.ASCII)
-_LARGEST_FLOAT = 2.0**63
-"""From here on no float is read as a whole number."""
-
-_MOST_DIGITS = 4300
-"""Of more no text is read as a number, by Python and by Harbor."""
-
-_LONG_NUMBER = 10**20
-_TRUTHS = frozenset({"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
 
 
 def trajectory_problems(document: Any) -> list[str]:
-    """Say what keeps *document* from being an ATIF document (v1.0 to v1.8).
+    """Return what keeps a document from being valid ATIF (v1.0 to v1.8).
 
     Args:
         document: A parsed JSON value.
 
     Returns:
-        One line for each problem, with the place of it; none for a valid document. There are
-        200 at most.
+        One line for each problem, with its place, 200 at most; an empty list for a valid document.
     """
     problems: list[str] = []
     for problem in _document(document, "trajectory"):
@@ -81,82 +71,50 @@ def trajectory_problems(document: Any) -> list[str]:
 # --- values -----------------------------------------------------------------------------------
 
 
-def _text(value: Any, place: str) -> Problems:
-    if not isinstance(value, str):
-        yield f"{place}: must be a string, not {_name(value)}"
+def _is(test: Callable[[Any], bool], what: str) -> Check:
+    """Return a check of a value's type."""
 
-
-def _whole(value: Any, place: str) -> Problems:
-    if _to_whole(value) is None:
-        yield f"{place}: must be a whole number, not {_name(value)}"
-
-
-def _to_whole(value: Any) -> int | None:
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < _LARGEST_FLOAT else None
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        digits = value.strip().partition(".")[0].replace("_", "")
-        sign, digits = (digits[0], digits[1:]) if digits[0] in "+-" else ("", digits)
-        digits = digits.lstrip("0") or "0"
-        return int(sign + digits) if len(digits) <= _MOST_DIGITS else None
-    return None
-
-
-def _brief(number: int) -> str:
-    """Write a number for a message; Python itself refuses to write very long ones."""
-    return str(number) if abs(number) < _LONG_NUMBER else "a number of so many digits"
-
-
-def _from(lowest: int) -> Check:
     def check(value: Any, place: str) -> Problems:
-        number = _to_whole(value)
-        if number is None:
-            yield from _whole(value, place)
-        elif number < lowest:
-            yield f"{place}: must be {lowest} or more, not {_brief(number)}"
+        if not test(value):
+            yield f"{place}: must be {what}, not {_name(value)}"
 
     return check
 
 
-def _number(value: Any, place: str) -> Problems:
-    if _to_number(value) is None:
-        yield f"{place}: must be a number, not {_name(value)}"
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < _LARGEST_WHOLE
 
 
-def _to_number(value: Any) -> float | None:
-    if not isinstance(value, (int, float, str)):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+_text = _is(lambda value: isinstance(value, str), "a string")
+_whole = _is(_is_whole, "a whole number")
+_number = _is(is_number, "a number")
+_effort = _is(lambda value: isinstance(value, str) or is_number(value), "a string or a number")
+_truth = _is(lambda value: isinstance(value, bool), "true or false")
+_any_object = _is(lambda value: isinstance(value, dict), "an object")
+
+
+def _from(lowest: int) -> Check:
+    def check(value: Any, place: str) -> Problems:
+        if not _is_whole(value):
+            yield from _whole(value, place)
+        elif value < lowest:
+            yield f"{place}: must be {lowest} or more, not {value}"
+
+    return check
 
 
 def _duration(value: Any, place: str) -> Problems:
-    number = _to_number(value)
-    if number is None:
+    if not is_number(value):
         yield from _number(value, place)
-    elif math.isnan(number) or number < 0:
+    elif value < 0:
         yield f"{place}: must not be negative"
-
-
-def _effort(value: Any, place: str) -> Problems:
-    yield from _text(value, place) if isinstance(value, str) else _number(value, place)
-
-
-def _truth(value: Any, place: str) -> Problems:
-    said = value.lower() in _TRUTHS if isinstance(value, str) else value in (0, 1)
-    if isinstance(value, (list, dict)) or not said:
-        yield f"{place}: must be true or false, not {_name(value)}"
 
 
 def _timestamp(value: Any, place: str) -> Problems:
     if not isinstance(value, str):
         yield from _text(value, place)
     elif not is_timestamp(value):
-        yield f"{place}: is no ISO 8601 time"
+        yield f"{place}: is not an ISO 8601 time"
 
 
 def _one_of(names: tuple[str, ...]) -> Check:
@@ -165,11 +123,6 @@ def _one_of(names: tuple[str, ...]) -> Check:
             yield f"{place}: must be one of {', '.join(names)}"
 
     return check
-
-
-def _any_object(value: Any, place: str) -> Problems:
-    if not isinstance(value, dict):
-        yield f"{place}: must be an object, not {_name(value)}"
 
 
 def _list_of(check: Check) -> Check:
@@ -197,8 +150,8 @@ def _object(
     value: Any, place: str, required: Mapping[str, Check], optional: Mapping[str, Check]
 ) -> Problems:
     """Check the fields of an object; those that are not required may be ``null``."""
+    yield from _any_object(value, place)
     if not isinstance(value, dict):
-        yield f"{place}: must be an object, not {_name(value)}"
         return
     for name, check in required.items():
         if name not in value:
@@ -210,7 +163,7 @@ def _object(
             if item is not None:
                 yield from optional[name](item, f"{place}.{name}")
         elif name not in required:
-            yield f"{place}.{str(name)[:100]}: is no field of ATIF"
+            yield f"{place}.{str(name)[:100]}: is not a field of ATIF"
 
 
 def _fields(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
@@ -328,7 +281,7 @@ def _step(value: Any, place: str) -> Problems:
             if value.get(name) is not None:
                 yield f"{place}.{name}: belongs to steps of the agent only"
     count = value.get("llm_call_count")
-    if agent and count is not None and _to_whole(count) == 0:
+    if agent and _is_whole(count) and count == 0:
         for name in ("metrics", "reasoning_content"):
             if value.get(name) is not None:
                 yield f"{place}.{name}: contradicts llm_call_count 0"
@@ -336,7 +289,7 @@ def _step(value: Any, place: str) -> Problems:
 
 
 def _sources(step: dict[str, Any], place: str) -> Problems:
-    """Check that each result names a call of its own step, or none."""
+    """Check that a result that names a call names one of its own step."""
     calls = _entries(step.get("tool_calls"))
     known = {call["tool_call_id"] for call in calls if isinstance(call.get("tool_call_id"), str)}
     observation = step.get("observation")
@@ -346,7 +299,7 @@ def _sources(step: dict[str, Any], place: str) -> Problems:
         if isinstance(source, str) and source not in known:
             yield (
                 f"{place}.observation.results[{index}].source_call_id: "
-                "is the id of no call of this step"
+                "does not name a call of this step"
             )
 
 
@@ -363,9 +316,9 @@ def _steps(items: Any, place: str) -> Problems:
     if items == []:
         yield f"{place}: must not be empty"
     for index, item in enumerate(_entries(items)):
-        number = _to_whole(item.get("step_id"))
-        if number is not None and number >= 1 and number != index + 1:
-            yield f"{place}[{index}].step_id: must be {index + 1}, not {_brief(number)}"
+        number = item.get("step_id")
+        if _is_whole(number) and number >= 1 and number != index + 1:
+            yield f"{place}[{index}].step_id: must be {index + 1}, not {number}"
 
 
 def _subagents(depth: int) -> Check:
@@ -381,7 +334,7 @@ def _subagents(depth: int) -> Check:
                 yield f"{place}[{index}].trajectory_id: is missing from a subagent's document"
             elif isinstance(name, str):
                 if name in seen:
-                    yield f"{place}[{index}].trajectory_id: is that of another one, too"
+                    yield f"{place}[{index}].trajectory_id: is used by another subagent too"
                 seen.add(name)
 
     return check

@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "final_metrics",
+    "is_number",
     "is_timestamp",
     "take_metrics",
     "take_timestamp",
@@ -125,10 +126,11 @@ def token_count(value: Any) -> int | None:
 
 
 def _cost(value: Any) -> float | None:
-    return value if _is_number(value) and value >= 0 else None
+    return value if is_number(value) and value >= 0 else None
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number that a float can hold, and not a boolean."""
     if type(value) is float:
         return math.isfinite(value)
     return type(value) is int and abs(value) < 1e300  # noqa: PLR2004 - what a float can hold
@@ -141,7 +143,7 @@ def _whole_numbers(value: Any) -> list[int] | None:
 
 
 def _numbers(value: Any) -> list[float] | None:
-    if isinstance(value, list) and value and all(map(_is_number, value)):
+    if isinstance(value, list) and value and all(map(is_number, value)):
         return value
     return None
 
@@ -168,7 +170,7 @@ def is_timestamp(text: str) -> bool:
 def _time(value: Any) -> str | None:
     if isinstance(value, str):
         return value if is_timestamp(value) else None
-    if not _is_number(value):
+    if not is_number(value):
         return None
     seconds = value / 1000 if value >= _SECONDS[1] else value
     if not _SECONDS[0] <= seconds < _SECONDS[1]:
@@ -185,7 +187,7 @@ def final_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = [step.get("metrics") or {} for step in steps if not step.get("is_copied_context")]
     for total, name in _SUMS.items():
         values = [metrics[name] for metrics in own if name in metrics]
-        if values and _is_number(sum(values)):
+        if values and is_number(sum(values)):
             totals[total] = sum(values)
     totals["total_steps"] = len(steps)
     return totals

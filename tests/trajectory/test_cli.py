@@ -147,7 +147,7 @@ def test_validate_names_all_problems(cli, write):
     assert lines[0] == f"{good}: valid"
     assert lines[1] == f"{broken}: trajectory.agent.name: is missing"
     assert lines[2].startswith(f"{broken}: trajectory.steps[0].source: must be one of")
-    assert lines[3] == f"{broken}: trajectory.steps[1].x y: is no field of ATIF"
+    assert lines[3] == f"{broken}: trajectory.steps[1].x y: is not a field of ATIF"
     assert lines[4].startswith(f"{text}: it is not JSON")
     assert len(lines) == 5
     assert result.stderr == "rollout: 2 of 3 files are not valid trajectories\n"

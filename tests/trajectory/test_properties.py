@@ -209,7 +209,7 @@ def changed(*way, value):
         ([], "trajectory: must be an object, not a list"),
         (changed("steps", value=[]), "trajectory.steps: must not be empty"),
         (changed("steps", 3, "step_id", value=5), "trajectory.steps[3].step_id: must be 4, not 5"),
-        (changed("more", value=1), "trajectory.more: is no field of ATIF"),
+        (changed("more", value=1), "trajectory.more: is not a field of ATIF"),
         (
             changed("steps", 0, "metrics", value={}),
             "trajectory.steps[0].metrics: belongs to steps of the agent only",
@@ -220,14 +220,29 @@ def changed(*way, value):
         ),
         (
             changed("steps", 2, "tool_calls", 0, "tool_call_id", value="d"),
-            "trajectory.steps[2].observation.results[0].source_call_id: is the id of no call",
+            "trajectory.steps[2].observation.results[0].source_call_id: does not name a call",
         ),
         (
             changed("subagent_trajectories", 1, "trajectory_id", value="sub"),
-            "trajectory.subagent_trajectories[1].trajectory_id: is that of another one, too",
+            "trajectory.subagent_trajectories[1].trajectory_id: is used by another subagent too",
         ),
-        (changed("steps", 0, "timestamp", value="now"), "trajectory.steps[0].timestamp: is no ISO"),
+        (
+            changed("steps", 0, "timestamp", value="now"),
+            "trajectory.steps[0].timestamp: is not an ISO 8601 time",
+        ),
         (changed("agent", "name", value=None), "trajectory.agent.name: must be a string, not null"),
+        (
+            changed("steps", 2, "metrics", "prompt_tokens", value="1"),
+            "trajectory.steps[2].metrics.prompt_tokens: must be a whole number, not a string",
+        ),
+        (
+            changed("steps", 2, "metrics", "cost_usd", value=True),
+            "trajectory.steps[2].metrics.cost_usd: must be a number, not a boolean",
+        ),
+        (
+            changed("steps", 2, "is_copied_context", value="yes"),
+            "trajectory.steps[2].is_copied_context: must be true or false, not a string",
+        ),
     ],
 )
 def test_problems_name_their_place(document, line):

@@ -133,7 +133,7 @@ def test_of_several_none_is_adopted(plan, others):
         ('{"a": 1, "a": 2}', "a stands more than once"),
         ("[" * 10_000, "deep"),
         ({**DOCUMENT, "steps": []}, "must not be empty"),
-        ({**DOCUMENT, KEY: 1}, "[redacted]: is no field of ATIF"),
+        ({**DOCUMENT, KEY: 1}, "[redacted]: is not a field of ATIF"),
         ({**DOCUMENT, "x": 1, "y": 1}, "(and 1 more)"),
         ("[]", "must be an object"),
     ],

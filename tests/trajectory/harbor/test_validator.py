@@ -1,9 +1,13 @@
-"""Harbor's own validator takes what we make, and judges other documents as our checker does."""
+"""Harbor's own validator takes what we make, and judges other documents as our checker does.
+
+But for one thing: Harbor reads numbers and booleans out of strings and each other, ours does not.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 from hypothesis import example, given, settings
@@ -22,9 +26,18 @@ def harbors_problems(document):
     return validator.errors
 
 
+TYPES = re.compile(
+    r"must be (a whole number|a number|a string or a number|true or false), "
+    r"not a (string|boolean|number)$"
+)
+
+
 def check_alike(document):
     ours, harbors = trajectory_problems(document), harbors_problems(document)
-    assert bool(ours) == bool(harbors), (ours, harbors)
+    if harbors:
+        assert ours, harbors
+    else:
+        assert [line for line in ours if not TYPES.search(line)] == []
 
 
 @settings(max_examples=600)
