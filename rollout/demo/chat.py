@@ -21,8 +21,7 @@ from werkzeug.exceptions import HTTPException
 from rollout.codec import dump_json, parse_json
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
 from rollout.errors import InvalidBodyError
-from rollout.server.body import RolloutRequest, drain
-from rollout.server.connection import RolloutHTTPConnection
+from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain
 
 __all__ = ["create_chat_app"]
 

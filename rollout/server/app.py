@@ -8,7 +8,6 @@ application owns two nurseries, both opened by its lifespan: one for executions 
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -19,6 +18,7 @@ from uuid import uuid4
 import trio
 from quart import Request, Response, Websocket, request, websocket
 from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from rollout._json.fit import fit
@@ -28,34 +28,26 @@ from rollout._tasks import sole_error
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
-    AdmissionsClosedError,
-    DuplicateRolloutError,
     FieldProblem,
     InvalidBodyError,
     InvalidFieldError,
     InvalidLeaseError,
-    RolloutCapacityError,
     UnknownRolloutError,
 )
 from rollout.rules import SeenState
-from rollout.server.batch import (
+from rollout.server.admission import (
     MAX_BATCH,
     MAX_CANCEL_IDS,
-    admission_of,
+    admit,
     admit_batch,
     field_problems,
-    retry_after_sec,
 )
-from rollout.server.body import RolloutRequest, drain
-from rollout.server.connection import RolloutHTTPConnection
-from rollout.server.feed import Feed, FeedHub
-from rollout.server.lifespan import RolloutLifespan
+from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain, route_path
+from rollout.server.authentication import RefusalLog, authorizer
+from rollout.server.feed import FEED_PATH, Feed, FeedHub, FeedStream, read_claims
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
-from rollout.server.refusals import RefusalLog
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
-from rollout.server.stream import FEED_PATH, FeedRoute
-from rollout.server.target import route_path
 from rollout.server.watchdog import LoopWatchdog
 from rollout.types import (
     EXTENSIONS,
@@ -63,7 +55,6 @@ from rollout.types import (
     SEEN_STATE_HEADER,
     CancelRolloutsRequest,
     CancelRolloutsResponse,
-    RolloutInitRequest,
 )
 from rollout.types._fields import url_host
 
@@ -87,6 +78,38 @@ DEFAULT_MAX_REQUEST_BYTES = 16 * 1024 * 1024
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
 
 
+class _Lifespan(TrioASGILifespan):
+    """The ASGI lifespan: enters `RolloutServer.serving` at startup and leaves it at shutdown.
+
+    Quart-Trio's own lifespan gives background tasks five seconds and goes on serving after they
+    have failed. Here a failure of the server's own tasks ends the lifespan with an error, so
+    that the ASGI server stops instead of answering for nothing.
+    """
+
+    app: RolloutServer
+
+    async def __call__(self, receive: Any, send: Any) -> None:
+        await receive()
+        stage = "startup"
+        try:
+            async with self.app.serving():
+                await send({"type": "lifespan.startup.complete"})
+                stage = "shutdown"
+                await receive()
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            plain = sole_error(error)
+            if isinstance(plain, trio.Cancelled | BaseExceptionGroup) and not isinstance(
+                plain, ExceptionGroup
+            ):
+                raise
+            message = f"{type(plain).__name__}: {plain}"
+            await send({"type": f"lifespan.{stage}.failed", "message": message})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+
+
 class RolloutServer(QuartTrio):
     """The application that `create_rollout_server` returns.
 
@@ -100,7 +123,7 @@ class RolloutServer(QuartTrio):
     """
 
     asgi_http_class = RolloutHTTPConnection
-    asgi_lifespan_class = RolloutLifespan
+    asgi_lifespan_class = _Lifespan
     request_class = RolloutRequest
 
     def __init__(
@@ -115,7 +138,6 @@ class RolloutServer(QuartTrio):
         self.watchdog: LoopWatchdog | None = None
         self.feeds = FeedHub(registry)
         self.refusals = RefusalLog()
-        self.feed_route: FeedRoute | None = None
         self.authorized = authorizer(None)
         self.shutdown_requested = trio.Event()
         self._user_lifespan = lifespan
@@ -124,9 +146,6 @@ class RolloutServer(QuartTrio):
         """Serve one ASGI connection; a request target that is not a plain path gets 404."""
         if scope["type"] in {"http", "websocket"}:
             scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
-        if scope["type"] == "http" and scope["path"] == FEED_PATH and self.feed_route is not None:
-            await self.feed_route(scope, receive, send)
-            return
         await super().asgi_app(scope, receive, send)
 
     def request_shutdown(self) -> None:
@@ -236,14 +255,6 @@ def create_rollout_server(
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
     app.authorized = authorizer(key)
-    app.feed_route = FeedRoute(
-        app.feeds,
-        authorized=app.authorized,
-        accepting=lambda: app.registry.serving,
-        refusals=app.refusals,
-        heartbeat_sec=registry.result_wait_timeout_sec,
-        max_request_bytes=max_request_bytes,
-    )
     if key is not None:
         _add_authentication(app)
     _add_refusals(app)
@@ -291,19 +302,6 @@ def _refuse(status: int, detail: Any, **headers: str) -> Response:
 
 def _refuse_fields(where: str, problems: tuple[FieldProblem, ...]) -> Response:
     return _refuse(422, field_problems(where, problems))
-
-
-def authorizer(key: str | None) -> Callable[[list[tuple[bytes, bytes]]], bool]:
-    """Return what says whether the headers of a request carry the key."""
-    expected = b"" if key is None else f"Bearer {key}".encode()
-
-    def authorized(headers: list[tuple[bytes, bytes]]) -> bool:
-        if key is None:
-            return True
-        given = [value for name, value in headers if name.lower() == b"authorization"]
-        return hmac.compare_digest(b"\n".join(given), expected)
-
-    return authorized
 
 
 def _add_authentication(app: RolloutServer) -> None:
@@ -375,8 +373,8 @@ def _add_routes(app: RolloutServer) -> None:
         return _json(dump_json(_health(app)))
 
     @app.post("/rollout", provide_automatic_options=False)
-    async def admit() -> Response:
-        return _admit(app.registry, structure(await _read_json(), RolloutInitRequest))
+    async def admit_one() -> Response:
+        return _admission(admit(app.registry, await _read_json()))
 
     @app.get("/rollout/<rollout_id>/result", provide_automatic_options=False)
     async def result(rollout_id: str) -> Response:
@@ -389,6 +387,13 @@ def _add_routes(app: RolloutServer) -> None:
     @app.post("/rollouts", provide_automatic_options=False)
     async def admit_many() -> Response:
         return await _admit_batch(app, await _read_json())
+
+    @app.post(FEED_PATH, provide_automatic_options=False)
+    async def feed() -> Response:
+        if not app.registry.serving:
+            await trio.lowlevel.checkpoint()
+            return _refuse(503, "the rollout server is not serving")
+        return _stream(FeedStream(app.feeds, read_claims(await _read_json())))
 
     @app.post("/rollouts/renew", provide_automatic_options=False)
     async def renew() -> Response:
@@ -406,16 +411,19 @@ def _describe(app: RolloutServer, *, authenticated: bool) -> None:
         return _json(dump_json(openapi_document(authenticated=authenticated)))
 
 
-def _admit(registry: RolloutRegistry, body: RolloutInitRequest) -> Response:
-    try:
-        entry, token = registry.admit(body)
-    except DuplicateRolloutError as error:
-        return _refuse(409, str(error))
-    except RolloutCapacityError as error:
-        return _refuse(429, str(error), Retry_After=str(retry_after_sec()))
-    except AdmissionsClosedError as error:
-        return _refuse(503, str(error), Retry_After=str(retry_after_sec()))
-    return _json(dump_json(unstructure(admission_of(registry, entry, token))), 202)
+def _admission(outcome: dict[str, Any]) -> Response:
+    if "admission" in outcome:
+        return _json(dump_json(outcome["admission"]), outcome["status_code"])
+    wait = outcome.get("retry_after_sec")
+    headers = {} if wait is None else {"Retry_After": str(wait)}
+    return _refuse(outcome["status_code"], outcome["detail"], **headers)
+
+
+def _stream(lines: FeedStream) -> Response:
+    response = Response(lines, mimetype="application/x-ndjson")
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Accel-Buffering"] = "no"  # nginx, among others, then does not buffer it
+    return response
 
 
 async def _admit_batch(app: RolloutServer, body: Any) -> Response:

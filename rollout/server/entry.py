@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 from attrs import define, field
@@ -27,10 +27,15 @@ from rollout.types import (
     RolloutStatus,
 )
 
-if TYPE_CHECKING:
-    from rollout.server.feed import Feed
-
-__all__ = ["Entry", "RegistryHooks", "check_times", "crash_result", "log_failure", "token_digest"]
+__all__ = [
+    "Entry",
+    "EntryListener",
+    "RegistryHooks",
+    "check_times",
+    "crash_result",
+    "log_failure",
+    "token_digest",
+]
 
 logger = get_logger(__name__)
 
@@ -61,6 +66,16 @@ class RegistryHooks:
     observer: Callable[[str, Entry], None] | None = None
 
 
+class EntryListener(Protocol):
+    """Follows entries; an entry has one listener at a time."""
+
+    def mark(self, entry: Entry) -> None:
+        """Note that an entry has changed."""
+
+    def lose(self, entry: Entry) -> None:
+        """Follow an entry no longer: another listener takes it over."""
+
+
 @define(eq=False)
 class Entry:
     """One admitted rollout. It is the `rollout.context.RolloutProgress` of its execution.
@@ -79,7 +94,7 @@ class Entry:
         retained_until: When the terminal result may be forgotten (serving time).
         clock: The registry's clock of serving time.
         hooks: The registry's hooks.
-        feed: The open feed that reports it, if there is one.
+        feed: The open feed that reports its changes, if there is one.
     """
 
     request: RolloutInitRequest | None = field(repr=False)
@@ -95,7 +110,7 @@ class Entry:
     disposition: str | None = None
     retained_until: float = math.inf
     hooks: RegistryHooks = field(factory=RegistryHooks, repr=False)
-    feed: Feed | None = field(default=None, repr=False)
+    feed: EntryListener | None = field(default=None, repr=False)
     _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token, repr=False)
 
     @property

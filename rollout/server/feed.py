@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 import trio
 from attrs import define, field, frozen
 
 from rollout.codec import dump_json
-from rollout.errors import InvalidFieldError
+from rollout.errors import FieldProblem, InvalidBodyError
 from rollout.rules import SeenState, is_terminal
+from rollout.server.asgi import EndlessBody
 from rollout.server.entry import Entry, token_digest
 from rollout.server.registry import RolloutRegistry
 
-__all__ = ["MAX_CLAIMS", "Feed", "FeedHub", "LeaseClaim", "read_claims"]
+__all__ = ["FEED_PATH", "MAX_CLAIMS", "Feed", "FeedHub", "FeedStream", "LeaseClaim", "read_claims"]
+
+FEED_PATH = "/rollouts/feed"
 
 _TOKEN_BYTES = 32
 _CHUNK_BYTES = 256 * 1024
@@ -47,27 +50,27 @@ def read_claims(body: Any) -> list[LeaseClaim]:
     """Read the body of a request that opens a feed.
 
     Raises:
-        InvalidFieldError: It has another form.
+        InvalidBodyError: It has another form.
     """
     leases = body.get("leases") if isinstance(body, dict) else None
     if not isinstance(leases, list) or len(leases) > MAX_CLAIMS:
-        msg = f"must be a list of at most {MAX_CLAIMS} objects"
-        raise InvalidFieldError("leases", msg, kind="type_error")
+        raise _problem("leases", f"must be a list of at most {MAX_CLAIMS} objects")
     claims: list[LeaseClaim] = []
     for index, item in enumerate(leases):
         rollout_id = item.get("rollout_id") if isinstance(item, dict) else None
         token = item.get("polling_lease_token") if isinstance(item, dict) else None
         if not isinstance(rollout_id, str) or not isinstance(token, str):
-            raise InvalidFieldError(
-                f"leases.{index}",
-                "must have the strings rollout_id and polling_lease_token",
-                kind="type_error",
-            )
+            msg = "must have the strings rollout_id and polling_lease_token"
+            raise _problem(f"leases.{index}", msg)
         seen = item.get("seen")
         if seen is not None and not isinstance(seen, str):
-            raise InvalidFieldError(f"leases.{index}.seen", "must be a string", kind="type_error")
+            raise _problem(f"leases.{index}.seen", "must be a string")
         claims.append(LeaseClaim(rollout_id, token, SeenState.from_header(seen) or SeenState()))
     return claims
+
+
+def _problem(field_name: str, msg: str) -> InvalidBodyError:
+    return InvalidBodyError([FieldProblem((field_name,), msg, "type_error")])
 
 
 @define(eq=False, repr=False)
@@ -95,7 +98,7 @@ class Feed:
         A feed that has reported it so far says that it does so no longer.
         """
         if entry.feed is not None and entry.feed is not self:
-            entry.feed._lose(entry)  # noqa: SLF001 - a feed too
+            entry.feed.lose(entry)
         before = self.entries.get(entry.rollout_id)
         if before is not None and before is not entry:  # forgotten since, and its id used again
             self.detach(before)
@@ -113,7 +116,8 @@ class Feed:
         self._marked.pop(entry, None)
         entry.feed = None
 
-    def _lose(self, entry: Entry) -> None:
+    def lose(self, entry: Entry) -> None:
+        """Report an entry here no longer, and say so to the reader: another feed reports it."""
         self.detach(entry)
         self._taken_over.append(entry.rollout_id)
         self._wake.set()
@@ -185,9 +189,13 @@ class FeedHub:
 
     A feed's token is told once, in its first line, and proves every lease that is attached:
     it was given to who had proved them.
+
+    Attributes:
+        heartbeat_sec: The longest silence of a feed, in seconds.
     """
 
     def __init__(self, registry: RolloutRegistry) -> None:
+        self.heartbeat_sec = registry.result_wait_timeout_sec
         self._registry = registry
         registry.on_release.append(self.close_all)
         self._feeds: dict[bytes, Feed] = {}
@@ -237,6 +245,45 @@ class FeedHub:
             feed.end()
 
 
-def hello(token: str, refused: list[str], heartbeat_sec: float) -> bytes:
-    """Return the first line of a feed."""
-    return dump_json({"feed": token, "refused": refused, "heartbeat_sec": heartbeat_sec}) + b"\n"
+class FeedStream(EndlessBody):
+    """The lines of a new feed, which is open for as long as they are sent.
+
+    Args:
+        hub: Where the feed is opened.
+        claims: The leases of the request.
+    """
+
+    def __init__(self, hub: FeedHub, claims: Iterable[LeaseClaim]) -> None:
+        self._hub = hub
+        self._claims = claims
+
+    async def __aenter__(self) -> AsyncGenerator[bytes, None]:
+        await trio.lowlevel.checkpoint()
+        self._feed, self._token, refused = self._hub.open(self._claims)
+        self._lines = self._write(refused)
+        return self._lines
+
+    async def __aexit__(self, *_: object) -> None:
+        self._hub.forget(self._feed, self._token)
+        await self._lines.aclose()
+
+    async def _write(self, refused: list[str]) -> AsyncGenerator[bytes, None]:
+        """Yield the pieces to send; each has been sent when the next one is asked for."""
+        feed, heartbeat_sec = self._feed, self._hub.heartbeat_sec
+        hello = {"feed": self._token, "refused": refused, "heartbeat_sec": heartbeat_sec}
+        yield dump_json(hello) + b"\n"
+        said_at = trio.current_time()
+        while True:
+            await feed.wait(said_at + heartbeat_sec)
+            pieces, taken = feed.take()
+            if not pieces:
+                if feed.closed:
+                    return
+                if trio.current_time() < said_at + heartbeat_sec:
+                    continue  # the change was no news for this reader
+                pieces = [HEARTBEAT]
+            # Writing waits for the reader, and meanwhile marks add up, not messages.
+            for piece in pieces:
+                yield piece
+            feed.sent(taken)
+            said_at = trio.current_time()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 # The server asks for this codec at its first request, when there may be no descriptor left.
 import encodings.idna  # noqa: F401
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,14 +29,12 @@ from hypercorn.utils import parse_socket_addr
 
 from rollout._logs import get_logger
 from rollout.codec import dump_json
+from rollout.server.authentication import Authorized
 from rollout.server.connections import Connections
 
 __all__ = ["GuardedConnection"]
 
 logger = get_logger(__name__)
-
-Authorized = Callable[[list[tuple[bytes, bytes]]], bool]
-"""Says whether the headers of a request carry the server's key."""
 
 _STALL_SEC = 60.0
 """How long a peer may take nothing of an answer before its connection is given up."""

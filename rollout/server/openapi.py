@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import attrs
 
-from rollout.server.batch import MAX_BATCH, MAX_CANCEL_IDS
+from rollout.server.admission import MAX_BATCH, MAX_CANCEL_IDS
 from rollout.server.feed import MAX_CLAIMS
 from rollout.types import (
     POLLING_LEASE_HEADER,

@@ -25,8 +25,7 @@ import trio
 
 from rollout._logs import get_logger
 from rollout.backend.usercode import UserCall
-from rollout.server.connection import RolloutHTTPConnection
-from rollout.server.stream import FeedRoute
+from rollout.server.asgi import RolloutHTTPConnection
 
 __all__ = ["LoopWatchdog"]
 
@@ -40,7 +39,6 @@ _Place = tuple[FrameType, CodeType, int]
 
 _USER_CALL: CodeType = UserCall.run.__code__
 _REQUEST: CodeType = RolloutHTTPConnection.handle_request.__code__
-_FEED: CodeType = FeedRoute.__call__.__code__
 
 
 class LoopWatchdog:
@@ -142,9 +140,8 @@ def _whose(frame: FrameType) -> str | None:
         call = frame.f_locals["self"]
         if call.phase != "backend":
             return f"the {call.phase} of rollout {call.rollout_id}"
-    elif frame.f_code in {_REQUEST, _FEED}:
-        given = frame.f_locals
-        scope = given["scope"] if frame.f_code is _FEED else given["self"].scope
+    elif frame.f_code is _REQUEST:
+        scope = frame.f_locals["self"].scope
         peer = (scope.get("client") or ["an unknown peer"])[0]
         return f"the request {scope['method']} {scope['path']} of {peer}"
     return None

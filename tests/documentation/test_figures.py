@@ -20,12 +20,12 @@ from support import (
 from rollout.codec import structure, unstructure
 from rollout.rules.retry import GATEWAY_RETRY_DELAYS_SEC, TRANSPORT_RETRY_DELAYS_SEC
 from rollout.server import ShutdownBudget
+from rollout.server.admission import RETRY_AFTER_SEC
 from rollout.server.app import (
     DEFAULT_POLLING_LEASE_TIMEOUT_SEC,
     DEFAULT_RESULT_RETENTION_SEC,
     DEFAULT_RESULT_WAIT_TIMEOUT_SEC,
 )
-from rollout.server.batch import RETRY_AFTER_SEC
 from rollout.types import (
     CancelRolloutsResponse,
     RolloutInitResponse,

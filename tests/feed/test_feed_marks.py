@@ -9,7 +9,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from rollout.errors import InvalidFieldError
+from rollout.errors import FieldProblem, InvalidBodyError
 from rollout.rules import PollingLease, RolloutRecord, SeenState
 from rollout.server.feed import _CHUNK_BYTES, MAX_CLAIMS, Feed, read_claims
 from rollout.types import RolloutResultResponse, RolloutStatus
@@ -66,10 +66,9 @@ RUNNING = SeenState(RolloutStatus.RUNNING)
     ],
 )
 def test_claims_of_another_form_are_named(leases, field, reason):
-    with pytest.raises(InvalidFieldError) as caught:
+    with pytest.raises(InvalidBodyError) as caught:
         read_claims({"leases": leases})
-    error = caught.value
-    assert (error.field, error.reason, error.kind) == (field, reason, "type_error")
+    assert caught.value.problems == (FieldProblem((field,), reason, "type_error"),)
 
 
 def test_lines_come_in_the_order_of_the_changes_and_only_of_what_is_news(feed):

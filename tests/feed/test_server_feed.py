@@ -22,7 +22,7 @@ from server.faults import (
 )
 from support import connected, fresh_id, local_backend, make_app, prompt
 
-from rollout.server.batch import admit_batch
+from rollout.server.admission import admit_batch
 from rollout.server.feed import MAX_CLAIMS
 from rollout.server.finalize import encode
 from rollout.types import POLLING_LEASE_HEADER

@@ -222,7 +222,7 @@ async def test_a_refused_body_is_read_while_it_is_sent(method: str, path: str, s
 
 @pytest.mark.parametrize("path", ["/rollout", "/rollouts", "/rollouts/feed"])
 async def test_a_body_with_too_many_values_is_too_large(path: str, monkeypatch):
-    monkeypatch.setattr("rollout.server.body.MAX_BODY_VALUES", 1000)
+    monkeypatch.setattr("rollout.server.asgi.MAX_BODY_VALUES", 1000)
     async with served_http(make_app()) as http:
         for count in (1000, 200_000):
             content = b'{"a": [' + b",".join([b"[]"] * count) + b"]}"
@@ -239,7 +239,7 @@ async def test_a_large_body_is_decoded_in_a_thread_and_a_small_one_is_not(monkey
         threads.append(threading.current_thread() is not threading.main_thread())
         return parse_json(data, **options)
 
-    monkeypatch.setattr("rollout.server.body.parse_json", parse)
+    monkeypatch.setattr("rollout.server.asgi.parse_json", parse)
     async with served_http(make_app()) as http:
         for label in ("42", "x" * 100_000):
             response = await http.post("/rollout", json=admission(label=label))

@@ -19,7 +19,7 @@ from server.faults import (
 )
 from support import Script, local_backend, make_app, prompt
 
-from rollout.server.batch import MAX_CANCEL_IDS
+from rollout.server.admission import MAX_CANCEL_IDS
 
 pytestmark = pytest.mark.usefixtures("log_lines")
 

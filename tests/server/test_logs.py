@@ -79,7 +79,7 @@ async def test_refusals_are_logged_at_a_bounded_rate(autojump_clock):
             assert (await http.get(path, headers=wrong)).status_code == 403
             await http.post("/rollout/cancel", headers=key, json={"all": True})
     lines = [line for line in text.getvalue().splitlines() if "refused" in line]
-    line = f"WARNING rollout.server.refusals: refused GET {path} from 127.0.0.1"
+    line = f"WARNING rollout.server.authentication: refused GET {path} from 127.0.0.1"
     assert lines == [
         f"{line} with 401",
         f"{line} with 403; 59 more before it",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from server.faults import API_KEY, in_process_http
 from support import make_app
 
+from rollout.server.feed import FEED_PATH
 from rollout.server.openapi import openapi_document
-from rollout.server.stream import FEED_PATH
 from rollout.types._fields import path_segment_problem
 
 DOCUMENT = openapi_document(authenticated=True)

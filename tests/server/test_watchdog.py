@@ -144,7 +144,7 @@ async def test_a_request_that_blocks_is_named(warned, path, monkeypatch):
         assert warned.first.wait(timeout=30)
         raise InvalidBodyError([])
 
-    monkeypatch.setattr("rollout.server.body.parse_json", parse)
+    monkeypatch.setattr("rollout.server.asgi.parse_json", parse)
     warned.what = f"the request POST {path} of 127.0.0.1, at {__file__}"
     async with served_http(make_app(watchdog_sec=0.05)) as http:
         assert (await http.post(path, json={})).status_code >= 400

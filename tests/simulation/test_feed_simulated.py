@@ -345,7 +345,7 @@ def a_feed_tells_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutant("news", fed(SILENT))
 def a_feed_does_not_say_what_it_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A feed whose rollouts another one has taken over is silent about it."""
-    wrap(monkeypatch, Feed, "_lose", lambda _, feed, entry: feed.detach(entry))
+    wrap(monkeypatch, Feed, "lose", lambda _, feed, entry: feed.detach(entry))
 
 
 @mutant("news", fed(SILENT))

@@ -1,4 +1,4 @@
-"""Admission of many rollouts in one request, each with its own outcome."""
+"""Admission of one rollout or of many, each with its own outcome."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from rollout.errors import (
     RolloutCapacityError,
 )
 from rollout.rules import SeenState
-from rollout.server.entry import Entry
 from rollout.server.feed import Feed
 from rollout.server.registry import RolloutRegistry
 from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, RolloutStatus
 
 __all__ = [
     "MAX_BATCH",
+    "MAX_CANCEL_IDS",
     "RETRY_AFTER_SEC",
-    "admission_of",
+    "admit",
     "admit_batch",
     "field_problems",
-    "retry_after_sec",
 ]
 
 MAX_BATCH = 4096
@@ -43,11 +42,6 @@ RETRY_AFTER_SEC = (5, 8)
 """The shortest and the longest wait that is asked for where there is no room."""
 
 
-def retry_after_sec() -> int:
-    """Draw how long a refused caller waits, so that not all of them come back at once."""
-    return random.randint(*RETRY_AFTER_SEC)  # noqa: S311 - no secret
-
-
 def field_problems(where: str, problems: tuple[FieldProblem, ...]) -> list[dict[str, Any]]:
     """Return the ``detail`` of a 422."""
     return [
@@ -56,9 +50,36 @@ def field_problems(where: str, problems: tuple[FieldProblem, ...]) -> list[dict[
     ]
 
 
-def admission_of(registry: RolloutRegistry, entry: Entry, token: str) -> RolloutInitResponse:
-    """Return what a caller is told of its admission."""
-    return RolloutInitResponse(
+def admit(
+    registry: RolloutRegistry, body: Any, *, feed: Feed | None = None, now: float | None = None
+) -> dict[str, Any]:
+    """Admit a rollout, and attach it to the feed if there is one.
+
+    Args:
+        registry: Where it is admitted.
+        body: The parsed JSON of a `RolloutInitRequest`.
+        feed: The feed that reports it.
+        now: When its lease starts; see `RolloutRegistry.admit`.
+
+    Returns:
+        ``status_code``, with ``admission`` (202) or ``detail`` and maybe ``retry_after_sec``.
+    """
+    try:
+        entry, token = registry.admit(structure(body, RolloutInitRequest), now=now)
+    except InvalidBodyError as error:
+        return {"status_code": 422, "detail": field_problems("body", error.problems)}
+    except DuplicateRolloutError as error:
+        return {"status_code": 409, "detail": str(error)}
+    except (RolloutCapacityError, AdmissionsClosedError) as error:
+        return {
+            "status_code": 429 if isinstance(error, RolloutCapacityError) else 503,
+            "detail": str(error),
+            # Drawn, so that not all callers come back at once.
+            "retry_after_sec": random.randint(*RETRY_AFTER_SEC),  # noqa: S311 - no secret
+        }
+    if feed is not None:
+        feed.attach(entry, SeenState())
+    admission = RolloutInitResponse(
         rollout_id=entry.rollout_id,
         status=RolloutStatus.QUEUED,
         polling_lease_token=token,
@@ -66,16 +87,13 @@ def admission_of(registry: RolloutRegistry, entry: Entry, token: str) -> Rollout
         polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
         extensions=list(EXTENSIONS),
     )
+    return {"status_code": 202, "admission": unstructure(admission)}
 
 
 async def admit_batch(
     registry: RolloutRegistry, rollouts: list[Any], feed: Feed | None
 ) -> list[dict[str, Any]]:
-    """Admit what can be admitted, and attach it to the feed if there is one.
-
-    Returns:
-        One object for each rollout, in order: ``status_code`` as the single route would have
-        it, with ``admission`` (202) or ``detail`` and maybe ``retry_after_sec``.
+    """Admit what can be admitted; return what `admit` returns of each, in order.
 
     Cancelled, it has admitted a part of them; nobody has their leases.
     """
@@ -86,21 +104,5 @@ async def admit_batch(
         if feed is not None and feed.closed:
             feed = None
         part = rollouts[start : start + _ADMITTED_AT_ONCE]
-        outcomes += [_admit(registry, item, feed, now) for item in part]
+        outcomes += [admit(registry, item, feed=feed, now=now) for item in part]
     return outcomes
-
-
-def _admit(registry: RolloutRegistry, item: Any, feed: Feed | None, now: float) -> dict[str, Any]:
-    try:
-        entry, token = registry.admit(structure(item, RolloutInitRequest), now=now)
-    except InvalidBodyError as error:
-        return {"status_code": 422, "detail": field_problems("body", error.problems)}
-    except DuplicateRolloutError as error:
-        return {"status_code": 409, "detail": str(error)}
-    except RolloutCapacityError as error:
-        return {"status_code": 429, "detail": str(error), "retry_after_sec": retry_after_sec()}
-    except AdmissionsClosedError as error:
-        return {"status_code": 503, "detail": str(error), "retry_after_sec": retry_after_sec()}
-    if feed is not None:
-        feed.attach(entry, SeenState())
-    return {"status_code": 202, "admission": unstructure(admission_of(registry, entry, token))}

@@ -1,4 +1,4 @@
-"""Read request bodies: bounded, and to their end even when they are refused.
+"""Requests and responses between the ASGI server and the application.
 
 An answer that goes out while the peer is still sending stalls: most clients read nothing
 before they have written everything. So a refused body is read on and thrown away, up to a
@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import trio
 from quart.wrappers import Response
+from quart.wrappers.response import ResponseBody
+from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
@@ -25,16 +28,20 @@ from rollout.errors import FieldProblem, InvalidBodyError
 
 __all__ = [
     "MAX_BODY_VALUES",
+    "EndlessBody",
     "IncomingBody",
+    "RolloutHTTPConnection",
     "RolloutRequest",
     "drain",
-    "receive_into",
-    "send_body",
+    "route_path",
 ]
 
 _DRAIN_SEC = 10.0
 _DRAIN_IDLE_SEC = 1.0
 _DRAIN_FACTOR = 4
+
+_SEND_SEC = 60.0
+"""How long a response may take to go out once its handler is cancelled or its peer is gone."""
 
 _LARGE_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread; up to here it takes a few milliseconds."""
@@ -130,48 +137,19 @@ class IncomingBody:
                 raise RequestEntityTooLarge(error.problems[0].msg) from None
             raise
 
-    async def drain(self, limit: int) -> bool:
-        """Read on and throw away; ``False`` when *limit* bytes or a pause came before the end."""
-        with trio.CancelScope() as pause:
+    async def drain(self) -> bool:
+        """Read on and throw away; ``False`` when a bound or a pause came before the end."""
+        if self.ended.is_set():
+            await trio.lowlevel.checkpoint()
+            return True
+        limit = (self.limit or 0) * _DRAIN_FACTOR
+        with trio.move_on_after(_DRAIN_SEC), trio.CancelScope() as pause:
             while not self.ended.is_set() and self.received <= limit:
                 self._data.clear()
                 pause.deadline = trio.current_time() + _DRAIN_IDLE_SEC
                 await self._progress.wait()
         await trio.lowlevel.checkpoint()
         return self.ended.is_set()
-
-    async def drain_bounded(self) -> bool:
-        """Do as `drain` within the usual bounds of size and time."""
-        if self.ended.is_set():
-            await trio.lowlevel.checkpoint()
-            return True
-        with trio.move_on_after(_DRAIN_SEC):
-            await self.drain((self.limit or 0) * _DRAIN_FACTOR)
-        return self.ended.is_set()
-
-
-async def receive_into(body: IncomingBody, receive: Any, scope: trio.CancelScope) -> None:
-    """Take what a peer sends, until it disconnects; that cancels *scope*."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.request":
-            body.feed(message.get("body", b""))
-            if not message.get("more_body", False):
-                body.finish()
-        elif message["type"] == "http.disconnect":
-            scope.cancel()
-            return
-
-
-async def send_body(send: Any, data: bytes) -> None:
-    """Send a part of a response, a large one in pieces.
-
-    The ASGI server copies each piece, and lets others run between two of them.
-    """
-    view = memoryview(data)
-    for start in range(0, len(data), _LARGE_BYTES):
-        piece = bytes(view[start : start + _LARGE_BYTES])
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 class RolloutRequest(TrioRequest):
@@ -198,8 +176,86 @@ class RolloutRequest(TrioRequest):
 
 
 async def drain(request: RolloutRequest, response: Response) -> Response:
-    """See to it that *response* can be read by a peer that still sends its body."""
-    ended = await request.incoming.drain_bounded()
+    """Make sure that a peer which still sends its body can read *response*."""
+    ended = await request.incoming.drain()
     if not ended and request.http_version.startswith("1"):
         response.headers["Connection"] = "close"
     return response
+
+
+class EndlessBody(ResponseBody):
+    """The body of a response that has no end of its own: a disconnect ends it."""
+
+
+class RolloutHTTPConnection(TrioASGIHTTPConnection):
+    """Reads into an `IncomingBody`, and sends a response to its very end.
+
+    The ASGI server reports a disconnect as soon as the response is complete, while the last
+    call to ``send`` is still putting the connection back to its idle state. Quart-Trio takes
+    that report as a reason to cancel the handler, `send` included, and the connection would
+    then never time out and hold up a shutdown. So a whole response is sent in a shield, and of
+    an `EndlessBody` the last message.
+    """
+
+    async def handle_messages(  # type: ignore[override]  # as in Quart-Trio
+        self, nursery: trio.Nursery, request: Any, receive: Any
+    ) -> None:
+        """Take what the peer sends; a disconnect cancels the handler."""
+        while True:
+            message = await receive()
+            if message["type"] == "http.request":
+                request.incoming.feed(message.get("body", b""))
+                if not message.get("more_body", False):
+                    request.incoming.finish()
+            elif message["type"] == "http.disconnect":
+                nursery.cancel_scope.cancel()
+                return
+
+    async def _send_response(self, send: Any, response: Any) -> None:
+        async def send_event(event: Any) -> None:
+            if event.get("body"):
+                await _send_body(send, event["body"])
+            elif event.get("more_body") is False:
+                with trio.move_on_after(_SEND_SEC, shield=True):
+                    await send(event)
+            else:
+                await send(event)
+
+        if isinstance(response.response, EndlessBody):
+            await super()._send_response(send_event, response)
+        else:
+            with trio.move_on_after(_SEND_SEC, shield=True):
+                await super()._send_response(send_event, response)
+
+
+async def _send_body(send: Any, data: bytes) -> None:
+    """Send a part of a response, a large one in pieces.
+
+    The ASGI server copies each piece, and lets others run between two of them.
+    """
+    view = memoryview(data)
+    for start in range(0, len(data), _LARGE_BYTES):
+        piece = bytes(view[start : start + _LARGE_BYTES])
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def route_path(path: str, raw_path: bytes | None) -> str:
+    """Return the path to route by; ``/``, which no route has, for a target without a plain path.
+
+    Routers skip leading slashes and put a replacement character where a path is not UTF-8.
+    Here every resource has one name, so no rollout is polled by a path that only resembles
+    its id.
+
+    Args:
+        path: The percent-decoded path of the ASGI scope.
+        raw_path: The path as it was sent, if the ASGI server gives it.
+    """
+    raw = None if raw_path is None else raw_path.decode("latin-1")
+    if raw is not None and unquote(raw) == path:  # else a middleware has changed the path
+        try:
+            if raw.lower().startswith(("http://", "https://")):
+                raw = urlsplit(raw).path
+            path = unquote_to_bytes(raw).decode("utf-8")
+        except ValueError:
+            return "/"
+    return path if path.startswith("/") and not path.startswith("//") else "/"

@@ -1,24 +1,42 @@
-"""Log refused requests at a bounded rate."""
+"""The server's key, and a log of the requests that were refused for want of a key or a lease."""
 
 from __future__ import annotations
 
+import hmac
 import math
+from collections.abc import Callable
 
 import trio
 from attrs import define, field
 
 from rollout._logs import get_logger
 
-__all__ = ["RefusalLog"]
+__all__ = ["Authorized", "RefusalLog", "authorizer"]
 
 logger = get_logger(__name__)
+
+Authorized = Callable[[list[tuple[bytes, bytes]]], bool]
+"""Says whether the headers of a request carry the server's key."""
 
 _SEC_BETWEEN_LINES = 10.0
 
 
+def authorizer(key: str | None) -> Authorized:
+    """Return the check of a key; without one, every request passes."""
+    expected = b"" if key is None else f"Bearer {key}".encode()
+
+    def authorized(headers: list[tuple[bytes, bytes]]) -> bool:
+        if key is None:
+            return True
+        given = [value for name, value in headers if name.lower() == b"authorization"]
+        return hmac.compare_digest(b"\n".join(given), expected)
+
+    return authorized
+
+
 @define
 class RefusalLog:
-    """Logs requests that were refused for want of a key or a lease, one line in ten seconds.
+    """Logs refused requests, one line in ten seconds.
 
     The line names the request at hand and counts those since the line before it.
     """
