@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from rollout.codec import dump_json
-from rollout.evaluation.journal import encode_line, record_line
-from rollout.evaluation.outputs import summarize
+from rollout.evaluation.folder.journal import encode_line, record_line
+from rollout.evaluation.folder.outputs import summarize
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.report import write_report
 

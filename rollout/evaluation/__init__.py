@@ -16,10 +16,10 @@ from rollout.evaluation.config import (
     load_config,
 )
 from rollout.evaluation.datasets import Dataset, DatasetRow, DatasetScan, open_dataset
-from rollout.evaluation.journal import final_records, read_records
-from rollout.evaluation.manifest import read_manifest
+from rollout.evaluation.folder.journal import final_records, read_records
+from rollout.evaluation.folder.manifest import read_manifest
+from rollout.evaluation.folder.outputs import summarize
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
-from rollout.evaluation.outputs import summarize
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.report import write_report
 from rollout.evaluation.runner import EvaluationProgress, EvaluationRun, evaluate

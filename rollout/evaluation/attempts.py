@@ -29,7 +29,7 @@ from rollout.errors import (
 )
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
-from rollout.evaluation.folder import TRAJECTORIES
+from rollout.evaluation.folder.layout import TRAJECTORIES
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.standstill import Standstill
 from rollout.trajectory import build_trajectory, token_totals

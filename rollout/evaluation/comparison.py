@@ -16,9 +16,9 @@ from rollout._settings import check_flag
 from rollout.errors import EvaluationError
 from rollout.evaluation._exact import PairedSums
 from rollout.evaluation._ledger import Ledger, RowScore
+from rollout.evaluation.folder.journal import final_records
+from rollout.evaluation.folder.manifest import file_change, read_manifest
 from rollout.evaluation.intervals import PairedDifference, paired_difference, sign_test
-from rollout.evaluation.journal import final_records
-from rollout.evaluation.manifest import file_change, read_manifest
 from rollout.evaluation.records import AttemptRecord
 
 __all__ = ["SCHEMA", "Comparison", "RowTable", "compare", "compare_runs"]

@@ -23,9 +23,9 @@ from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
 from rollout.evaluation.decisions import Ledger
-from rollout.evaluation.folder import archive, check_orphans, finish_archiving, tidy
-from rollout.evaluation.journal import EVENTS, read_records, recover
-from rollout.evaluation.manifest import (
+from rollout.evaluation.folder.journal import EVENTS, read_records, recover
+from rollout.evaluation.folder.layout import archive, check_orphans, finish_archiving, tidy
+from rollout.evaluation.folder.manifest import (
     MANIFEST,
     check_unchanged,
     describe_inputs,

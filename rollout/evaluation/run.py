@@ -23,8 +23,8 @@ from rollout.evaluation.decisions import (
     setup_retry_delay_sec,
     wants_setup_retry,
 )
-from rollout.evaluation.folder import TRAJECTORIES
-from rollout.evaluation.journal import Journal
+from rollout.evaluation.folder.journal import Journal
+from rollout.evaluation.folder.layout import TRAJECTORIES
 from rollout.evaluation.metrics import EvaluationMetrics
 from rollout.evaluation.opening import OpenedRun
 from rollout.evaluation.records import AttemptRecord

@@ -27,13 +27,13 @@ from rollout.client import RolloutClient
 from rollout.errors import EvaluationError, RolloutError
 from rollout.evaluation.attempts import Credentials, check_usable
 from rollout.evaluation.config import EvaluationConfig
-from rollout.evaluation.folder import ROLLOUTS, SERVER_LOG, locked
+from rollout.evaluation.folder.layout import ROLLOUTS, SERVER_LOG, locked
+from rollout.evaluation.folder.outputs import summarize
 from rollout.evaluation.opening import credentials_of, open_run
-from rollout.evaluation.outputs import summarize
 from rollout.evaluation.preflight import check_endpoint
 from rollout.evaluation.progress import EvaluationProgress
 from rollout.evaluation.run import EvaluationRun
-from rollout.evaluation.serverprocess import server_process
+from rollout.evaluation.server import server_process
 
 __all__ = ["EvaluationProgress", "EvaluationRun", "evaluate"]
 

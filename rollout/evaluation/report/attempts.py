@@ -21,7 +21,7 @@ from typing import IO
 from attrs import define, field, frozen
 
 from rollout.errors import EvaluationDamagedError, EvaluationError
-from rollout.evaluation.journal import EVENTS, decode_line, read_records, record_of
+from rollout.evaluation.folder.journal import EVENTS, decode_line, read_records, record_of
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.report.text import number
 

@@ -14,9 +14,9 @@ from typing import IO, Any
 from attrs import define
 
 from rollout.errors import EvaluationDamagedError, EvaluationError
-from rollout.evaluation.folder import METRICS
-from rollout.evaluation.journal import EVENTS
-from rollout.evaluation.manifest import MANIFEST, read_manifest
+from rollout.evaluation.folder.journal import EVENTS
+from rollout.evaluation.folder.layout import METRICS
+from rollout.evaluation.folder.manifest import MANIFEST, read_manifest
 from rollout.evaluation.metrics import compute_metrics, threshold_note
 from rollout.evaluation.report.attempts import Attempts, Overview
 from rollout.evaluation.report.text import number, parse

@@ -28,7 +28,7 @@ from markupsafe import Markup
 from rollout._files.atomic import writing_atomic
 from rollout._json.text import utf8
 from rollout.errors import TrajectoryError
-from rollout.evaluation.folder import REPORT, TRAJECTORIES
+from rollout.evaluation.folder.layout import REPORT, TRAJECTORIES
 from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.attempts import Attempt, state_of
 from rollout.evaluation.report.columns import Columns, Glance

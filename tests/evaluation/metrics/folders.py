@@ -9,8 +9,8 @@ from typing import Any
 from evaluation.metrics.attempts import NOON
 
 from rollout.evaluation import AttemptRecord
-from rollout.evaluation.journal import EVENTS, encode_line, record_line
-from rollout.evaluation.manifest import new_manifest, write_manifest
+from rollout.evaluation.folder.journal import EVENTS, encode_line, record_line
+from rollout.evaluation.folder.manifest import new_manifest, write_manifest
 
 INPUTS = {
     "dataset": {

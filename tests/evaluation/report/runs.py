@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.codec import dump_json
-from rollout.evaluation.journal import encode_line, record_line
+from rollout.evaluation.folder.journal import encode_line, record_line
 from rollout.evaluation.metrics import compute_metrics
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.errors import EvaluationDamagedError
-from rollout.evaluation.journal import encode_line, record_line
+from rollout.evaluation.folder.journal import encode_line, record_line
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.report import attempts as attempts_module
 from rollout.evaluation.report import gather as gather_module

@@ -18,7 +18,7 @@ from rollout.context import get_rollout_context
 from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, evaluate, final_records, read_records
 from rollout.evaluation.datasets import Dataset
-from rollout.evaluation.manifest import read_manifest
+from rollout.evaluation.folder.manifest import read_manifest
 from rollout.integrations.chat import chat, get_recorder
 from rollout.trajectory import trajectory_problems
 

@@ -16,13 +16,13 @@ from evaluation.run.cases import config_of, python, raising, run_all, scripted
 from rollout._files.atomic import is_leftover, write_atomic, writing_atomic
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
 from rollout.evaluation import evaluate
-from rollout.evaluation.folder import archive, finish_archiving, locked, tidy
-from rollout.evaluation.journal import decode_line, encode_line
+from rollout.evaluation.folder.journal import decode_line, encode_line
+from rollout.evaluation.folder.layout import archive, finish_archiving, locked, tidy
 
 HOLD = """
 import sys
 from pathlib import Path
-from rollout.evaluation.folder import locked
+from rollout.evaluation.folder.layout import locked
 
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)

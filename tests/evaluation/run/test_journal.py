@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.errors import EvaluationDamagedError, EvaluationError
-from rollout.evaluation import journal
-from rollout.evaluation.journal import (
+from rollout.evaluation.folder import journal
+from rollout.evaluation.folder.journal import (
     EVENTS,
     Journal,
     final_records,

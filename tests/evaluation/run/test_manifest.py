@@ -10,7 +10,7 @@ from evaluation.run.cases import config_of, keys, run_all, scripted, write_rows
 
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationInputsChangedError
 from rollout.evaluation import summarize
-from rollout.evaluation.manifest import read_manifest
+from rollout.evaluation.folder.manifest import read_manifest
 
 BASE = {
     "n": 2,
@@ -196,7 +196,7 @@ async def test_what_may_change(started, tmp_path):
 
 async def test_file_of_an_app(tmp_path, server, monkeypatch):
     """The digest of the file that the server is started from is an input, its place is not."""
-    from rollout.evaluation.manifest import check_unchanged, describe_inputs
+    from rollout.evaluation.folder.manifest import check_unchanged, describe_inputs
 
     def inputs(path):
         config = config_of(tmp_path, server={"app": f"{path}:app"})

@@ -18,7 +18,7 @@ from evaluation.run.cases import TESTS, all_keys, config_of, keys, python, run_a
 
 from rollout.errors import EvaluationError, EvaluationStoppedError
 from rollout.evaluation import evaluate, read_records
-from rollout.evaluation.serverprocess import server_process
+from rollout.evaluation.server import server_process
 
 APP = """
     import os, signal, sys, time
@@ -236,7 +236,7 @@ async def test_it_is_gone_when_the_block_is_left(tmp_path, app):
 
 
 async def test_one_that_does_not_end_is_killed(tmp_path, app, monkeypatch):
-    monkeypatch.setattr("rollout.evaluation.serverprocess._STOP_SEC", 0.2)
+    monkeypatch.setattr("rollout.evaluation.server._STOP_SEC", 0.2)
     pid_file = tmp_path / "pid"
     config = config_of(
         tmp_path, server={"app": f"{app}:stubborn"}, rows=scripted(1, pid=str(pid_file))

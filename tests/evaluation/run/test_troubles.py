@@ -393,7 +393,7 @@ async def test_full_disk_for_trajectories(tmp_path, server, monkeypatch):
 async def test_full_disk_for_metrics(tmp_path, server, monkeypatch):
     config = config_of(tmp_path, server="http://fake", rows=scripted(2))
     with monkeypatch.context() as patch:
-        patch.setattr("rollout.evaluation.outputs.write_atomic", raising(FULL))
+        patch.setattr("rollout.evaluation.folder.outputs.write_atomic", raising(FULL))
         with pytest.raises(EvaluationError, match="metrics cannot be written: No space left"):
             await run_all(config)
     run, records = await run_all(config)

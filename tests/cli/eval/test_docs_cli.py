@@ -10,7 +10,7 @@ import click
 import pytest
 
 from rollout.cli import main
-from rollout.cli.eval_options import _OVERRIDES
+from rollout.cli.eval.options import _OVERRIDES
 from rollout.evaluation import ChatConfig, DatasetConfig, RunConfig, ServerConfig
 
 ROOT = Path(__file__).parents[3]

@@ -11,10 +11,10 @@ from cli.harness import Cli
 from evaluation.metrics.folders import run_folder
 from evaluation.run.cases import record
 
-from rollout.cli.eval_compare import _ranges
-from rollout.cli.eval_summary import _curves, print_summary
+from rollout.cli.eval.compare import _ranges
+from rollout.cli.eval.summary import _curves, print_summary
 from rollout.evaluation import compute_metrics
-from rollout.evaluation.journal import decode_line, encode_line
+from rollout.evaluation.folder.journal import decode_line, encode_line
 from rollout.evaluation.metrics import threshold_note
 
 MISSING = "not complete: 6 of 10 attempts have ended; rollout eval run goes on with it"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rollout.cli.eval_compare import compare
-from rollout.cli.eval_run import run
-from rollout.cli.eval_show import report, show
+from rollout.cli.eval import compare, run, show
 from rollout.cli.options import help_alone
 
 __all__ = ["command"]
@@ -23,5 +21,5 @@ def command(ctx: click.Context) -> None:
     help_alone(ctx)
 
 
-for _each in (run, report, show, compare):
+for _each in (run.command, show.report, show.show, compare.command):
     command.add_command(_each)

@@ -10,9 +10,9 @@ from typing import IO
 from rollout._files.atomic import write_atomic, writing_atomic
 from rollout.codec import dump_json
 from rollout.errors import EvaluationError
-from rollout.evaluation.folder import INDEX, METRICS
-from rollout.evaluation.journal import final_records
-from rollout.evaluation.manifest import read_manifest
+from rollout.evaluation.folder.journal import final_records
+from rollout.evaluation.folder.layout import INDEX, METRICS
+from rollout.evaluation.folder.manifest import read_manifest
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
 from rollout.evaluation.records import AttemptRecord
 

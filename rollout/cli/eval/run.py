@@ -14,9 +14,9 @@ import trio
 from attrs import frozen
 
 from rollout._tasks import background_tasks
-from rollout.cli.eval_options import config_options, overrides_of, resume_command
-from rollout.cli.eval_progress import EvaluationView
-from rollout.cli.eval_summary import print_summary, summary_document
+from rollout.cli.eval.options import config_options, overrides_of, resume_command
+from rollout.cli.eval.progress import EvaluationView
+from rollout.cli.eval.summary import print_summary, summary_document
 from rollout.cli.failures import (
     EXIT_FAILED,
     CommandError,
@@ -38,7 +38,7 @@ from rollout.errors import (
 )
 from rollout.evaluation import EvaluationConfig, EvaluationRun, evaluate, load_config
 
-__all__ = ["run"]
+__all__ = ["command"]
 
 
 class _Remembering(click.Command):
@@ -50,7 +50,7 @@ class _Remembering(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_Remembering)
+@click.command("run", cls=_Remembering)
 @click.argument("config", metavar="CONFIG.toml")
 @config_options
 @click.option("--fresh", is_flag=True, help="Move an earlier run to archive/ and start anew.")
@@ -60,7 +60,7 @@ class _Remembering(click.Command):
 @click.option("--no-check", is_flag=True, help="Start without a test call of the model.")
 @json_option
 @click.pass_context
-def run(
+def command(
     ctx: click.Context,
     /,
     config: str,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from rollout.cli.eval_progress import attempt_line
-from rollout.cli.eval_summary import incomplete_note, print_summary, summary_document
+from rollout.cli.eval.progress import attempt_line
+from rollout.cli.eval.summary import incomplete_note, print_summary, summary_document
 from rollout.cli.options import json_option
 from rollout.cli.text import one_line, print_json
 from rollout.codec import unstructure

@@ -9,11 +9,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from cli.conftest import cli, on_call
+from cli.eval.files import Files
 from cli.harness import Cli, serving
-from evaluation.cli.files import Files
-
-__all__ = ["cli", "on_call"]
 
 APPS = """
 import os

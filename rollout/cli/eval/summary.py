@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollout.cli.eval_progress import OUTCOME_STYLES, figure_text
+from rollout.cli.eval.progress import OUTCOME_STYLES, figure_text
 from rollout.cli.text import one_line
 from rollout.evaluation import AttemptOutcome, EvaluationMetrics
 from rollout.evaluation.estimators import KEstimate
-from rollout.evaluation.folder import REPORT
+from rollout.evaluation.folder.layout import REPORT
 from rollout.evaluation.intervals import Estimate
 from rollout.evaluation.metrics import Durations, TokenCount, threshold_note
 

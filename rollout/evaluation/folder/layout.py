@@ -12,8 +12,8 @@ import filelock
 from rollout._files.atomic import is_leftover, reason_of, sync_folder, write_atomic
 from rollout._files.folders import PRIVATE, refuse_link
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationLockedError
-from rollout.evaluation.journal import EVENTS
-from rollout.evaluation.manifest import MANIFEST
+from rollout.evaluation.folder.journal import EVENTS
+from rollout.evaluation.folder.manifest import MANIFEST
 
 __all__ = [
     "INDEX",

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from rollout.cli.eval_progress import figure_text, reward_text
-from rollout.cli.eval_show import folder_argument, metrics_of
-from rollout.cli.eval_summary import (
+from rollout.cli.eval.progress import figure_text, reward_text
+from rollout.cli.eval.show import folder_argument, metrics_of
+from rollout.cli.eval.summary import (
     counted,
     incomplete_note,
     is_complete,
@@ -22,11 +22,11 @@ from rollout.cli.options import json_option
 from rollout.cli.text import one_line, print_json
 from rollout.errors import TrajectoryError
 from rollout.evaluation import Comparison, compare_runs, final_records, read_manifest
-from rollout.evaluation.folder import TRAJECTORIES
+from rollout.evaluation.folder.layout import TRAJECTORIES
 from rollout.evaluation.intervals import PairedDifference
 from rollout.evaluation.report.conversation import first_prompt, last_answer, read_document
 
-__all__ = ["compare"]
+__all__ = ["command"]
 
 _MOST_RANGES = 20
 _MOST_ANSWERS = 10
@@ -34,7 +34,7 @@ _ANSWER = 70
 """Characters of a prompt and of an answer."""
 
 
-@click.command()
+@click.command("compare")
 @folder_argument("a")
 @folder_argument("b")
 @click.option(
@@ -43,7 +43,7 @@ _ANSWER = 70
     help="Pair rows by their number although the datasets differ.",
 )
 @json_option
-def compare(a: Path, b: Path, allow_different_datasets: bool, as_json: bool) -> None:
+def command(a: Path, b: Path, allow_different_datasets: bool, as_json: bool) -> None:
     """Compare the runs in the folders A and B, row by row.
 
     Prints how pass rate and mean reward changed from A to B on the rows that both have, with

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from rollout.cli.bars import can_draw
-from rollout.cli.eval_speed import Speed, duration_text, rate_text
+from rollout.cli.eval.speed import Speed, duration_text, rate_text
 from rollout.cli.text import one_line
 from rollout.cli.warning_lines import WarningLines
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress

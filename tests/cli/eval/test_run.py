@@ -24,14 +24,14 @@ from evaluation.run.fake import FakeRollouts, failure
 from rich.console import Console, Group
 
 import rollout.evaluation.attempts
-from rollout.cli.eval_options import _OVERRIDES
-from rollout.cli.eval_progress import EvaluationView, _Bar
-from rollout.cli.eval_run import _Remembering
+from rollout.cli.eval.options import _OVERRIDES
+from rollout.cli.eval.progress import EvaluationView, _Bar
+from rollout.cli.eval.run import _Remembering
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, ChatConfig, RunConfig, ServerConfig
-from rollout.evaluation.folder import locked
-from rollout.evaluation.journal import read_records
+from rollout.evaluation.folder.journal import read_records
+from rollout.evaluation.folder.layout import locked
 from rollout.evaluation.progress import EvaluationProgress
 
 
@@ -161,7 +161,7 @@ def seen(monkeypatch):
         raise EvaluationError("seen")
         yield
 
-    monkeypatch.setattr("rollout.cli.eval_run.evaluate", evaluate)
+    monkeypatch.setattr("rollout.cli.eval.run.evaluate", evaluate)
     return calls
 
 
