@@ -1,9 +1,9 @@
-"""The rollouts of a backend with a bounded number of slots: queue, cancellation, deadlines.
+"""Backends with a bounded number of slots: queue, cancellation, deadlines.
 
-Theory of operation: an `Execution` stands for a rollout from its admission to its end, and the
-table of them says how many more fit. A cancel request marks the execution and interrupts
-whatever it waits for or runs at the moment; `execute` then comes to its end by itself, so
-that the slot is given back by the same code on every path.
+Theory of operation: an `Execution` stands for a rollout from its admission to its end, and a
+`SlotBackend` counts them to know how many more fit. A cancel request marks the execution and
+interrupts whatever it waits for or runs at the moment; `execute` then comes to its end by
+itself, so that the slot is given back by the same code on every path.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import trio
 from attrs import define, field
 
 from rollout._settings import backend_settings, check_whole
+from rollout.backend.base import ExecutionBackend
 from rollout.backend.usercode import Outcome, UserCall
+from rollout.context import RolloutContext
 from rollout.errors import DuplicateRolloutError
 from rollout.types import ExecutionResult, RolloutErrorCategory, RolloutStatus
 
-__all__ = ["Execution", "Executions", "Phase", "Slots", "Span", "failure"]
+__all__ = ["Execution", "Phase", "SlotBackend", "Slots", "Span", "failure"]
 
 _NOTEWORTHY_QUEUE_SEC = 0.1
 
@@ -64,7 +66,7 @@ class Execution:
     Attributes:
         rollout_id: Its id.
         submitted_at: When it was admitted (trio time); the agent's deadline counts from here.
-        status: Where it stands; `queued` until it has a slot.
+        status: Its phase; `queued` until it has a slot.
         started: Whether `execute` was called.
         cancelled_at: When somebody asked for it to stop (trio time).
         current: What a cancel request interrupts.
@@ -130,6 +132,18 @@ class Execution:
             callback()
         else:
             self._last_call.when_ended(callback)
+
+    def enter_phase(self, status: RolloutStatus, context: RolloutContext) -> None:
+        """Go to `running` or `grading`, and report it.
+
+        The published status may be ahead: a lease may have ended the rollout before.
+        """
+        self.status = status
+        if status is RolloutStatus.RUNNING:
+            self.agent_at.since = trio.current_time()
+            context.mark_agent_started()
+        else:
+            context.report_status(status)
 
     def interrupted(self) -> ExecutionResult:
         """Return the result of an execution that is ended from outside, here and now."""
@@ -250,48 +264,58 @@ def failure(message: str, category: RolloutErrorCategory) -> ExecutionResult:
     return ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
 
 
-class Executions:
-    """The executions that a backend has admitted and that have not ended.
+class SlotBackend(ExecutionBackend):
+    """A backend that runs a bounded number of rollouts at a time and queues the others.
 
     Args:
         max_concurrent: How many run at a time; ``None`` for no limit.
         max_queue_depth: How many may wait for a slot; ``None`` for no bound.
 
     Raises:
-        BackendConfigurationError: A number is no whole number from 1 up.
+        BackendConfigurationError: A number is not a whole number from 1 up.
 
     Attributes:
         slots: What an execution acquires before it runs.
-        by_id: The executions, by the ids of their rollouts.
+        executions: Those that were admitted and have not ended, by the ids of their rollouts.
     """
 
     def __init__(self, max_concurrent: int | None, max_queue_depth: int | None) -> None:
         with backend_settings():
             check_whole("max_concurrent", max_concurrent, none=True)
             check_whole("max_queue_depth", max_queue_depth, none=True)
-        self.max_concurrent = max_concurrent
-        self.max_queue_depth = max_queue_depth
+        self._max_concurrent = max_concurrent
+        self._max_queue_depth = max_queue_depth
         self.slots = Slots(max_concurrent)
-        self.by_id: dict[str, Execution] = {}
+        self.executions: dict[str, Execution] = {}
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """How many rollouts run at a time; ``None`` for no limit."""
+        return self._max_concurrent
+
+    @property
+    def max_queue_depth(self) -> int | None:
+        """How many may wait for a slot; ``None`` for no bound."""
+        return self._max_queue_depth
 
     def has_capacity(self) -> bool:
         """Whether a slot or a place in the queue is free, counting all that were admitted."""
-        if self.max_concurrent is None or self.max_queue_depth is None:
+        if self._max_concurrent is None or self._max_queue_depth is None:
             return True
-        return len(self.by_id) < self.max_concurrent + self.max_queue_depth
+        return len(self.executions) < self._max_concurrent + self._max_queue_depth
 
     def reserve(self, rollout_id: str) -> bool:
         """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
-        if rollout_id in self.by_id or not self.has_capacity():
+        if rollout_id in self.executions or not self.has_capacity():
             return False
-        self.by_id[rollout_id] = Execution(rollout_id, trio.current_time())
+        self.executions[rollout_id] = Execution(rollout_id, trio.current_time())
         return True
 
     def release(self, rollout_id: str) -> None:
         """Forget a rollout once its threads have ended; see `ExecutionBackend.release`."""
-        execution = self.by_id.get(rollout_id)
+        execution = self.executions.get(rollout_id)
         if execution is not None:
-            execution.when_ended(partial(self.by_id.pop, rollout_id, None))
+            execution.when_ended(partial(self.executions.pop, rollout_id, None))
 
     def begin(self, rollout_id: str) -> tuple[Execution, bool]:
         """Start the execution of a rollout.
@@ -302,42 +326,54 @@ class Executions:
         Raises:
             DuplicateRolloutError: It is running already.
         """
-        reserved = rollout_id in self.by_id
+        reserved = rollout_id in self.executions
         if not reserved:
-            self.by_id[rollout_id] = Execution(rollout_id, trio.current_time())
-        execution = self.by_id[rollout_id]
+            self.executions[rollout_id] = Execution(rollout_id, trio.current_time())
+        execution = self.executions[rollout_id]
         if execution.started:
             raise DuplicateRolloutError(f"rollout {rollout_id} is running already")
         execution.started = True
         return execution, reserved
 
-    def status(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the status of a rollout that has not ended; see `rollout_status`."""
-        execution = self.by_id.get(rollout_id)
+    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the status of a rollout that has been admitted and has not ended."""
+        execution = self.executions.get(rollout_id)
         return None if execution is None else {"status": execution.status}
 
-    def cancel(self, ids: Sequence[str] | None, prefix: str | None, all: bool) -> dict[str, str]:
-        """Interrupt matching executions; asking twice changes nothing."""
+    def cancel_rollouts(
+        self,
+        ids: Sequence[str] | None = None,
+        prefix: str | None = None,
+        all: bool = False,
+    ) -> dict[str, str]:
+        """Interrupt matching rollouts; asking twice changes nothing."""
         if ids is None:
             ids = [
                 rollout_id
-                for rollout_id in self.by_id
+                for rollout_id in self.executions
                 if all or (prefix is not None and rollout_id.startswith(prefix))
             ]
+        found = {rollout_id: self.executions.get(rollout_id) for rollout_id in ids}
         return {
-            rollout_id: self.by_id[rollout_id].cancel() if rollout_id in self.by_id else "not_found"
-            for rollout_id in ids
+            rollout_id: "not_found" if execution is None else execution.cancel()
+            for rollout_id, execution in found.items()
         }
 
     def health(self) -> dict[str, Any]:
-        """Return the counts of the slots."""
-        statuses = [execution.status for execution in self.by_id.values()]
+        """Return the status and the counts of the slots."""
+        statuses = [execution.status for execution in self.executions.values()]
         queued = statuses.count(RolloutStatus.QUEUED)
         return {
+            "status": "ok",
             "concurrency": {
-                "max_concurrent": self.max_concurrent,
+                "max_concurrent": self._max_concurrent,
                 "queued": queued,
                 "running": len(statuses) - queued,
             },
-            "max_queue_depth": self.max_queue_depth,
+            "max_queue_depth": self._max_queue_depth,
         }
+
+    async def shutdown(self) -> None:
+        """Interrupt what still runs."""
+        self.cancel_rollouts(all=True)
+        await trio.lowlevel.checkpoint()

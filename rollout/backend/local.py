@@ -1,14 +1,12 @@
 """Run workflow and grader in the server's own process.
 
-Theory of operation: an `Execution` stands for a rollout from its admission to its end. It
-waits for a concurrency slot, then runs the workflow and, if asked to, the grader, each as a
-`rollout.backend.usercode.UserCall` with the deadline of its phase. A cancel request
-interrupts whatever call is under way and lets `execute` come to its end by itself, so that
-the slot is given back by the same code on every path.
+Theory of operation: an `Execution` waits for a slot, then runs the workflow and, if asked to,
+the grader, each as a `rollout.backend.usercode.UserCall` with the deadline of its phase.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
@@ -20,8 +18,7 @@ import trio
 from rollout._logs import get_logger
 from rollout._threads import run_by_size
 from rollout.artifacts import ArtifactStore
-from rollout.backend.copies import deep_copy
-from rollout.backend.executions import Execution, Executions, Phase, Slots, failure
+from rollout.backend.executions import Execution, Phase, SlotBackend, Slots, failure
 from rollout.backend.failures import (
     categorize_exception,
     describe_exception,
@@ -30,7 +27,6 @@ from rollout.backend.failures import (
 )
 from rollout.backend.references import class_with, config_of
 from rollout.backend.saving import FinishedRollout, settle_end
-from rollout.backend.slotted import SlottedBackend
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import (
     AgentWorkflowContext,
@@ -67,7 +63,7 @@ DEFAULT_MAX_CONCURRENT = 4
 """How many rollouts run at a time where no workflow config says otherwise."""
 
 
-class LocalBackend(SlottedBackend):
+class LocalBackend(SlotBackend):
     """Runs rollouts in this process, each in its own task.
 
     Args:
@@ -116,7 +112,7 @@ class LocalBackend(SlottedBackend):
                 (self.grader_config, None),
             )
         )
-        self._executions = Executions(workflow_slots, max_queue_depth)
+        super().__init__(workflow_slots, max_queue_depth)
         self._grader_slots = Slots(grader_slots)
 
     # --- execution ----------------------------------------------------------------------------
@@ -128,7 +124,7 @@ class LocalBackend(SlottedBackend):
             DuplicateRolloutError: A rollout of that id is running here already.
         """
         try:
-            execution, reserved = self._executions.begin(request.id)
+            execution, reserved = self.begin(request.id)
         except DuplicateRolloutError:
             await trio.lowlevel.checkpoint()
             raise
@@ -178,7 +174,7 @@ class LocalBackend(SlottedBackend):
                 workflow=failure(problem, RolloutErrorCategory.VALIDATION_ERROR)
             )
         phase = Phase("workflow", request.agent_timeout_sec, execution.submitted_at)
-        acquired = await self._executions.slots.acquire(execution, phase.deadline)
+        acquired = await self.slots.acquire(execution, phase.deadline)
         try:
             phase.queued_sec = trio.current_time() - execution.submitted_at
             ended = phase.interruption(execution, trio.current_time())
@@ -189,7 +185,7 @@ class LocalBackend(SlottedBackend):
             return await self._run_phases(request, execution, context, phase)
         finally:
             if acquired:
-                self._executions.slots.release(execution)
+                self.slots.release(execution)
 
     async def _run_phases(
         self,
@@ -198,15 +194,12 @@ class LocalBackend(SlottedBackend):
         context: RolloutContext,
         phase: Phase,
     ) -> ExecutionOutcome:
-        execution.status = RolloutStatus.RUNNING
-        execution.agent_at.since = trio.current_time()
-        context.mark_agent_started()
+        execution.enter_phase(RolloutStatus.RUNNING, context)
         workflow = await self._run_workflow(request, execution, context, phase)
         execution.agent_at.until = trio.current_time()
         if not request.grade or workflow.status is not RolloutStatus.SUCCESS:
             return ExecutionOutcome(workflow=workflow)
-        execution.status = RolloutStatus.GRADING
-        context.report_status(RolloutStatus.GRADING)
+        execution.enter_phase(RolloutStatus.GRADING, context)
         acquired = await self._grader_slots.acquire(execution, math.inf)
         try:
             execution.grader_at.since = trio.current_time()
@@ -247,7 +240,7 @@ class LocalBackend(SlottedBackend):
         call = UserCall(execution.rollout_id, phase.name, phase.deadline)
 
         async def body() -> RolloutSample | None:
-            config = deep_copy(self.workflow_config)
+            config = copy.deepcopy(self.workflow_config)
             inner = AgentWorkflowContext(
                 prompt=await _copied(request.prompt),
                 config=config,
@@ -294,7 +287,7 @@ class LocalBackend(SlottedBackend):
 
         async def body() -> None:
             inner.metadata = await _copied(request.metadata)
-            config = deep_copy(self.grader_config)
+            config = copy.deepcopy(self.grader_config)
             with context:
                 grader = self.grader_cls(config)
                 returned = await call.invoke(grader.grade, inner)
@@ -311,7 +304,7 @@ class LocalBackend(SlottedBackend):
 
 
 async def _copied(value: T) -> T:
-    return await run_by_size(partial(deep_copy, value), value)
+    return await run_by_size(partial(copy.deepcopy, value), value)
 
 
 async def _unfinished_sample(

@@ -136,8 +136,8 @@ def assert_nothing_is_left(local: LocalBackend) -> None:
     """Every slot and every place is free again."""
     assert counts(local) == (0, 0)
     assert local.has_capacity()
-    assert local._executions.by_id == {}
-    for slots in (local._executions.slots, local._grader_slots):
+    assert local.executions == {}
+    for slots in (local.slots, local._grader_slots):
         statistics = slots.limiter.statistics()
         assert statistics.borrowed_tokens == 0
         assert statistics.tasks_waiting == 0

@@ -191,7 +191,7 @@ async def test_nothing_of_a_forgotten_rollout_is_kept(autojump_clock):
         await trio.sleep(RETENTION + LEASE + 1)
         registry = app.registry
         assert (registry._entries, registry._leases, registry._retained) == ({}, [], [])
-        assert registry.backend._executions.by_id == {}  # type: ignore[attr-defined]
+        assert registry.backend.executions == {}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def executes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def execute(honest, backend, request):
         await honest(backend, request)
-        backend._executions.by_id[request.id].started = False
+        backend.executions[request.id].started = False
         return await honest(backend, request)
 
     wrap(monkeypatch, LocalBackend, "execute", execute)

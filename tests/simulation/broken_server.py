@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 from simulation.mutants import STOPPING, Run, drawn, mutant, wrap, written
 
-from rollout.backend.executions import Executions
+from rollout.backend.executions import SlotBackend
 from rollout.backend.local import LocalBackend
 from rollout.errors import UnknownRolloutError
 from rollout.server import RolloutServer, ShutdownBudget
@@ -32,8 +32,8 @@ from rollout.types import RolloutStatus
 def _leak(monkeypatch: pytest.MonkeyPatch, *statuses: RolloutStatus) -> None:
     async def execute(honest, backend, request, execution, context):
         outcome = await honest(backend, request, execution, context)
-        if outcome.result.status in statuses and backend._executions.slots.limiter.total_tokens > 1:
-            backend._executions.slots.limiter.total_tokens -= 1
+        if outcome.result.status in statuses and backend.slots.limiter.total_tokens > 1:
+            backend.slots.limiter.total_tokens -= 1
         return outcome
 
     wrap(monkeypatch, LocalBackend, "_execute", execute)
@@ -57,7 +57,7 @@ def one_slot_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(honest, backend, **options):
         honest(backend, **options)
-        backend._executions.slots.limiter.total_tokens += 1
+        backend.slots.limiter.total_tokens += 1
 
     wrap(monkeypatch, LocalBackend, "__init__", init)
 
@@ -68,9 +68,7 @@ def a_cancel_gives_two_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def cancel_rollouts(honest, backend, *args, **more):
         answer = honest(backend, *args, **more)
-        backend._executions.slots.limiter.total_tokens += list(answer.values()).count(
-            "cancelled_running"
-        )
+        backend.slots.limiter.total_tokens += list(answer.values()).count("cancelled_running")
         return answer
 
     wrap(monkeypatch, LocalBackend, "cancel_rollouts", cancel_rollouts)
@@ -83,9 +81,9 @@ def one_place_too_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     def has_capacity(honest, table):
         if table.max_concurrent is None or table.max_queue_depth is None:
             return honest(table)
-        return len(table.by_id) <= table.max_concurrent + table.max_queue_depth
+        return len(table.executions) <= table.max_concurrent + table.max_queue_depth
 
-    wrap(monkeypatch, Executions, "has_capacity", has_capacity)
+    wrap(monkeypatch, SlotBackend, "has_capacity", has_capacity)
 
 
 @mutant("slots", drawn("none"))
@@ -93,7 +91,7 @@ def a_place_in_the_queue_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout that was cancelled is counted for ever."""
 
     def release(honest, backend, rollout_id):
-        execution = backend._executions.by_id.get(rollout_id)
+        execution = backend.executions.get(rollout_id)
         if execution is None or execution.cancelled_at == float("inf"):
             honest(backend, rollout_id)
 

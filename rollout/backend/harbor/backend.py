@@ -23,7 +23,7 @@ import trio
 from rollout._files.claims import sweep_claimed
 from rollout._settings import backend_settings, check_flag, check_number, check_whole
 from rollout.artifacts import ArtifactStore
-from rollout.backend.executions import Execution, Executions, Phase
+from rollout.backend.executions import Execution, Phase, SlotBackend
 from rollout.backend.harbor.agents.factory import agent_spec
 from rollout.backend.harbor.agents.workflow import PREFIX as AGENT_PREFIX
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
@@ -35,7 +35,6 @@ from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, pre
 from rollout.backend.harbor.trial.workspaces import prune_kept, sweep_workspaces
 from rollout.backend.harbor.validation import require_harbor
 from rollout.backend.references import class_with, config_of
-from rollout.backend.slotted import SlottedBackend
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
 from rollout.grader import Grader
@@ -60,7 +59,7 @@ _CLOSE_SEC = 45.0
 """For how long the loop may take to end; less than a server gives to its backend's shutdown."""
 
 
-class HarborBackend(SlottedBackend):
+class HarborBackend(SlotBackend):
     """Runs each rollout as a trial of Harbor (extra ``harbor``, Python 3.12 or newer).
 
     Args:
@@ -157,7 +156,7 @@ class HarborBackend(SlottedBackend):
         self.stop_timeout_sec = stop_timeout_sec
         self.stops = Stops()
         """Stops of environments that outlived their trials."""
-        self._executions = Executions(
+        super().__init__(
             DEFAULT_MAX_CONCURRENT
             if self.agent_config is None
             else self.agent_config.concurrency.max_concurrent,
@@ -181,9 +180,8 @@ class HarborBackend(SlottedBackend):
         environment has not stopped, and may still be there.
         """
         return {
-            "status": "ok" if self.problem is None else "failed",
-            **({} if self.problem is None else {"problem": self.problem}),
-            **self._executions.health(),
+            **super().health(),
+            **({} if self.problem is None else {"status": "failed", "problem": self.problem}),
             "agent": self.agent.name,
             "environment": self.environment.name,
             "unfit_tasks": len(self.unfit_tasks),
@@ -290,7 +288,7 @@ class HarborBackend(SlottedBackend):
         """
         await trio.lowlevel.checkpoint()
         _ = self.bridge  # raises without one
-        execution, reserved = self._executions.begin(request.id)
+        execution, reserved = self.begin(request.id)
         try:
             return await self._execute(request, execution)
         finally:
@@ -302,7 +300,7 @@ class HarborBackend(SlottedBackend):
         context = get_rollout_context() or RolloutContext(rollout_id=request.id)
         trial = TrialExecution(self, request, execution, context, phase)
         try:
-            acquired = await self._executions.slots.acquire(execution, phase.deadline)
+            acquired = await self.slots.acquire(execution, phase.deadline)
         except trio.Cancelled:
             await trial.never_run(execution.interrupted())
             raise
@@ -313,7 +311,7 @@ class HarborBackend(SlottedBackend):
             return await (trial.run() if ended is None else trial.never_run(ended))
         finally:
             if acquired:
-                self._executions.slots.release(execution)
+                self.slots.release(execution)
 
 
 def _default_dir() -> Path:

@@ -7,7 +7,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from rollout.backend.executions import Executions
+from rollout.backend.executions import Slots
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.result.facts import TrialError
 from rollout.backend.harbor.trial import prewarm
@@ -46,7 +46,7 @@ class Backend:
         self.environment = EnvironmentSpec(
             {"type": "opensandbox", "kwargs": {"domain": "x.test", "api_key": "secret-of-provider"}}
         )
-        self._executions = Executions(self.limit, None)
+        self.slots = Slots(self.limit)
 
 
 @define

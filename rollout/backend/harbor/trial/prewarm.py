@@ -131,7 +131,7 @@ class _Prewarm:
                 nursery.start_soon(self._try, task, slots, nursery.cancel_scope)
 
     def _slots(self) -> int:
-        total = self.backend._executions.slots.limiter.total_tokens  # noqa: SLF001 - one package
+        total = self.backend.slots.limiter.total_tokens
         return int(min(total, _MOST_AT_A_TIME)) if total < math.inf else _MOST_AT_A_TIME
 
     def refuse_systemic(self) -> None:
