@@ -1,10 +1,9 @@
-"""Ask for the admission of many rollouts in one request.
+"""Batched admissions: many rollouts in one request.
 
-Theory of operation: whoever wants an admission puts it into a queue. While one request is
-under way the queue grows, and the next request takes all of it, so batches are as large as
-the load is high. A request that takes long does not hold up the next one, and one whose
-callers have all left is cancelled. Each rollout has its own outcome; what the single route
-would raise, its caller gets.
+Theory of operation: admissions are queued. While one request is under way the queue grows, and
+the next request takes all of it, so batches are as large as the load is high. A request that
+takes long does not hold up the next one, and one whose callers have all left is cancelled. Each
+rollout has an answer of its own, as the single route would give it.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import trio
 from attrs import define, field
 
 from rollout._tasks import copy_error
-from rollout.client.feed import ResultFeed
-from rollout.client.wire import Wire
+from rollout.client.feed import Expectation, ResultFeed
+from rollout.client.wire import AdmissionAnswer, Admitted, Refused, Wire
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
+from rollout.types import RolloutInitRequest
 
-__all__ = ["AdmissionBatcher", "BatchOutcome"]
+__all__ = ["AdmissionBatcher"]
 
 BATCH_PATH = "/rollouts"
 _MOST = 1024
@@ -33,30 +33,9 @@ _FEED_SEC = 1.0
 _NEXT_SEC = 0.25
 """How long a batch waits for the answer to the one before it."""
 
-_ACCEPTED = 202
 _TOO_LARGE = 413
 _STATUS_CODES = range(200, 600)
 _NOT_OFFERED = frozenset({404, 405, _TOO_LARGE, 501})
-
-
-@define(repr=False)
-class BatchOutcome:
-    """What became of one rollout of a batch.
-
-    Attributes:
-        response: What the single route would have answered with.
-        sent_at: When the request was sent.
-        feed: The token of the feed that reports it from now on, if one does.
-    """
-
-    response: httpx.Response
-    sent_at: float
-    feed: str | None = None
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the rollout was admitted."""
-        return self.response.status_code == httpx.codes.ACCEPTED
 
 
 @define(eq=False, repr=False)
@@ -64,20 +43,33 @@ class _Item:
     """A rollout that waits for its admission.
 
     Attributes:
-        body: The encoded admission request.
+        request: The admission request.
+        body: The same, encoded.
         on_sent: Called once the request with it is under way.
+        expectation: Keeps what the feed reports of it meanwhile.
         abandoned: Whether nobody waits for it any longer.
         batch: The request that it is part of, once that is under way.
-        over: Set once there is an outcome, a failure, or neither and nothing more to expect.
+        over: Set once there is an answer, a failure, or neither and nothing more to expect.
     """
 
+    request: RolloutInitRequest
     body: bytes
     on_sent: Callable[[], None]
+    expectation: Expectation
     abandoned: bool = False
     batch: _Batch | None = None
-    outcome: BatchOutcome | None = None
+    answer: AdmissionAnswer | None = None
     failure: Exception | None = None
     over: trio.Event = field(factory=trio.Event)
+
+    @property
+    def may_be_renewed_in_vain(self) -> bool:
+        """Whether an open feed may report the rollout though nobody is going to follow it."""
+        if isinstance(self.answer, Admitted):
+            return self.abandoned and self.expectation.feed is not None
+        if isinstance(self.answer, Refused):
+            return self.answer.error.status_code == httpx.codes.ACCEPTED
+        return self.failure is not None
 
 
 @define(eq=False, repr=False)
@@ -117,16 +109,18 @@ class AdmissionBatcher:
         self._queue: OrderedDict[_Item, None] = OrderedDict()
         self._queued = trio.Event()
 
-    async def admit(self, body: bytes, on_sent: Callable[[], None]) -> BatchOutcome | None:
+    async def admit(
+        self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
+    ) -> AdmissionAnswer | None:
         """Have one rollout admitted; ``None`` if it has to go by the single route.
 
         Raises:
-            RolloutProtocolError: The server answered with something else than outcomes.
+            RolloutProtocolError: The server did not answer with one outcome for each.
             httpx.TransportError: The request failed; it may have arrived.
 
         Cancelled before it was sent, it never is.
         """
-        item = _Item(body, on_sent)
+        item = _Item(request, body, on_sent, self._feed.expect(request.rollout_id))
         self._queue[item] = None
         self._queued.set()
         waited = False
@@ -141,9 +135,11 @@ class AdmissionBatcher:
                     item.batch.leave()
                 if item.over.is_set():
                     self._leave_behind([item])
+            if not (waited and isinstance(item.answer, Admitted)):
+                self._feed.forget(item.expectation)
         if item.failure is not None:
             raise item.failure
-        return item.outcome
+        return item.answer
 
     async def run(self) -> None:
         """Send what is queued; when this ends, the rest goes by the single route."""
@@ -193,7 +189,7 @@ class AdmissionBatcher:
                 if response.status_code in _NOT_OFFERED:
                     self.usable = self.usable and response.status_code == _TOO_LARGE
                 else:
-                    _distribute(response, items, sent_at, token)
+                    self._distribute(response, items, sent_at, token)
                 known = True
         except Exception as error:  # noqa: BLE001 - whatever it is, those who asked get it
             failure = error
@@ -208,61 +204,45 @@ class AdmissionBatcher:
                 self._leave_behind(items)
 
     def _leave_behind(self, items: list[_Item]) -> None:
-        """Tell the feed of those that it may report though nobody is going to follow them."""
-        if any(
-            item.failure is not None
-            or (item.abandoned and item.outcome is not None and item.outcome.feed is not None)
-            for item in items
-        ):
+        """Notify the feed if it may report rollouts that nobody is going to follow."""
+        if any(item.may_be_renewed_in_vain for item in items):
             self._feed.leave_behind()
 
+    def _distribute(
+        self, response: httpx.Response, items: list[_Item], sent_at: float, feed: str | None
+    ) -> None:
+        """Give every item its answer, or all of them the refusal that the response is.
 
-def _distribute(
-    response: httpx.Response, items: list[_Item], sent_at: float, feed: str | None
-) -> None:
-    """Give every item its outcome, or all of them the error that the answer is.
-
-    Raises:
-        RolloutProtocolError: There is not one outcome for each.
-    """
-    if response.status_code != httpx.codes.OK:
-        for item in items:
-            item.outcome = BatchOutcome(response, sent_at)
-        return
-    try:
-        answer = parse_json(response.content)
-    except InvalidBodyError:
-        answer = None
-    if not isinstance(answer, dict):
-        answer = {}
-    outcomes = answer.get("outcomes")
-    if not isinstance(outcomes, list) or len(outcomes) != len(items):
-        raise _invalid()
-    attached = feed if answer.get("attached") is True else None
-    for item, outcome in zip(items, outcomes, strict=True):
-        single = _response_of(outcome)
-        if single is None:
-            item.failure = _invalid()
-        else:
-            item.outcome = BatchOutcome(single, sent_at, attached)
-
-
-def _response_of(outcome: Any) -> httpx.Response | None:
-    """Return what the single route would have answered; ``None`` for what is no outcome."""
-    code = outcome.get("status_code") if isinstance(outcome, dict) else None
-    if not isinstance(code, int) or code not in _STATUS_CODES:
-        return None
-    if code == _ACCEPTED:
-        return httpx.Response(code, content=dump_json(outcome.get("admission")))
-    retry_after = outcome.get("retry_after_sec")
-    headers = {} if retry_after is None else {"Retry-After": _ascii(retry_after)}
-    return httpx.Response(
-        code, content=dump_json({"detail": outcome.get("detail")}), headers=headers
-    )
+        Raises:
+            RolloutProtocolError: There is not one outcome for each.
+        """
+        if response.status_code != httpx.codes.OK:
+            for item in items:
+                item.answer = self._wire.read_admission(response, item.request, sent_at)
+            return
+        try:
+            answer = parse_json(response.content)
+        except InvalidBodyError:
+            answer = None
+        if not isinstance(answer, dict):
+            answer = {}
+        outcomes = answer.get("outcomes")
+        if not isinstance(outcomes, list) or len(outcomes) != len(items):
+            raise _invalid()
+        for item, outcome in zip(items, outcomes, strict=True):
+            if not _is_outcome(outcome):
+                item.failure = _invalid()
+                continue
+            item.answer = self._wire.read_outcome(outcome, item.request, sent_at)
+            if isinstance(item.answer, Admitted):
+                item.expectation.lease = item.answer.response.polling_lease_token
+                if answer.get("attached") is True:
+                    item.expectation.feed = feed
 
 
-def _ascii(value: Any) -> str:
-    return str(value).encode("ascii", "replace").decode()
+def _is_outcome(value: Any) -> bool:
+    code = value.get("status_code") if isinstance(value, dict) else None
+    return isinstance(code, int) and code in _STATUS_CODES
 
 
 def _invalid() -> RolloutProtocolError:

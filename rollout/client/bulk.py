@@ -11,10 +11,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sized
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Sized,
+)
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import attrs
 import httpx
@@ -24,16 +31,13 @@ from attrs import define, field
 from rollout._logs import get_logger
 from rollout._settings import check_whole
 from rollout._tasks import background_tasks
+from rollout.client.admission import Progress
 from rollout.client.finished import FinishedRollout, RolloutRetry
-from rollout.client.polling import Progress
 from rollout.errors import InvalidFieldError, RolloutError
 from rollout.rules.retry import rerun_delay_sec, shortened
 from rollout.types import RolloutInitRequest, RolloutResultResponse
 
-if TYPE_CHECKING:
-    from rollout.client.client import RolloutClient
-
-__all__ = ["Puller", "Requests", "Runner", "cancel_left", "run_many"]
+__all__ = ["Puller", "Requests", "Runner", "run_many"]
 
 logger = get_logger(__name__)
 
@@ -101,21 +105,23 @@ class _Places:
 
 @define(eq=False)
 class Runner:
-    """Runs requests to their ends, and knows what it has on the server.
+    """Runs requests to their ends, and knows which of them are on the server.
 
     Attributes:
-        client: The server.
+        run_once: Runs one rollout, as `RolloutClient.run_rollout` does.
+        cancel_ids: Cancels rollouts on the server.
         retry: Which rollouts are run again.
     """
 
-    client: RolloutClient
+    run_once: Callable[[RolloutInitRequest, Progress], Awaitable[RolloutResultResponse]]
+    cancel_ids: Callable[[list[str]], Awaitable[None]]
     retry: RolloutRetry | None
-    _running: dict[Progress, str] = field(factory=dict)
+    _running: dict[Progress, str] = field(factory=dict, init=False)
 
     async def run(self, request: RolloutInitRequest) -> FinishedRollout:
         """Run one request to its end, with the attempts that it may have.
 
-        Cancelling this sends nothing; `cancel_left` does, for what is `admitted`.
+        Cancelling this sends nothing; `cancel` does, for those that are `admitted`.
         """
         ended = await self._attempt(request, request.rollout_id, 1)
         while self.retry is not None and self.retry.wants(ended):
@@ -134,7 +140,7 @@ class Runner:
         try:
             # Made anew, since it may have been changed in place.
             renamed = attrs.evolve(request, rollout_id=rollout_id)
-            outcome = await self.client._run(renamed, progress)  # noqa: SLF001 - the same as run_rollout
+            outcome = await self.run_once(renamed, progress)
         except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
             outcome = error
         del self._running[progress]
@@ -149,6 +155,22 @@ class Runner:
     def admitted(self) -> list[str]:
         """Return the ids of what was admitted and has not ended."""
         return [name for progress, name in self._running.items() if progress.admitted == "yes"]
+
+    async def cancel(self, rollout_ids: list[str]) -> None:
+        """Cancel on the server what nobody waits for any longer; bounded, whatever happens."""
+        if not rollout_ids:
+            return
+        with trio.move_on_after(CANCEL_BUDGET_SEC, shield=True) as scope:
+            try:
+                await self.cancel_ids(rollout_ids)
+            except (RolloutError, httpx.HTTPError) as error:
+                logger.warning(
+                    "%d rollout(s) could not be cancelled (%s); they end with their leases",
+                    len(rollout_ids),
+                    type(error).__name__,
+                )
+        if scope.cancelled_caught:
+            logger.warning("cancelling %d rollout(s) took too long", len(rollout_ids))
 
 
 @define(eq=False)
@@ -223,13 +245,12 @@ class Puller:
 
 @asynccontextmanager
 async def run_many(
-    client: RolloutClient,
+    runner: Runner,
     requests: Requests,
     *,
     max_in_flight: int,
     key: Callable[[RolloutInitRequest], Hashable] | None = None,
     max_in_flight_per_key: int | None = None,
-    retry: RolloutRetry | None = None,
 ) -> AsyncGenerator[trio.MemoryReceiveChannel[FinishedRollout], None]:
     """See `rollout.client.RolloutClient.run_rollouts`."""
     check_whole("max_in_flight", max_in_flight)
@@ -239,7 +260,6 @@ async def run_many(
     send, receive = trio.open_memory_channel[FinishedRollout](max_in_flight)
     most = max(_MOST_SET_ASIDE, len(requests) if isinstance(requests, Sized) else 0)
     places = _Places(max_in_flight, max_in_flight_per_key, most)
-    runner = Runner(client, retry)
     bulk = _Bulk(runner, places, key or _same, send)
     try:
         # The block's own exception comes out as it is, and so does one of the requests'.
@@ -249,26 +269,9 @@ async def run_many(
                 yield receive
     finally:
         send.close()
-        await cancel_left(client, runner.admitted())
+        await runner.cancel(runner.admitted())
 
 
 def _same(request: RolloutInitRequest) -> Hashable:
     del request
     return None
-
-
-async def cancel_left(client: RolloutClient, rollout_ids: list[str]) -> None:
-    """Cancel on the server what nobody waits for any longer; bounded, whatever happens."""
-    if not rollout_ids:
-        return
-    with trio.move_on_after(CANCEL_BUDGET_SEC, shield=True) as scope:
-        try:
-            await client.cancel_rollouts(ids=rollout_ids)
-        except (RolloutError, httpx.HTTPError) as error:
-            logger.warning(
-                "%d rollout(s) could not be cancelled (%s); they end with their leases",
-                len(rollout_ids),
-                type(error).__name__,
-            )
-    if scope.cancelled_caught:
-        logger.warning("cancelling %d rollout(s) took too long", len(rollout_ids))

@@ -12,21 +12,16 @@ import trio
 
 from rollout._settings import check_api_key, check_flag, check_number
 from rollout._tasks import sole_error
-from rollout.client.bulk import run_many
+from rollout.client.admission import BusyNotice, Progress, admit
+from rollout.client.bulk import Runner, run_many
+from rollout.client.extensions import ServerExtensions
 from rollout.client.finished import FinishedRollout, RolloutRetry
 from rollout.client.groups import FirstSuccesses, RolloutGroup, first_successes, run_groups
 from rollout.client.handle import RolloutHandle
+from rollout.client.http import check_url, own_http_client
 from rollout.client.idle import wait_until_idle
-from rollout.client.link import Link
-from rollout.client.polling import (
-    Admission,
-    BusyNotice,
-    Poller,
-    Progress,
-    SingleAdmitter,
-    admit,
-)
-from rollout.client.wire import Wire, check_url, own_http_client
+from rollout.client.polling import Poller
+from rollout.client.wire import Admitted, Wire
 from rollout.errors import (
     InvalidFieldError,
     NotOnTrioError,
@@ -112,7 +107,7 @@ class RolloutClient:
         self._failed: list[RolloutHandle] = []
         self._handle_ended = trio.Event()
         self._wants_feed = feed
-        self._link: Link | None = None
+        self._extensions: ServerExtensions | None = None
         self._busy = BusyNotice()
         self._closed = False
 
@@ -136,7 +131,7 @@ class RolloutClient:
         self._nursery_manager = trio.open_nursery()
         self._nursery = await self._nursery_manager.__aenter__()
         if self._wants_feed:
-            self._link = Link(self._wire, self._nursery)
+            self._extensions = ServerExtensions(self._wire, self._nursery)
         return self
 
     async def __aexit__(
@@ -150,8 +145,8 @@ class RolloutClient:
         assert manager is not None  # noqa: S101
         if exc is not None:
             nursery.cancel_scope.cancel()
-        elif self._link is not None:
-            nursery.start_soon(self._stop_link_after_handles, self._link)
+        elif self._extensions is not None:
+            nursery.start_soon(self._stop_extensions_after_handles, self._extensions)
         outside: BaseException | None = None
         try:
             await manager.__aexit__(None, None, None)
@@ -159,7 +154,7 @@ class RolloutClient:
             # Handles keep their errors, so this came from outside: a cancellation, an interrupt.
             outside = sole_error(error)
         finally:
-            self._nursery = self._nursery_manager = self._link = None
+            self._nursery = self._nursery_manager = self._extensions = None
             await self._close()
         leaving = exc
         if outside is not None and (exc is None or not _is_cancellation(outside)):
@@ -179,11 +174,10 @@ class RolloutClient:
         if leaving is not exc:
             raise leaving
 
-    async def _stop_link_after_handles(self, link: Link) -> None:
-        """End the bulk traffic once no handle needs it any longer."""
+    async def _stop_extensions_after_handles(self, extensions: ServerExtensions) -> None:
         while self._handles:
             await self._handle_ended.wait()
-        link.stop()
+        extensions.stop()
 
     async def aclose(self) -> None:
         """Cancel handles that still poll and close the client's own HTTP client.
@@ -258,12 +252,12 @@ class RolloutClient:
         self, request: RolloutInitRequest, progress: Progress | None = None
     ) -> RolloutResultResponse:
         progress = progress or Progress()
-        link = self._link
-        admission = await self._admit(request, progress)
-        poller = Poller(self._wire, admission, progress.hear)
-        if link is None:
+        extensions = self._extensions
+        admitted = await self._admit(request, progress)
+        poller = Poller(self._wire, admitted, progress.hear)
+        if extensions is None:
             return await poller.run()
-        return await link.follow(poller)
+        return await extensions.follow(poller)
 
     async def run_rollout_async(
         self,
@@ -294,7 +288,7 @@ class RolloutClient:
                 "use it inside 'async with RolloutClient(...) as client:' "
                 "(run_rollout works without)"
             )
-        admission = await self._admit(
+        admitted = await self._admit(
             RolloutInitRequest(
                 initial_messages=initial_messages,
                 label=label,
@@ -313,7 +307,7 @@ class RolloutClient:
             raise RolloutClientClosedError("this client was left during the admission")
         handle = RolloutHandle(rollout_id)
         try:
-            self._nursery.start_soon(self._poll, handle, admission, name=f"poll {rollout_id}")
+            self._nursery.start_soon(self._poll, handle, admitted, name=f"poll {rollout_id}")
         except RuntimeError:  # the last handle has just ended, and with it the nursery
             raise RolloutClientClosedError("this client was closed during the admission") from None
         self._handles.add(handle)
@@ -321,22 +315,21 @@ class RolloutClient:
 
     async def _admit(
         self, request: RolloutInitRequest, progress: Progress | None = None
-    ) -> Admission:
+    ) -> Admitted:
         self._check_usable()
-        admitter = SingleAdmitter(self._wire) if self._link is None else self._link
         return await admit(
-            admitter,
+            self._wire.admit if self._extensions is None else self._extensions.admit,
             request,
             timeout_sec=self.admission_timeout_sec,
             progress=progress,
             notice=self._busy,
         )
 
-    async def _poll(self, handle: RolloutHandle, admission: Admission) -> None:
+    async def _poll(self, handle: RolloutHandle, admitted: Admitted) -> None:
         try:
-            poller = Poller(self._wire, admission, handle._observe)  # noqa: SLF001 - its own handle
-            link = self._link
-            follow = Poller.run if link is None else link.follow
+            poller = Poller(self._wire, admitted, handle._observe)  # noqa: SLF001 - its own handle
+            extensions = self._extensions
+            follow = Poller.run if extensions is None else extensions.follow
             await handle._poll(follow, poller)  # noqa: SLF001
         finally:
             self._handles.discard(handle)
@@ -389,12 +382,11 @@ class RolloutClient:
         """
         self._check_usable()
         async with run_many(
-            self,
+            self._runner(retry),
             requests,
             max_in_flight=max_in_flight,
             key=key,
             max_in_flight_per_key=max_in_flight_per_key,
-            retry=retry,
         ) as finished:
             yield finished
 
@@ -440,13 +432,12 @@ class RolloutClient:
         """
         self._check_usable()
         async with run_groups(
-            self,
+            self._runner(retry),
             prompts,
             samples=samples,
             max_in_flight=max_in_flight,
             deadline_sec=deadline_sec,
             min_samples=min_samples,
-            retry=retry,
         ) as groups:
             yield groups
 
@@ -474,7 +465,13 @@ class RolloutClient:
             ValueError: A number is no whole number from 1 up.
         """
         self._check_usable()
-        return await first_successes(self, requests, k, max_in_flight=max_in_flight, retry=retry)
+        return await first_successes(self._runner(retry), requests, k, max_in_flight=max_in_flight)
+
+    def _runner(self, retry: RolloutRetry | None) -> Runner:
+        async def cancel(rollout_ids: list[str]) -> None:
+            await self.cancel_rollouts(ids=rollout_ids)
+
+        return Runner(self._run, cancel, retry)
 
     async def cancel_rollout(self, rollout_id: str) -> CancelRolloutsResponse:
         """Ask the server to stop one rollout; asking again is fine.

@@ -1,11 +1,11 @@
-"""Follow many rollouts through one streamed response.
+"""The result feed: many rollouts followed through one streamed response.
 
 Theory of operation: one task keeps a feed open while there is anything to follow, hands its
 lines to the pollers that wait for them, and renews all leases with one small request now and
 then. A feed that breaks is opened again, with the retry rules of the single poll for each of
-the rollouts: what has been seen is told in the request, and the server answers with the rest.
+the rollouts: the request says what has been seen, and the server answers with the rest.
 Where a feed cannot work at all, because the server or a gateway in between does not let it
-through, every rollout is given back to its own poller, and nothing is lost but speed.
+through, every rollout is given back to its own poller, and only speed is lost.
 
 What nobody follows any longer must not be renewed with the rest, or its lease would never
 end. Nothing is sent for it: at the time of the next renewal the feed is opened anew, without.
@@ -24,7 +24,7 @@ import trio
 from attrs import define, field
 
 from rollout._logs import get_logger
-from rollout.client.followed import Expectation, Followed
+from rollout._tasks import copy_error
 from rollout.client.polling import RETRYABLE, Poller
 from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json, structure
@@ -34,11 +34,12 @@ from rollout.rules.retry import (
     GATEWAY_STATUS_CODES,
     RESULT_READ_GRACE_SEC,
     FailureKind,
+    ResultRetrySchedule,
     shortened,
 )
 from rollout.types import RolloutResultResponse, RolloutStatus
 
-__all__ = ["ResultFeed"]
+__all__ = ["Expectation", "Followed", "ResultFeed"]
 
 logger = get_logger(__name__)
 
@@ -61,6 +62,109 @@ _LONGEST_LINE = 256 * 1024 * 1024
 
 class _FeedUnusableError(Exception):
     """The server, or a gateway before it, does not let a feed through."""
+
+
+@define(eq=False, repr=False)
+class Expectation:
+    """An admission that is under way, and what a feed has reported of its rollout already.
+
+    Two may be under way for one id, and only one of them can succeed, so the lease token says
+    which of them is followed later on.
+
+    Attributes:
+        rollout_id: The rollout.
+        lease: The token of its lease, once it was admitted.
+        feed: The token of the feed that it was attached to, if it was.
+    """
+
+    rollout_id: str
+    lease: str | None = None
+    feed: str | None = None
+    _early: RolloutResultResponse | None = field(default=None, init=False)
+    _early_from: str | None = field(default=None, init=False)
+
+    def record(self, result: RolloutResultResponse, feed: str | None) -> None:
+        """Keep what the feed with that token reported."""
+        if self._early is None or self._early_from != feed or not is_terminal(self._early.status):
+            self._early, self._early_from = result, feed
+
+    def early_result(self) -> RolloutResultResponse | None:
+        """Return what its feed has reported. A line of another feed may mean another rollout."""
+        return self._early if self.feed is not None and self._early_from == self.feed else None
+
+
+@define(eq=False, repr=False)
+class Followed:
+    """A rollout that somebody waits for.
+
+    Attributes:
+        poller: Knows what has been seen, and the lease.
+        attached: Whether the open feed reports it.
+        asked: Whether a feed was ever asked for it, so that failures of feeds concern it.
+        retry_at: When its backoff is over.
+        over: Set once there is a result, an error, or nothing more to expect from the feed.
+    """
+
+    poller: Poller
+    attached: bool = False
+    asked: bool = False
+    retry_at: float = -math.inf
+    result: RolloutResultResponse | None = None
+    failure: Exception | None = None
+    over: trio.Event = field(factory=trio.Event)
+    _schedule: ResultRetrySchedule | None = field(default=None, init=False)
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout's id."""
+        return self.poller.rollout_id
+
+    @property
+    def wait_sec(self) -> float:
+        """How long the server holds a poll, in seconds; the lease is renewed as often."""
+        return self.poller.admission.result_wait_timeout_sec
+
+    @property
+    def request_sec(self) -> float:
+        """How long one full request may take, in seconds."""
+        return self.wait_sec + RESULT_READ_GRACE_SEC
+
+    @property
+    def lease_sec(self) -> float:
+        """How long the lease is, in seconds."""
+        return self.poller.admission.polling_lease_timeout_sec
+
+    def claim(self) -> dict[str, str]:
+        """Return what a request that opens a feed says of it."""
+        return {
+            "rollout_id": self.rollout_id,
+            "polling_lease_token": self.poller.admission.polling_lease_token,
+            "seen": self.poller.seen.to_header(),
+        }
+
+    def renewed(self, sent_at: float) -> None:
+        """Move the end of the lease, counted from when the request that renewed it was sent."""
+        self.poller.lease_deadline = max(self.poller.lease_deadline, sent_at + self.lease_sec)
+
+    def opened(self, sent_at: float) -> None:
+        """Renew the lease by a feed that has opened, and forget the failures before it."""
+        self.renewed(sent_at)
+        self._schedule = None
+        self.retry_at = -math.inf
+
+    def delay_after(self, kind: FailureKind, now: float) -> float | None:
+        """Count a failure; return the backoff before the next attempt, ``None`` to give up."""
+        if self._schedule is None:
+            self._schedule = ResultRetrySchedule(self.request_sec, self.poller.lease_deadline)
+        return self._schedule.delay_after(kind, now)
+
+    def may_try(self, now: float) -> bool:
+        """Whether a full request still fits before the last confirmed end of the lease."""
+        return self._schedule is None or self._schedule.may_start(now)
+
+    def fail(self, error: Exception) -> None:
+        """Keep an error of the feed; a copy, since its other rollouts raise it too."""
+        self.failure = copy_error(error)
 
 
 @define(eq=False, repr=False)
@@ -131,7 +235,7 @@ class ResultFeed:
         expectation = self._expectation_of(poller)
         if expectation is not None:
             self.forget(expectation)
-            early = expectation.news()
+            early = expectation.early_result()
             merged = None if early is None else poller.take(early)
             if merged is not None and is_terminal(merged.status):
                 await trio.lowlevel.checkpoint()
@@ -152,7 +256,7 @@ class ResultFeed:
         return await poller.run()
 
     def _expectation_of(self, poller: Poller) -> Expectation | None:
-        lease = poller.admission.response.polling_lease_token
+        lease = poller.admission.polling_lease_token
         for expectation in self._expected.get(poller.rollout_id, ()):
             if expectation.lease == lease:
                 return expectation
@@ -220,7 +324,7 @@ class ResultFeed:
             self._end(followed)
 
     async def _keep_open(self) -> None:
-        """Open a feed, read it to its end, and see to what that end means."""
+        """Open feeds, one after the other, until none is needed or none can work."""
         while self._missing:
             kind = FailureKind.TRANSPORT
             failure: Exception
@@ -254,7 +358,7 @@ class ResultFeed:
             await self._back_off(kind, failure)
 
     def _ends_at_once(self) -> bool:
-        """Whether feed after feed has opened, and ended without any news."""
+        """Count feeds that ended at once; whether there were too many without any result."""
         if self._opened_at is not None:
             self._short_lives += 1
             if trio.current_time() - self._opened_at >= _SHORT_LIFE_SEC:
@@ -392,7 +496,7 @@ class ResultFeed:
             raise _FeedUnusableError("a line has status 'unknown'")
         self._short_lives, self._opened_at = 0, None
         for expectation in self._expected.get(result.rollout_id, ()):
-            expectation.hear(result, self.token)
+            expectation.record(result, self.token)
         followed = self._followed.get(result.rollout_id)
         if followed is None or not followed.attached:
             return

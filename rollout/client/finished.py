@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from attrs import field, frozen
 
-from rollout.client.polling import Admitted
+from rollout.client.admission import WasAdmitted
 from rollout.errors import (
     InvalidFieldError,
     RolloutAdmissionTimeoutError,
@@ -54,7 +54,7 @@ class FinishedRollout(_RequestAndOutcome):
         attempts: How often it was run; more than once with ``retry`` alone.
     """
 
-    admitted: Admitted
+    admitted: WasAdmitted
     agent_started_at: datetime | None
     attempts: int
 
@@ -63,7 +63,7 @@ class FinishedRollout(_RequestAndOutcome):
         request: RolloutInitRequest,
         outcome: RolloutResultResponse | Exception,
         *,
-        admitted: Admitted | None = None,
+        admitted: WasAdmitted | None = None,
         agent_started_at: datetime | None = None,
         attempts: int = 1,
     ) -> Self:

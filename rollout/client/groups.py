@@ -12,7 +12,6 @@ import math
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -20,12 +19,9 @@ from attrs import define, field
 
 from rollout._settings import check_number, check_whole
 from rollout._tasks import background_tasks
-from rollout.client.bulk import Puller, Requests, Runner, cancel_left, run_many
-from rollout.client.finished import FinishedRollout, RolloutRetry
+from rollout.client.bulk import Puller, Requests, Runner, run_many
+from rollout.client.finished import FinishedRollout
 from rollout.types import RolloutInitRequest, RolloutSample
-
-if TYPE_CHECKING:
-    from rollout.client.client import RolloutClient
 
 __all__ = ["FirstSuccesses", "RolloutGroup", "first_successes", "run_groups"]
 
@@ -81,6 +77,8 @@ class _Groups:
     """One call of `run_groups`.
 
     Attributes:
+        runner: What each group gets a copy of.
+        size: How many rollouts a group has.
         enough: How many samples end a group.
         deadline_sec: How long a group may take, in seconds.
         places: The places for rollouts in flight.
@@ -88,8 +86,7 @@ class _Groups:
         runners: Those of the groups that are under way.
     """
 
-    client: RolloutClient
-    retry: RolloutRetry | None
+    runner: Runner
     size: int
     enough: float
     deadline_sec: float
@@ -130,7 +127,7 @@ class _Groups:
         """Run a group to its end; there is a place for its first rollout already."""
         group = RolloutGroup(prompt=prompt)
         left = {request.rollout_id: request for request in requests}
-        runner = Runner(self.client, self.retry)
+        runner = attrs.evolve(self.runner)
         self.runners.add(runner)
 
         async def run_one(request: RolloutInitRequest, *, has_place: bool) -> None:
@@ -151,7 +148,7 @@ class _Groups:
                     has_place = request is requests[0]
                     nursery.start_soon(partial(run_one, request, has_place=has_place))
         group.stragglers = list(left.values())
-        await cancel_left(self.client, runner.admitted())
+        await runner.cancel(runner.admitted())
         self.runners.remove(runner)
         try:
             await self.send.send(group)
@@ -162,14 +159,13 @@ class _Groups:
 
 @asynccontextmanager
 async def run_groups(
-    client: RolloutClient,
+    runner: Runner,
     prompts: Requests,
     *,
     samples: int,
     max_in_flight: int,
     deadline_sec: float | None,
     min_samples: int | None,
-    retry: RolloutRetry | None,
 ) -> AsyncGenerator[trio.MemoryReceiveChannel[RolloutGroup], None]:
     """See `rollout.client.RolloutClient.run_groups`."""
     check_whole("samples", samples)
@@ -178,8 +174,7 @@ async def run_groups(
     check_number("deadline_sec", deadline_sec, above=0, none=True)
     send, receive = trio.open_memory_channel[RolloutGroup](0)
     groups = _Groups(
-        client,
-        retry,
+        runner,
         samples,
         math.inf if min_samples is None else min_samples,
         math.inf if deadline_sec is None else deadline_sec,
@@ -193,17 +188,15 @@ async def run_groups(
                 yield receive
     finally:
         send.close()
-        left = [name for runner in groups.runners for name in runner.admitted()]
-        await cancel_left(client, left)
+        await runner.cancel([name for each in groups.runners for name in each.admitted()])
 
 
 async def first_successes(
-    client: RolloutClient,
+    runner: Runner,
     requests: Iterable[RolloutInitRequest],
     k: int,
     *,
     max_in_flight: int | None,
-    retry: RolloutRetry | None,
 ) -> FirstSuccesses:
     """See `rollout.client.RolloutClient.first_successes`."""
     check_whole("k", k)
@@ -214,7 +207,7 @@ async def first_successes(
         await trio.lowlevel.checkpoint()
         return found
     limit = max_in_flight or len(group)
-    async with run_many(client, group, max_in_flight=limit, retry=retry) as finished:
+    async with run_many(runner, group, max_in_flight=limit) as finished:
         async for ended in finished:
             if not ended.succeeded:
                 found.failures.append(ended)

@@ -6,24 +6,21 @@ Nothing here waits or retries. Every answer that the protocol does not allow bec
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import trio
 from attrs import define, field, frozen
 
-from rollout._http import SpreadTransport, limits_of_pools, proxy_for, tls_context
 from rollout._logs import printable
 from rollout._redaction import Redactor
-from rollout.client.bodies import OneBody, read_body, unwind
+from rollout.client.http import BearerAuth, OneBody, read_body, secrets_of, unwind
 from rollout.codec import dump_json, parse_json, structure, unstructure
 from rollout.errors import (
     InvalidBodyError,
-    InvalidFieldError,
     RolloutClientClosedError,
     RolloutProtocolError,
 )
@@ -39,12 +36,11 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["Wire", "check_url", "is_refusal", "own_http_client"]
+__all__ = ["AdmissionAnswer", "Admitted", "Busy", "Refused", "StreamedAnswer", "Wire"]
 
 T = TypeVar("T")
 
-_CONNECT_TIMEOUT_SEC = 10.0
-_REQUEST_TIMEOUT_SEC = 60.0
+_ADMIT = "POST /rollout"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LONGEST_DETAIL = 500
 _LONGEST_TYPE = 100
@@ -57,69 +53,50 @@ _LARGEST_RESULT = 1024 * _MIB
 """Samples may be large, but whatever answers must not fill the memory of this process."""
 
 
-def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
-    """Take a base URL apart: without credentials and trailing slash, and the credentials.
+@frozen
+class Admitted:
+    """An answer that admits a rollout (202).
 
-    Kept in the URL, a password would stand in every line that logs a request.
-
-    Raises:
-        InvalidFieldError: It is no ``http`` or ``https`` URL with a host, or has a query.
+    Attributes:
+        response: The admission.
+        sent_at: When the request was sent (trio time).
     """
-    if not isinstance(url, str):
-        raise InvalidFieldError("url", "must be a string", kind="type_error")
-    try:
-        parsed = httpx.URL(url)
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except (ValueError, httpx.InvalidURL):
-        # What is wrong with it is not repeated, since that may quote a part of a password.
-        raise InvalidFieldError("url", "cannot be read as a URL") from None
-    if parsed.scheme not in {"http", "https"} or not host or not parsed.host:
-        raise InvalidFieldError("url", "must be an http:// or https:// URL with a host")
-    if any(character.isspace() for character in parts.netloc):
-        raise InvalidFieldError("url", "has white space in its host")
-    if "?" in url or "#" in url:
-        raise InvalidFieldError("url", "must have no query and no fragment")
-    if not parsed.userinfo:
-        return url.rstrip("/"), None
-    plain = str(parsed.copy_with(userinfo=b"")).rstrip("/")
-    return plain, httpx.BasicAuth(parsed.username, parsed.password)
+
+    response: RolloutInitResponse
+    sent_at: float
+
+    @property
+    def lease_deadline(self) -> float:
+        """When the lease ends unless it is renewed: counted from when the request was sent."""
+        return self.sent_at + self.response.polling_lease_timeout_sec
 
 
-def own_http_client(url: str) -> httpx.AsyncClient:
-    """Make an HTTP client for long polls.
+@frozen
+class Busy:
+    """An answer that puts a rollout off: the server has no room (429).
 
-    As many connections as there are polls, since a capped pool starves the rollouts beyond
-    the cap; no waiting for the pool; idle connections are dropped before a server drops them;
-    and no proxy from the environment stands between this process and its own machine.
-
-    Raises:
-        InvalidFieldError: The certificates that the environment names cannot be read.
+    Attributes:
+        retry_after: When to ask again, as in a ``Retry-After`` header; ``None`` if it is missing.
     """
-    limits = limits_of_pools()
-    context = tls_context(url)
-    transport: httpx.AsyncBaseTransport | None = None
-    if proxy_for(url) is None:
-        # With a transport of its own httpx asks the environment for nothing.
-        transport = SpreadTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
-    return httpx.AsyncClient(
-        transport=transport,
-        verify=context,
-        limits=limits,
-        timeout=httpx.Timeout(_REQUEST_TIMEOUT_SEC, connect=_CONNECT_TIMEOUT_SEC, pool=None),
-        follow_redirects=False,
-    )
+
+    retry_after: str | None
 
 
-class _Bearer(httpx.Auth):
-    """Sends the API key, whatever authentication the user's own HTTP client is set to."""
+@frozen
+class Refused:
+    """Any other answer to a request for admission.
 
-    def __init__(self, api_key: str) -> None:
-        self._header = f"Bearer {api_key}"
+    Attributes:
+        error: What the server said.
+        certain: Whether it proves that nothing was admitted. A 503 does if it has a detail, as
+            those of a rollout server have: one of a gateway may stand for a lost answer.
+    """
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        request.headers["Authorization"] = self._header
-        yield request
+    error: RolloutProtocolError
+    certain: bool
+
+
+AdmissionAnswer = Admitted | Busy | Refused
 
 
 @frozen
@@ -149,24 +126,48 @@ class Wire:
     _api_key: str | None = field(default=None, repr=False)
     _credentials: httpx.BasicAuth | None = field(default=None, repr=False)
 
-    async def admit(self, body: bytes) -> httpx.Response:
-        """Send one admission request; the answer is not checked yet."""
-        return await self._send("POST", "/rollout", content=body)
+    async def admit(
+        self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
+    ) -> AdmissionAnswer:
+        """Send one admission request.
+
+        Args:
+            request: The request.
+            body: The same, encoded.
+            on_sent: Called when it is on its way.
+
+        Raises:
+            httpx.TransportError: There was no answer.
+        """
+        await trio.lowlevel.checkpoint()  # where the time is up already, nothing is sent
+        on_sent()
+        sent_at = trio.current_time()
+        return self.read_admission(await self.post("/rollout", body), request, sent_at)
 
     async def result(
         self, admission: RolloutInitResponse, *, seen: SeenState, timeout_sec: float
-    ) -> httpx.Response:
-        """Send one poll; the answer is not checked yet."""
-        return await self._send(
+    ) -> RolloutResultResponse:
+        """Send one poll.
+
+        Raises:
+            RolloutProtocolError: The answer is not what the protocol allows.
+            httpx.TransportError: There was no answer.
+        """
+        path = f"/rollout/{quote(admission.rollout_id, safe='')}/result"
+        token = admission.polling_lease_token
+        response = await self._send(
             "GET",
-            _result_path(admission.rollout_id),
-            headers={
-                POLLING_LEASE_HEADER: admission.polling_lease_token,
-                SEEN_STATE_HEADER: seen.to_header(),
-            },
+            path,
+            headers={POLLING_LEASE_HEADER: token, SEEN_STATE_HEADER: seen.to_header()},
             timeout_sec=timeout_sec,
             largest=_LARGEST_RESULT,
         )
+        route = f"GET {path[:_LONGEST_PATH]}"
+        result = self._read(response, RolloutResultResponse, route, (token,))
+        if result.status is RolloutStatus.UNKNOWN:
+            raise RolloutProtocolError(f"{route} answered with status 'unknown'", status_code=200)
+        _expect_id(result.rollout_id, admission.rollout_id, 200, route)
+        return result
 
     async def cancel(
         self, request: CancelRolloutsRequest, *, timeout_sec: float
@@ -177,13 +178,11 @@ class Wire:
             RolloutProtocolError: The answer is not what the protocol allows.
             httpx.TransportError: There was no answer.
         """
+        content = dump_json(unstructure(request))
         response = await self._send(
-            "POST",
-            "/rollout/cancel",
-            content=dump_json(unstructure(request)),
-            timeout_sec=timeout_sec,
+            "POST", "/rollout/cancel", content=content, timeout_sec=timeout_sec
         )
-        return self.read(response, CancelRolloutsResponse, "POST /rollout/cancel", expected=200)
+        return self._read(response, CancelRolloutsResponse, "POST /rollout/cancel")
 
     async def health(self) -> dict[str, Any]:
         """Read ``GET /health``.
@@ -193,14 +192,14 @@ class Wire:
             httpx.TransportError: There was no answer.
         """
         response = await self._send("GET", "/health")
-        self._expect(response, 200, "GET /health", ())
-        value = self._parse(response, "GET /health", ())
+        self._expect_ok(response, "GET /health")
+        value = self._parse(response, "GET /health")
         if not isinstance(value, dict):
             raise RolloutProtocolError("GET /health answered with no JSON object", status_code=200)
         return value
 
     async def post(self, path: str, content: bytes) -> httpx.Response:
-        """Send a request of an extension; the answer is not checked."""
+        """Send a request; the answer is not checked yet."""
         return await self._send("POST", path, content=content)
 
     @asynccontextmanager
@@ -295,107 +294,140 @@ class Wire:
 
     def _auth(self) -> Any:
         if self._api_key is not None:
-            return _Bearer(self._api_key)
+            return BearerAuth(self._api_key)
         return self._credentials if self._credentials is not None else httpx.USE_CLIENT_DEFAULT
 
     # --- checking -----------------------------------------------------------------------------
 
     def read_admission(
-        self, response: httpx.Response, request: RolloutInitRequest
-    ) -> RolloutInitResponse:
-        """Check an admission; anything but a valid 202 for that id is an error."""
-        route = "POST /rollout"
-        admission = self.read(
-            response, RolloutInitResponse, route, expected=202, secrets=request.secrets
+        self, response: httpx.Response, request: RolloutInitRequest, sent_at: float
+    ) -> AdmissionAnswer:
+        """Read the answer to a request for admission, alone or for a batch as a whole."""
+        try:
+            body = self._parse(response, _ADMIT, request.secrets)
+        except RolloutProtocolError as error:
+            if response.status_code == httpx.codes.ACCEPTED:
+                return Refused(error, certain=False)
+            body = None
+        retry_after = response.headers.get("Retry-After")
+        return self._answer(response.status_code, body, retry_after, request, sent_at)
+
+    def read_outcome(
+        self, outcome: dict[str, Any], request: RolloutInitRequest, sent_at: float
+    ) -> AdmissionAnswer:
+        """Read one outcome of a batch, whose ``status_code`` is one of HTTP."""
+        code = outcome["status_code"]
+        retry_after = outcome.get("retry_after_sec")
+        body = outcome.get("admission") if code == httpx.codes.ACCEPTED else outcome
+        header = None if retry_after is None else str(retry_after)
+        return self._answer(code, body, header, request, sent_at)
+
+    def _answer(
+        self,
+        status_code: int,
+        body: Any,
+        retry_after: str | None,
+        request: RolloutInitRequest,
+        sent_at: float,
+    ) -> AdmissionAnswer:
+        if status_code == httpx.codes.ACCEPTED:
+            try:
+                return Admitted(self._admission(body, request), sent_at)
+            except RolloutProtocolError as error:
+                return Refused(error, certain=False)
+        if status_code == httpx.codes.TOO_MANY_REQUESTS:
+            return Busy(retry_after)
+        detail = _detail(body)
+        certain = httpx.codes.is_client_error(status_code) or (
+            status_code == httpx.codes.SERVICE_UNAVAILABLE and bool(detail)
         )
-        _expect_id(admission.rollout_id, request.rollout_id, response, route)
+        return Refused(self._unexpected(status_code, 202, _ADMIT, detail, request.secrets), certain)
+
+    def _admission(self, body: Any, request: RolloutInitRequest) -> RolloutInitResponse:
+        admission = self._structure(body, RolloutInitResponse, 202, _ADMIT, request.secrets)
+        _expect_id(admission.rollout_id, request.rollout_id, 202, _ADMIT)
         if not _fits_header(admission.polling_lease_token):
             raise RolloutProtocolError(
-                f"{route} answered with a lease token that no header can carry", status_code=202
+                f"{_ADMIT} answered with a lease token that no header can carry", status_code=202
             )
         return admission
 
-    def read_result(
-        self, response: httpx.Response, admission: RolloutInitResponse
-    ) -> RolloutResultResponse:
-        """Check the answer to a poll; anything but a valid 200 for that id is an error."""
-        route = f"GET {_result_path(admission.rollout_id)[:_LONGEST_PATH]}"
-        result = self.read(
-            response,
-            RolloutResultResponse,
-            route,
-            expected=200,
-            secrets=(admission.polling_lease_token,),
-        )
-        if result.status is RolloutStatus.UNKNOWN:
-            raise RolloutProtocolError(f"{route} answered with status 'unknown'", status_code=200)
-        _expect_id(result.rollout_id, admission.rollout_id, response, route)
-        return result
-
-    def read(
+    def _read(
         self,
         response: httpx.Response,
         kind: type[T],
         route: str,
-        *,
-        expected: int,
         secrets: Iterable[str | None] = (),
     ) -> T:
-        """Check status and body of an answer.
+        """Check that an answer is a 200 with a body of this type.
 
         Args:
             response: The answer, read to its end.
-            kind: What its body is to be.
+            kind: The type of its body.
             route: What was asked, for the error.
-            expected: The status that it is to have.
             secrets: What an error must not repeat, besides the API key.
 
         Raises:
-            RolloutProtocolError: Either is not what it should be.
+            RolloutProtocolError: It is anything else.
         """
-        self._expect(response, expected, route, secrets)
-        try:
-            return structure(self._parse(response, route, secrets), kind)
-        except InvalidBodyError as error:
-            raise self._refuse(
-                response, f"{route} answered with an invalid body", error, secrets
-            ) from None
+        self._expect_ok(response, route, secrets)
+        return self._structure(self._parse(response, route, secrets), kind, 200, route, secrets)
 
-    def _parse(self, response: httpx.Response, route: str, secrets: Iterable[str | None]) -> Any:
+    def _expect_ok(
+        self, response: httpx.Response, route: str, secrets: Iterable[str | None] = ()
+    ) -> None:
+        if response.status_code != httpx.codes.OK:
+            try:
+                detail = _detail(parse_json(response.content))
+            except InvalidBodyError:
+                detail = ""
+            raise self._unexpected(response.status_code, 200, route, detail, secrets)
+
+    def _parse(
+        self, response: httpx.Response, route: str, secrets: Iterable[str | None] = ()
+    ) -> Any:
         try:
             return parse_json(response.content)
         except InvalidBodyError as error:
             kind = response.headers.get("Content-Type", "no content type")
             message = f"{route} answered with an invalid body ({kind[:_LONGEST_TYPE]})"
-            raise self._refuse(response, message, error, secrets) from None
+            raise self._error(response.status_code, message, str(error), secrets) from None
 
-    def _expect(
-        self, response: httpx.Response, expected: int, route: str, secrets: Iterable[str | None]
-    ) -> None:
-        if response.status_code == expected:
-            return
-        message = f"{route} answered {response.status_code}, not {expected}"
-        if response.status_code in _REDIRECTS:
-            message += " (redirects are never followed; check the url)"
-        raise self._refuse(response, message, _detail(response), secrets)
+    def _structure(
+        self, body: Any, kind: type[T], status_code: int, route: str, secrets: Iterable[str | None]
+    ) -> T:
+        try:
+            return structure(body, kind)
+        except InvalidBodyError as error:
+            message = f"{route} answered with an invalid body"
+            raise self._error(status_code, message, str(error), secrets) from None
 
-    def _refuse(
+    def _unexpected(
         self,
-        response: httpx.Response,
-        message: str,
-        detail: object,
+        status_code: int,
+        expected: int,
+        route: str,
+        detail: str,
         secrets: Iterable[str | None],
+    ) -> RolloutProtocolError:
+        message = f"{route} answered {status_code}, not {expected}"
+        if status_code in _REDIRECTS:
+            message += " (redirects are never followed; check the url)"
+        return self._error(status_code, message, detail, secrets)
+
+    def _error(
+        self, status_code: int, message: str, detail: str, secrets: Iterable[str | None]
     ) -> RolloutProtocolError:
         """Make an error of what an answer says, without any secret that it may repeat."""
         # Hidden before it is cut: half of a secret would be found by nobody.
-        said = printable(self._hide(str(detail), secrets))[:_LONGEST_DETAIL]
+        said = printable(self._hide(detail, secrets))[:_LONGEST_DETAIL]
         message = printable(self._hide(message, secrets))
         return RolloutProtocolError(
-            f"{message}: {said}" if said else message, status_code=response.status_code
+            f"{message}: {said}" if said else message, status_code=status_code
         )
 
     def _hide(self, text: str, secrets: Iterable[str | None]) -> str:
-        known = [self._api_key, *_secrets_of(self._credentials), *secrets]
+        known = [self._api_key, *secrets_of(self._credentials), *secrets]
         text = Redactor(known).text(text)
         for secret in known:
             if secret:  # a very short one, too: a shredded message is better than a key
@@ -403,47 +435,19 @@ class Wire:
         return text
 
 
-def _secrets_of(credentials: httpx.BasicAuth | None) -> list[str]:
-    """Return what a server may repeat of credentials: the password, and all of them encoded."""
-    if credentials is None:
-        return []
-    request = next(credentials.auth_flow(httpx.Request("GET", "http://localhost")))
-    encoded = request.headers["Authorization"].removeprefix("Basic ")
-    password = base64.b64decode(encoded).decode("utf-8", "replace").partition(":")[2]
-    return [encoded, password]
-
-
-def is_refusal(response: httpx.Response) -> bool:
-    """Whether an answer proves that nothing was admitted.
-
-    A 503 does if it says what a rollout server says: one of a gateway may stand for a lost answer.
-    """
-    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-        return bool(_detail(response))
-    return httpx.codes.is_client_error(response.status_code)
-
-
-def _result_path(rollout_id: str) -> str:
-    return f"/rollout/{quote(rollout_id, safe='')}/result"
-
-
 def _fits_header(value: str) -> bool:
     return value.isascii() and value.isprintable() and value == value.strip()
 
 
-def _expect_id(answered: str, asked: str, response: httpx.Response, route: str) -> None:
+def _expect_id(answered: str, asked: str, status_code: int, route: str) -> None:
     if answered != asked:
         raise RolloutProtocolError(
-            f"{route} answered for a different rollout_id", status_code=response.status_code
+            f"{route} answered for a different rollout_id", status_code=status_code
         )
 
 
-def _detail(response: httpx.Response) -> str:
+def _detail(body: Any) -> str:
     """Read what a refusal says. Of a list only places and messages: inputs may be secrets."""
-    try:
-        body = parse_json(response.content)
-    except InvalidBodyError:
-        return ""
     detail = body.get("detail") if isinstance(body, dict) else None
     if isinstance(detail, list):
         lines = [

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import attrs
 from attrs import field, frozen
 
-from rollout.client.wire import check_url
+from rollout.client.http import check_url
 from rollout.codec import converter, structure
 from rollout.errors import (
     EvaluationError,

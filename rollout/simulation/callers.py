@@ -15,8 +15,10 @@ import trio
 from attrs import evolve, frozen
 
 from rollout.client import RolloutClient, RolloutHandle, RolloutHandleCancelled
-from rollout.client.polling import Admission, Poller, SingleAdmitter, admit
-from rollout.errors import RolloutError
+from rollout.client.admission import admit
+from rollout.client.polling import Poller
+from rollout.client.wire import Admitted
+from rollout.errors import RolloutError, RolloutProtocolError
 from rollout.rules import SeenState
 from rollout.simulation.bulk_callers import BulkCaller
 from rollout.simulation.workload import Caller, RolloutPlan
@@ -116,32 +118,31 @@ class _Caller:
         self.tell("has-handle")
         return handle
 
-    async def admission(self) -> Admission:
+    async def admission(self) -> Admitted:
         """Return an admission that nobody polls yet."""
         request = RolloutInitRequest(**self.plan.arguments())
         if self.feed:
             # Nobody is going to follow it through a feed.
-            wire = self.client._wire  # noqa: SLF001
-            return await admit(SingleAdmitter(wire), request, timeout_sec=None)
+            return await admit(self.client._wire.admit, request, timeout_sec=None)  # noqa: SLF001
         return await self.client._admit(request)  # noqa: SLF001 - two processes share a token
 
-    async def poll(self, admission: Admission) -> None:
+    async def poll(self, admitted: Admitted) -> None:
         """Poll with the first client."""
-        poller = Poller(self.client._wire, admission, self.saw)  # noqa: SLF001
+        poller = Poller(self.client._wire, admitted, self.saw)  # noqa: SLF001
         self.got(await poller.run())
 
-    async def take_over(self, admission: Admission) -> None:
+    async def take_over(self, admitted: Admitted) -> None:
         """Poll with the second client, which was handed the token by the first."""
-        deadline = admission.lease_deadline - self.world.trace.started
+        deadline = admitted.lease_deadline - self.world.trace.started
         self.tell("takes-over", client=2, deadline=deadline)
 
         def saw(result: RolloutResultResponse) -> None:
             self.saw(result, client=2)
 
-        poller = Poller(self.second._wire, evolve(admission), saw)  # noqa: SLF001
+        poller = Poller(self.second._wire, admitted, saw)  # noqa: SLF001
         self.got(await poller.run(), client=2)
 
-    async def intrude(self, admission: Admission) -> None:
+    async def intrude(self, admitted: Admitted) -> None:
         """Poll with a wrong token, and with that of another rollout, until the time is up."""
         wire = self.second._wire  # noqa: SLF001
         over = trio.current_time() + self.plan.caller_sec
@@ -151,14 +152,16 @@ class _Caller:
             token = _WRONG_TOKEN
             if number % 2:
                 token = self.world.transport.token_of_another(self.plan.rollout_id) or token
-            response = evolve(admission.response, polling_lease_token=token)
+            response = evolve(admitted.response, polling_lease_token=token)
             self.tell("takes-over", client=2)
             try:
-                answer = await wire.result(response, seen=SeenState(), timeout_sec=40)
+                await wire.result(response, seen=SeenState(), timeout_sec=40)
             except httpx.TransportError:
                 self.tell("intrusion-failed", client=2)
+            except RolloutProtocolError as error:
+                self.tell("intruded", client=2, status=error.status_code)
             else:
-                self.tell("intruded", client=2, status=answer.status_code)
+                self.tell("intruded", client=2, status=200)
             await trio.sleep(min(_SEC_BETWEEN_INTRUSIONS, max(0, over - trio.current_time())))
 
 

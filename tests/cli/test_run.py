@@ -13,6 +13,7 @@ from cli.harness import SERVER_KEY, command_line, environment
 from support import fresh_id
 
 from rollout.cli.view import PhaseView
+from rollout.client.wire import Busy
 from rollout.types import RolloutStatus
 
 CHAT = ("--chat-url", "http://127.0.0.1:9/v1")
@@ -143,12 +144,12 @@ def test_unreachable_server(cli):
 
 
 def test_a_server_without_room_is_spoken_of_on_stderr(cli, server, monkeypatch):
-    async def full(self, body):
+    async def full(self, request, body, on_sent):
         await trio.lowlevel.checkpoint()
-        return httpx.Response(429, json={"detail": "full"}, headers={"Retry-After": "0.05"})
+        return Busy("0.05")
 
     monkeypatch.setattr("rollout.client.wire.Wire.admit", full)
-    monkeypatch.setattr("rollout.client.polling._BUSY_SEC", 0.1)
+    monkeypatch.setattr("rollout.client.admission._BUSY_SEC", 0.1)
     result = cli(
         "run", server, *CHAT, "-m", "a", "--id", "here", "--admission-timeout-sec", "0.3", "--json"
     )

@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.client import RolloutClient
-from rollout.client.polling import Admission, Poller
-from rollout.client.wire import Wire
+from rollout.client.polling import Poller
+from rollout.client.wire import Admitted, Wire
 from rollout.rules import is_terminal, may_follow
 from rollout.types import RolloutInitResponse, RolloutResultResponse, RolloutStatus
 
@@ -198,7 +198,7 @@ def test_whatever_a_server_says_observers_only_see_progress(answers):
             polling_lease_timeout_sec=120,
         )
         wire = Wire(URL, httpx.AsyncClient(transport=server))
-        return await Poller(wire, Admission(admission, 120.0), observed.append).run()
+        return await Poller(wire, Admitted(admission, 0.0), observed.append).run()
 
     terminal = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert terminal is observed[-1]

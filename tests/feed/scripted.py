@@ -171,17 +171,17 @@ async def client_of(server: httpx.AsyncBaseTransport, **options: Any) -> Any:
             httpx.AsyncClient(transport=server) as http,
             RolloutClient(url=URL, http_client=http, **options) as client,
         ):
-            link = client._link
+            extensions = client._extensions
             yield client
-    assert_empty(link)
+    assert_empty(extensions)
 
 
-def assert_empty(link: Any) -> None:
+def assert_empty(extensions: Any) -> None:
     """Nobody is followed, expected or queued."""
-    assert not link._feed._followed
-    assert not link._feed._missing
-    assert not link._feed._expected
-    assert not link._batcher._queue
+    assert not extensions._feed._followed
+    assert not extensions._feed._missing
+    assert not extensions._feed._expected
+    assert not extensions._batcher._queue
 
 
 async def run(client: RolloutClient, rollout_id: str = "r", **fields: Any) -> Any:

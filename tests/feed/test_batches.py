@@ -28,8 +28,10 @@ from rollout.client import (
     RolloutClientClosedError,
     RolloutProtocolError,
 )
-from rollout.client.batching import AdmissionBatcher, _Batch, _distribute, _Item
-from rollout.types import RolloutStatus
+from rollout.client.batching import AdmissionBatcher, _Batch, _Item
+from rollout.client.feed import Expectation
+from rollout.client.wire import Admitted, Busy, Refused, Wire
+from rollout.types import RolloutInitRequest, RolloutStatus
 
 
 async def silence(_):
@@ -268,15 +270,29 @@ async def test_a_body_that_is_none_is_an_error_for_each(content, autojump_clock)
     assert {str(error) for error in into.values()} == {f"{BATCH} answered with an invalid body"}
 
 
+def item_of(body=b"", on_sent=list):
+    request = RolloutInitRequest(
+        rollout_id="a", initial_messages=[], chat_completions_url="http://chat/v1"
+    )
+    return _Item(request, body, on_sent, Expectation("a"))
+
+
 @pytest.mark.parametrize(("attached", "feed"), [(True, "f"), (False, None), (None, None)])
-def test_an_outcome_says_when_it_was_asked_for_and_which_feed_reports_it(attached, feed):
+def test_an_answer_says_when_it_was_asked_for_and_which_feed_reports_it(attached, feed):
     outcomes = [{"status_code": 202, "admission": ADMISSION}, {"status_code": 429}]
-    items = [_Item(b"", list), _Item(b"", list)]
-    _distribute(json_answer(200, {"outcomes": outcomes, "attached": attached}), items, 3.0, "f")
-    assert [(item.outcome.sent_at, item.outcome.feed) for item in items] == [(3.0, feed)] * 2
-    assert "retry-after" not in items[1].outcome.response.headers
-    _distribute(json_answer(503, {"detail": "no"}), items, 4.0, "f")
-    assert [(item.outcome.sent_at, item.outcome.feed) for item in items] == [(4.0, None)] * 2
+    batcher = AdmissionBatcher(Wire("http://x", httpx.AsyncClient()), None)
+    items = [item_of(), item_of()]
+    answer = json_answer(200, {"outcomes": outcomes, "attached": attached})
+    batcher._distribute(answer, items, 3.0, "f")
+    assert isinstance(items[0].answer, Admitted)
+    assert items[0].answer.sent_at == 3.0
+    assert items[1].answer == Busy(None)
+    assert [item.expectation.lease for item in items] == ["t", None]
+    assert [item.expectation.feed for item in items] == [feed, None]
+    items = [item_of(), item_of()]
+    batcher._distribute(json_answer(503, {"detail": "no"}), items, 4.0, "f")
+    assert all(isinstance(item.answer, Refused) and item.answer.certain for item in items)
+    assert [item.expectation.feed for item in items] == [None] * 2
 
 
 @pytest.mark.parametrize(("sizes", "fit"), [([1, 1, 1, 1], 3), ([9, 1, 1], 2)])
@@ -284,7 +300,7 @@ def test_a_batch_takes_those_who_came_first_up_to_its_bounds(sizes, fit, monkeyp
     monkeypatch.setattr("rollout.client.batching._MOST", 3)
     monkeypatch.setattr("rollout.client.batching._MOST_BYTES", 10)
     batcher, sent = AdmissionBatcher(None, None), []
-    items = [_Item(b"x" * size, partial(sent.append, n)) for n, size in enumerate(sizes)]
+    items = [item_of(b"x" * size, partial(sent.append, n)) for n, size in enumerate(sizes)]
     batcher._queue.update(dict.fromkeys(items))
     batch = batcher._take()
     assert batch.items == items[:fit]

@@ -40,8 +40,8 @@ async def test_five_hundred_rollouts_take_a_handful_of_requests():
                 nursery.start_soon(one, n)
         assert {(r.status, r.sample.reward) for r in results} == {("success", 1.0)}
         assert len({r.rollout_id for r in results}) == 500
-        assert client._link._feed.token is not None
-        assert_empty(client._link)
+        assert client._extensions._feed.token is not None
+        assert_empty(client._extensions)
 
 
 async def test_no_single_poll_where_a_feed_works(autojump_clock):
@@ -115,7 +115,7 @@ async def test_feeds_that_break_all_the_time_lose_nothing(autojump_clock):
         assert {(r.status, r.sample.reward) for r in results} == {("success", 1.0)}
         assert len(results) == 200
         assert transport.count("POST /rollouts/feed") > 20
-        assert_empty(client._link)
+        assert_empty(client._extensions)
         nursery.cancel_scope.cancel()
 
 

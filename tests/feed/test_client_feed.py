@@ -27,8 +27,9 @@ from feed.scripted import (
 )
 
 from rollout.client import RolloutProtocolError
-from rollout.client.followed import Expectation, Followed
-from rollout.client.polling import Admission, Poller
+from rollout.client.feed import Expectation, Followed
+from rollout.client.polling import Poller
+from rollout.client.wire import Admitted
 from rollout.rules.retry import FailureKind
 from rollout.types import RolloutInitResponse, RolloutResultResponse, RolloutStatus
 
@@ -52,18 +53,18 @@ def test_an_early_line_counts_if_the_feed_that_the_rollout_is_attached_to_said_i
         for status in ("running", "success")
     )
     expectation = Expectation("r")
-    expectation.hear(running, None)
-    assert expectation.news() is None
+    expectation.record(running, None)
+    assert expectation.early_result() is None
     expectation.feed = "f"
-    expectation.hear(running, "f")
-    assert expectation.news() is running
-    expectation.hear(success, "f")
-    expectation.hear(running, "f")
-    assert expectation.news() is success
-    expectation.hear(running, "g")
-    assert expectation.news() is None
+    expectation.record(running, "f")
+    assert expectation.early_result() is running
+    expectation.record(success, "f")
+    expectation.record(running, "f")
+    assert expectation.early_result() is success
+    expectation.record(running, "g")
+    assert expectation.early_result() is None
     expectation.feed = "g"
-    assert expectation.news() is running
+    assert expectation.early_result() is running
 
 
 def test_a_feed_may_be_tried_while_a_full_request_fits_into_the_lease():
@@ -74,13 +75,13 @@ def test_a_feed_may_be_tried_while_a_full_request_fits_into_the_lease():
         result_wait_timeout_sec=30,
         polling_lease_timeout_sec=120,
     )
-    followed = Followed(Poller(None, Admission(admission, 120.0), print))
+    followed = Followed(Poller(None, Admitted(admission, 0.0), print))
     assert followed.may_try(1000.0)  # nothing has failed yet
     assert followed.delay_after(FailureKind.TRANSPORT, 0.0) == 0.1
     assert [followed.may_try(now) for now in (79.5, 80.0)] == [True, False]
     for sent_at, deadline in ((-1.0, 120.0), (10.0, 130.0), (5.0, 130.0)):
         followed.renewed(sent_at)
-        assert followed.poller.admission.lease_deadline == deadline
+        assert followed.poller.lease_deadline == deadline
 
 
 @pytest.mark.parametrize("extensions", [[], ["something-else"]])
@@ -506,7 +507,7 @@ async def test_a_caller_that_is_cancelled_leaves_nothing_behind(seconds, autojum
         batches=[slow],
     )
     async with client_of(server) as client:
-        link = client._link
+        extensions = client._extensions
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, client, "a")
             await trio.testing.wait_all_tasks_blocked()
@@ -515,8 +516,8 @@ async def test_a_caller_that_is_cancelled_leaves_nothing_behind(seconds, autojum
             await trio.sleep(seconds)
             nursery.cancel_scope.cancel()
         await trio.sleep(200)
-        assert_empty(link)
-        assert link._feed.token is None  # the feed went, and their leases with it
+        assert_empty(extensions)
+        assert extensions._feed.token is None  # the feed went, and their leases with it
         last = max(server.times(FEED))
         assert max(server.times(RENEW), default=0) <= seconds + 30
         assert last <= seconds + 31
@@ -559,11 +560,10 @@ async def test_no_secret_shows(autojump_clock, log_lines):
         handle = await start(client, llm_api_key="the-llm-key")
         other = await start(client, "s", llm_api_key="the-llm-key")
         await trio.sleep(0.5)
-        link = client._link
-        (followed, *_) = link._feed._followed.values()
-        shown = "".join(
-            map(repr, (handle, other, link, link._feed, link._batcher, followed, client))
-        )
+        extensions = client._extensions
+        feed, batcher = extensions._feed, extensions._batcher
+        (followed, *_) = feed._followed.values()
+        shown = "".join(map(repr, (handle, other, extensions, feed, batcher, followed, client)))
         handle.cancel()
         server.feeds[:] = [broken()]
         with pytest.raises(httpx.RemoteProtocolError) as caught:

@@ -50,8 +50,8 @@ def an_answer_confirms_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def poll(honest, poller):
         result = await honest(poller)
-        lease = poller.admission.response.polling_lease_timeout_sec
-        poller.admission.lease_deadline = trio.current_time() + lease
+        lease = poller.admission.polling_lease_timeout_sec
+        poller.lease_deadline = trio.current_time() + lease
         return result
 
     wrap(monkeypatch, Poller, "_poll", poll)

@@ -21,9 +21,8 @@ import rollout.cli.simulate
 import rollout.simulation.run
 from rollout.cli.seeds import run_seed
 from rollout.client.batching import AdmissionBatcher
-from rollout.client.feed import ResultFeed
-from rollout.client.followed import Followed
-from rollout.client.wire import Wire
+from rollout.client.feed import Followed, ResultFeed
+from rollout.client.wire import Admitted, Wire
 from rollout.rules import SeenState
 from rollout.server.feed import Feed, FeedHub
 from rollout.server.registry import RolloutRegistry
@@ -518,9 +517,11 @@ def an_open_feed_counts_from_its_first_line(monkeypatch: pytest.MonkeyPatch) -> 
 def a_batch_counts_from_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is believed to hold from the moment when the answer to a batch came."""
 
-    async def admit(honest, batcher, body, on_sent):
-        outcome = await honest(batcher, body, on_sent)
-        return outcome and evolve(outcome, sent_at=trio.current_time())
+    async def admit(honest, batcher, *args):
+        answer = await honest(batcher, *args)
+        if isinstance(answer, Admitted):
+            answer = evolve(answer, sent_at=trio.current_time())
+        return answer
 
     wrap(monkeypatch, AdmissionBatcher, "admit", admit)
 

@@ -20,8 +20,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from rollout.client.polling import Admission, Poller
-from rollout.client.wire import Wire
+from rollout.client.polling import Poller
+from rollout.client.wire import Admitted, Wire
 from rollout.errors import RolloutProtocolError
 from rollout.rules import ResultRetrySchedule
 from rollout.rules.retry import FailureKind
@@ -266,12 +266,13 @@ async def poll(clock, script, lease_left):
     deadline = trio.current_time() + lease_left
     failure = None
     async with httpx.AsyncClient(transport=transport) as http:
-        poller = Poller(Wire("http://test", http), Admission(ADMISSION, deadline), lambda _: None)
+        poller = Poller(Wire("http://test", http), Admitted(ADMISSION, 0.0), lambda _: None)
+        poller.lease_deadline = deadline
         try:
             await poller.run()
         except (httpx.TransportError, RolloutProtocolError) as error:
             failure = error
-    return transport, failure, poller.admission.lease_deadline, trio.current_time()
+    return transport, failure, poller.lease_deadline, trio.current_time()
 
 
 def run_poll(clock, script, lease_left):
