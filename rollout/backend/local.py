@@ -26,7 +26,7 @@ from rollout.backend.failures import (
     source_of,
 )
 from rollout.backend.references import class_with, config_of
-from rollout.backend.saving import FinishedRollout, settle_end
+from rollout.backend.saving import RolloutFiles, settle_end
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import (
     AgentWorkflowContext,
@@ -152,7 +152,7 @@ class LocalBackend(SlotBackend):
         if not self.artifacts.keeps:
             return
         end = await settle_end(context, outcome)
-        finished = FinishedRollout(
+        files = RolloutFiles(
             request=request,
             outcome=outcome,
             end=end,
@@ -162,7 +162,7 @@ class LocalBackend(SlotBackend):
             info=context.info,
             unfinished=await _unfinished_sample(outcome, context),
         )
-        await self.artifacts.save(request.id, finished.files)
+        await self.artifacts.save(request.id, files.contents)
 
     async def _execute(
         self, request: ExecutionRequest, execution: Execution, context: RolloutContext

@@ -1,4 +1,4 @@
-"""What stays of a rollout on disk: its trajectory, and a note on how it went."""
+"""The files that are kept of a rollout: its trajectory, and diagnostics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["DIAGNOSTICS", "TRAJECTORY", "FinishedRollout", "settle_end"]
+__all__ = ["DIAGNOSTICS", "TRAJECTORY", "RolloutFiles", "settle_end"]
 
 logger = get_logger(__name__)
 
@@ -41,8 +41,8 @@ async def settle_end(context: RolloutContext, outcome: ExecutionOutcome) -> Roll
 
 
 @frozen(kw_only=True)
-class FinishedRollout:
-    """A rollout that has ended, and everything that is kept of it.
+class RolloutFiles:
+    """The files that are kept of a rollout that has ended.
 
     Attributes:
         request: What was asked for.
@@ -69,8 +69,8 @@ class FinishedRollout:
     diagnostics: Mapping[str, Any] = field(factory=dict)
     unfinished: RolloutSample | None = field(default=None, repr=False)
 
-    def files(self) -> dict[str, bytes | None]:
-        """Make the contents of its files by name; ``None`` for one that is not to exist.
+    def contents(self) -> dict[str, bytes | None]:
+        """Make the contents of the files by name; ``None`` for one that is not to exist.
 
         Blocking; takes as long as its messages are many.
         """

@@ -16,7 +16,7 @@ from rollout import (
     RolloutSample,
     RolloutStatus,
 )
-from rollout.backend.saving import FinishedRollout
+from rollout.backend.saving import RolloutFiles
 
 PROMPT = [{"role": "user", "content": "hi"}]
 GRADED = RolloutSample(messages=[*PROMPT, {"role": "assistant", "content": "yes"}], reward=1.0)
@@ -26,7 +26,7 @@ def finished(workflow, grader=None, **fields):
     outcome = ExecutionOutcome(workflow=workflow, grader=grader)
     started = fields.pop("agent_started_at", datetime(2030, 1, 2, tzinfo=UTC))
     end = RolloutContext(rollout_id="r").settle(outcome)
-    return FinishedRollout(
+    return RolloutFiles(
         request=ExecutionRequest(id="r", prompt=PROMPT, label="L"),
         outcome=outcome,
         end=evolve(end, agent_started_at=started),
@@ -39,7 +39,7 @@ def finished(workflow, grader=None, **fields):
 
 
 def files(*args, **fields):
-    made = finished(*args, **fields).files()
+    made = finished(*args, **fields).contents()
     assert made.keys() == {"trajectory.json", "diagnostics.json"}
     return tuple(None if data is None else json.loads(data) for data in made.values())
 

@@ -32,7 +32,7 @@ from rollout.backend.harbor.result.trajectories import Adoption, adopt_trajector
 from rollout.backend.harbor.trial.limits import StopWatch
 from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.backend.harbor.trial.workspaces import remove_workspace
-from rollout.backend.saving import FinishedRollout
+from rollout.backend.saving import RolloutFiles
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,
@@ -278,7 +278,7 @@ async def save_outcome(
         timings: Seconds by name.
         secrets: What is never kept.
     """
-    finished = FinishedRollout(
+    files = RolloutFiles(
         request=request,
         outcome=outcome,
         phase=phase,
@@ -288,4 +288,4 @@ async def save_outcome(
         document=settled.document,
         diagnostics=settled.diagnostics,
     )
-    await store.save(request.id, finished.files)
+    await store.save(request.id, files.contents)
