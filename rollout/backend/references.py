@@ -1,17 +1,50 @@
-"""Read what a backend is given for a class or a config: the object, or ``"module:attr"``."""
+"""Objects, classes and configs that are given as they are or named as ``"module:attr"``."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from functools import reduce
 from typing import Any, TypeVar
 
-from rollout.backend.imports import resolve_object
 from rollout.errors import BackendConfigurationError
 from rollout.types import BaseConfig
 
-__all__ = ["class_with", "config_of"]
+__all__ = ["class_with", "config_of", "resolve_object"]
 
 TBaseConfig = TypeVar("TBaseConfig", bound=BaseConfig)
+
+
+def resolve_object(reference: Any, *, name: str) -> Any:
+    """Return the object that a ``"module:attr"`` string names; anything else as it is.
+
+    Args:
+        reference: The string, or the object itself.
+        name: The parameter that it was given for, for the message.
+
+    Raises:
+        BackendConfigurationError: The string has another form, the module cannot be found or
+            has no such attribute. An error inside the module passes through.
+    """
+    if not isinstance(reference, str):
+        return reference
+    module_name, colon, path = reference.partition(":")
+    if not colon or not all(map(str.isidentifier, module_name.split(".") + path.split("."))):
+        raise BackendConfigurationError(
+            f"{name} must be an object or 'module:attr', not {reference!r}"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise BackendConfigurationError(f"{name}: there is no module {error.name!r}") from error
+        raise
+    try:
+        return reduce(getattr, path.split("."), module)
+    except AttributeError:
+        raise BackendConfigurationError(
+            f"{name}: module {module_name!r} has no attribute {path!r}"
+        ) from None
 
 
 def class_with(method: str, reference: Any, name: str) -> type:
@@ -23,7 +56,7 @@ def class_with(method: str, reference: Any, name: str) -> type:
         name: The parameter that it was given for, for the message.
 
     Raises:
-        BackendConfigurationError: It is no class with that method, or it is abstract.
+        BackendConfigurationError: It is not a class with that method, or it is abstract.
     """
     cls = resolve_object(reference, name=name)
     if not isinstance(cls, type) or not callable(getattr(cls, method, None)):

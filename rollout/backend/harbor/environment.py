@@ -9,7 +9,7 @@ from typing import Any
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.opensandbox import OPENSANDBOX_IMPORT_PATH, with_defaults
 from rollout.backend.harbor.validation import has_harbor, problems_of
-from rollout.backend.imports import resolve_object
+from rollout.backend.references import resolve_object
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["NAMESPACE", "EnvironmentSpec", "secrets_in"]

@@ -18,8 +18,7 @@ from rollout.backend.harbor.inside.bundle import Bundle, make_bundle
 from rollout.backend.harbor.inside.handback import read_handback
 from rollout.backend.harbor.inside.payload import dump_config, load_config, make_payload
 from rollout.backend.harbor.trial.plan import TrialPlan
-from rollout.backend.imports import resolve_object
-from rollout.backend.references import class_with, config_of
+from rollout.backend.references import class_with, config_of, resolve_object
 from rollout.errors import BackendConfigurationError
 from rollout.types import AgentWorkflowConfig, RolloutSample
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from rollout.backend.imports import resolve_object
+from rollout.backend.references import resolve_object
 from rollout.codec import dump_json
 from rollout.errors import BackendConfigurationError
 from rollout.types import BaseConfig, ConcurrencyConfig, ExecutionRequest
