@@ -55,7 +55,7 @@ async def await_with_alarms(
         watch = _Watch()
         _current_watch.set(watch)
         trio.lowlevel.add_instrument(watch)
-    owner = watch.running = _Owner(fail)
+    owner = _Owner(fail)
     _owner.set(owner)  # for the tasks that the code starts, too
     try:
         return await coroutine
@@ -65,24 +65,15 @@ async def await_with_alarms(
 
 
 class _Watch(trio.abc.Instrument):
-    """Looks after each step of user code whether that has set a handler.
-
-    Attributes:
-        running: Whose step is under way.
-    """
+    """Looks after each step of user code whether that has set a handler."""
 
     def __init__(self) -> None:
-        self.running: _Owner | None = None
         self._before = signal.getsignal(_ALARM)
 
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.running = task.context.get(_owner)
-
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        del task
-        if self.running is not None:
-            self.wrap_handler(self.running)
-            self.running = None
+        owner = task.context.get(_owner)
+        if owner is not None:
+            self.wrap_handler(owner)
 
     def wrap_handler(self, owner: _Owner) -> None:
         """Wrap the handler that *owner* has set, or takes over from a call that has ended."""
@@ -94,7 +85,7 @@ class _Watch(trio.abc.Instrument):
         elif handler is self._before:
             return
         if callable(handler):
-            signal.signal(_ALARM, _Handler(self, owner, handler))
+            signal.signal(_ALARM, _Handler(owner, handler))
 
 
 _current_watch: trio.lowlevel.RunVar[_Watch | None] = trio.lowlevel.RunVar("alarms", default=None)
@@ -104,7 +95,6 @@ _current_watch: trio.lowlevel.RunVar[_Watch | None] = trio.lowlevel.RunVar("alar
 class _Handler:
     """A signal handler that user code has set, and whose it is."""
 
-    watch: _Watch
     owner: _Owner
     original: Callable[[int, FrameType | None], Any]
 
@@ -112,6 +102,14 @@ class _Handler:
         try:
             self.original(number, frame)
         except BaseException as error:
-            if self.watch.running is self.owner and not self.owner.over:
+            if _running() is self.owner and not self.owner.over:
                 raise
             self.owner.token.run_sync_soon(self.owner.fail, error)
+
+
+def _running() -> _Owner | None:
+    """Return whose step is under way."""
+    try:
+        return trio.lowlevel.current_task().context.get(_owner)
+    except RuntimeError:  # between two steps
+        return None

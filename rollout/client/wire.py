@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -284,7 +285,7 @@ class Wire:
         more = {} if content is None else {"Content-Type": "application/json"}
         request = self.http.build_request(
             method,
-            f"{self.url}{path}",
+            _parsed(f"{self.url}{path}"),
             content=content,
             headers={**(headers or {}), **more},
             timeout=httpx.USE_CLIENT_DEFAULT if timeout_sec is None else timeout_sec,
@@ -433,6 +434,12 @@ class Wire:
             if secret:  # a very short one, too: a shredded message is better than a key
                 text = text.replace(secret, "[redacted]")
         return text
+
+
+@lru_cache(maxsize=1024)
+def _parsed(url: str) -> httpx.URL:
+    """Parse a URL; a client asks for the same ones again and again."""
+    return httpx.URL(url)
 
 
 def _fits_header(value: str) -> bool:

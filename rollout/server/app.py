@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import trio
 from quart import Request, Response, Websocket, request, websocket
+from quart.routing import QuartRule
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
@@ -110,6 +111,16 @@ class _Lifespan(TrioASGILifespan):
             await send({"type": "lifespan.shutdown.complete"})
 
 
+class _Route(QuartRule):
+    """A route that compiles what builds its URLs only when one is built, which takes long."""
+
+    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        def build(this: _Route, **values: Any) -> tuple[str, str]:
+            return super()._compile_builder(append_unknown)(this, **values)
+
+        return build
+
+
 class RolloutServer(QuartTrio):
     """The application that `create_rollout_server` returns.
 
@@ -125,6 +136,7 @@ class RolloutServer(QuartTrio):
     asgi_http_class = RolloutHTTPConnection
     asgi_lifespan_class = _Lifespan
     request_class = RolloutRequest
+    url_rule_class = _Route  # type: ignore[assignment]
 
     def __init__(
         self, *, backend: ExecutionBackend, registry: RolloutRegistry, lifespan: Lifespan | None

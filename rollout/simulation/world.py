@@ -60,6 +60,13 @@ class ServerOptions:
     shutdown: ShutdownBudget = field(factory=ShutdownBudget)
 
 
+class _NoCookies(httpx.Cookies):
+    """Reads no cookies out of answers, which takes long; the server sets none."""
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Leave the answer unread."""
+
+
 @define(eq=False)
 class SimulatedWorld:
     """What a scenario gets: a server, clients that reach it through faults, and the trace.
@@ -102,8 +109,11 @@ class SimulatedWorld:
             options: As for `RolloutClient`, without ``url`` and ``http_client``.
         """
         default = self.transport.with_feed() if feed else self.transport
+        http = httpx.AsyncClient(transport=transport or default)
+        if isinstance(http._transport, SimulatedTransport):  # noqa: SLF001
+            http._cookies = _NoCookies()  # noqa: SLF001
         async with (
-            httpx.AsyncClient(transport=transport or default) as http,
+            http,
             RolloutClient(url=self.url, http_client=http, **options) as client,
         ):
             yield client
