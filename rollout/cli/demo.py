@@ -21,9 +21,8 @@ from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line, print_json
 from rollout.demo import DemoPlan, DemoReport, run_demo
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
-from rollout.demo.groups import Groups
 from rollout.demo.model import SMOLLM2, RealModel, find_weights
-from rollout.demo.report import percentile
+from rollout.demo.report import Groups
 from rollout.types import RolloutStatus
 
 __all__ = ["command"]
@@ -224,7 +223,7 @@ def _figures(plan: DemoPlan, report: DemoReport) -> dict[str, Any]:
         figures |= {
             "right": report.right,
             "completion_tokens": report.completion_tokens,
-            "tokens_per_sec": report.tokens_per_sec,
+            "tokens_per_sec": report.per_sec(report.completion_tokens),
             "temperature": plan.model.temperature,
         }
     else:
@@ -235,7 +234,7 @@ def _figures(plan: DemoPlan, report: DemoReport) -> dict[str, Any]:
 async def _run(plan: DemoPlan, report: DemoReport, progress: _LiveProgress) -> None:
     async with interrupts() as signals:
         with signals.work, progress:
-            await run_demo(plan, report, progress)
+            await run_demo(plan, report, progress.changed)
             return
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     raise interrupted(
@@ -289,11 +288,11 @@ def _print_table(plan: DemoPlan, report: DemoReport) -> None:
     if report.groups is not None:
         _add_groups(table, report.groups)
     table.add_section()
-    table.add_row("latency p50", _figure(percentile(report.latencies, 0.5), ".3f", " s"))
-    table.add_row("latency p95", _figure(percentile(report.latencies, 0.95), ".3f", " s"))
-    table.add_row("rollouts per second", _figure(report.rollouts_per_sec, ".1f"))
+    table.add_row("latency p50", _figure(report.latency_sec(0.5), ".3f", " s"))
+    table.add_row("latency p95", _figure(report.latency_sec(0.95), ".3f", " s"))
+    table.add_row("rollouts per second", _figure(report.per_sec(report.finished), ".1f"))
     if isinstance(plan.model, RealModel):
-        table.add_row("tokens per second", _figure(report.tokens_per_sec, ".1f"))
+        table.add_row("tokens per second", _figure(report.per_sec(report.completion_tokens), ".1f"))
     table.add_row("elapsed", _figure(report.elapsed_sec, ".2f", " s"))
     console.print(table)
     console.print(_about(plan), style="dim")

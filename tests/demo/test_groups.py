@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rollout.demo import DemoPlan
 from rollout.demo.arithmetic import ScriptedModel, last_number, make_sums
-from rollout.demo.groups import Groups
 from rollout.demo.model import RealModel
-from rollout.demo.tool_call import PREAMBLE, RESPONSE_FORMAT, answer_of, as_tool_call
+from rollout.demo.report import Groups
+from rollout.demo.server import PREAMBLE, RESPONSE_FORMAT, answer_of, as_tool_call
 from rollout.errors import InvalidFieldError
 
 
