@@ -12,21 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from rollout.sandbox import processes
-from rollout.sandbox.errors import NamespaceStartError
-from rollout.sandbox.holder import Holder, find_tools
-from rollout.sandbox.sandbox import Sandbox
+from rollout.sandbox import NamespaceStartError, Sandbox, check_system
+from rollout.sandbox._init_process import InitProcess
+from rollout.sandbox._process_tree import pid_namespace
 
 
 @functools.cache
 def why_not():
     """Why there can be no sandbox on this machine, `None` if there can."""
     try:
-        tools = find_tools()
+        check_system()
     except NamespaceStartError as error:
         return str(error)
     rights = ["--user", "--map-root-user"] if not is_root() else []
-    command = [tools["unshare"], *rights, "--mount", "--pid", "--fork", "true"]
+    command = ["unshare", *rights, "--mount", "--pid", "--fork", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else f"no namespaces here: {done.stderr.strip()}"
 
@@ -56,7 +55,7 @@ def children():
 
 def inside(numbers):
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [pid for pid in pids if processes.pid_namespace(pid) in numbers]
+    return [pid for pid in pids if pid_namespace(pid) in numbers]
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +64,15 @@ def nothing_left(monkeypatch, tmp_path_factory):
     numbers = set()
     # The kernel gives the number of a namespace that is gone to the next one, anybody's.
     held = []
-    start = Holder.start.__func__
+    start = InitProcess.start.__func__
 
     async def recorded(cls, *args, **kwargs):
-        holder = await start(cls, *args, **kwargs)
-        held.append(os.dup(holder.namespaces["pid"]))
-        numbers.add(holder.pid_namespace)
-        return holder
+        first = await start(cls, *args, **kwargs)
+        held.append(os.dup(first.namespaces["pid"]))
+        numbers.add(first.pid_namespace)
+        return first
 
-    monkeypatch.setattr(Holder, "start", classmethod(recorded))
+    monkeypatch.setattr(InitProcess, "start", classmethod(recorded))
     # Where nobody else makes sandboxes at the same time.
     own = tmp_path_factory.mktemp("sandboxes")
     monkeypatch.setattr(tempfile, "tempdir", str(own))
@@ -90,16 +89,13 @@ def nothing_left(monkeypatch, tmp_path_factory):
 
 @pytest.fixture
 def sandbox(namespaces):
-    """Opens a started sandbox: `async with sandbox() as box`."""
+    """Opens a sandbox with two folders more: `async with sandbox() as box`."""
 
     @contextlib.asynccontextmanager
     async def opened(**options):
-        box = Sandbox(**options)
-        await box.start()
-        try:
+        async with Sandbox(**options) as box:
+            await says(box, "mkdir -p /app /tests")
             yield box
-        finally:
-            await box.stop()
 
     return opened
 
@@ -139,7 +135,7 @@ def others(box_numbers):
     number, first = box_numbers
     found = []
     for path in Path("/proc").iterdir():
-        if not path.name.isdecimal() or processes.pid_namespace(int(path.name)) != number:
+        if not path.name.isdecimal() or pid_namespace(int(path.name)) != number:
             continue
         with contextlib.suppress(OSError):
             line = (path / "stat").read_text()

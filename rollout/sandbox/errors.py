@@ -1,4 +1,4 @@
-"""What goes wrong with a sandbox of namespaces."""
+"""Errors of sandboxes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = [
 
 
 class NamespaceError(RolloutError, RuntimeError):
-    """A sandbox of namespaces could not do what it was asked for, or has ended."""
+    """A sandbox could not do what it was asked for, or has ended."""
 
 
 class NamespaceStartError(NamespaceError):
-    """The namespaces could not be set up; the message says what the system lacks."""
+    """A sandbox could not be started; the message says what the system lacks."""
 
 
 class CommandTimeoutError(NamespaceError):
     """A command ran past its time and was killed, with all that it had started.
 
-    Deliberately no `TimeoutError`: Harbor would take that for the timeout of the whole phase.
+    Not a `TimeoutError`, which Harbor would take for the timeout of the whole phase.
     """
 
 

@@ -7,10 +7,7 @@ import asyncio
 import pytest
 from sandbox_support import bash, others, says, until
 
-from rollout.sandbox.errors import (
-    CommandTimeoutError,
-    NamespaceError,
-)
+from rollout.sandbox import CommandTimeoutError, NamespaceError
 
 # Ends of commands
 
@@ -26,7 +23,7 @@ TREE = """
 
 
 def numbers(box):
-    return box._holder.pid_namespace, box._holder.pid
+    return box._init.pid_namespace, box._init.pid
 
 
 def test_a_timeout_kills_all_that_the_command_started(sandbox, run):

@@ -8,10 +8,7 @@ import socket
 import pytest
 from sandbox_support import bash, says, until
 
-from rollout.sandbox.errors import (
-    NamespaceError,
-)
-from rollout.sandbox.sandbox import User
+from rollout.sandbox import NamespaceError, User
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="other users inside need root outside")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.sandbox.errors import TransferError
-from rollout.sandbox.extract import extract
+from rollout.sandbox import TransferError
+from rollout.sandbox._extract import extract
 
 FILE, LINK, FOLDER = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
 
@@ -213,7 +213,7 @@ def test_a_header_that_is_one_hole_does_not_fill_the_memory(tmp_path):
 
 
 def test_more_files_than_a_disk_has_room_for_are_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollout.sandbox.extract.MAX_MEMBERS", 3)
+    monkeypatch.setattr("rollout.sandbox._extract.MAX_MEMBERS", 3)
     skipped = unpack(tmp_path, *((FILE, f"f{number}", b"") for number in range(9)))
     assert tree(tmp_path) == [("f0", None), ("f1", None), ("f2", None)]
     assert skipped == ["'f3': as all that follows: more than 3 files"]

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from rollout.sandbox import setup
+from rollout.sandbox import _setup
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 
 SCRIPT = """
-    import asyncio, concurrent.futures.thread, ctypes, json, logging, os, sys
+    import asyncio, concurrent.futures.thread, ctypes, json, os, sys
     from pathlib import Path
-    from rollout.sandbox import transfer
-    from rollout.sandbox.errors import CommandTimeoutError, NamespaceError
-    from rollout.sandbox.sandbox import Sandbox, User
+    from rollout.sandbox import CommandTimeoutError, NamespaceError, Sandbox, User
 
-    folder, setup_python = Path(sys.argv[1]), sys.argv[2]
+    folder, sys.executable = Path(sys.argv[1]), sys.argv[2]
     # The interpreter may be where only root can read, so everything is loaded by now.
     if os.geteuid() == 0:
         os.setgroups([])
@@ -32,7 +30,7 @@ SCRIPT = """
 
     async def main():
         said = {}
-        box = Sandbox(parent=folder, interpreter=setup_python, network=False)
+        box = Sandbox(parent=folder, network=False)
         await box.start()
         try:
             async def bash(command, **options):
@@ -44,14 +42,14 @@ SCRIPT = """
             )
             said["network"] = await bash("tail -n +3 /proc/net/dev | cut -d: -f1 | grep -c eth")
             said["most"] = await bash("ulimit -u; cat /proc/self/oom_score_adj")
-            await bash("cd /app; mkdir -p a/b; echo x > a/b/file; chmod 000 a/b a")
+            await bash("mkdir /app; cd /app; mkdir -p a/b; echo x > a/b/file; chmod 000 a/b a")
             await bash("setsid sleep 1000 &")
             (folder / "in").mkdir()
             (folder / "in/run.sh").write_text("echo ran")
             (folder / "in/run.sh").chmod(0o755)
-            await transfer.upload_dir(box, folder / "in", "/tests")
+            await box.upload_dir(folder / "in", "/tests")
             said["ran"] = await bash("bash /tests/run.sh; stat -c %a /tests/run.sh")
-            await transfer.download_dir(box, "/tests", folder / "out", logging.getLogger())
+            await box.download_dir("/tests", folder / "out")
             said["out"] = (folder / "out/run.sh").read_text()
             try:
                 await bash("setsid sleep 1000 & env -i sleep 1000 & sleep 1000", timeout_sec=0.3)
@@ -102,7 +100,7 @@ def open_folder():
 def test_a_sandbox_without_root(setup_python, open_folder):
     import json
 
-    if os.geteuid() == 0 and not reachable(setup.__file__, 0o004):
+    if os.geteuid() == 0 and not reachable(_setup.__file__, 0o004):
         # Only its text is read later, by the interpreter that sets up the namespaces.
         pytest.skip("the package is where only root can read")
     done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sandbox_support import bash, says
 
-from rollout.sandbox.layout import check_bind
+from rollout.sandbox import Bind
 
 
 def test_a_command_gives_its_output_and_its_status(sandbox, run):
@@ -18,7 +18,7 @@ def test_a_command_gives_its_output_and_its_status(sandbox, run):
             assert (result.stdout, result.stderr, result.return_code) == ("out\n", "err\n", 3)
             assert (await bash(box, "kill -9 $$")).return_code == 137
             assert (await bash(box, "true", cwd="/no/such/folder")).return_code != 0
-            assert await says(box, "pwd", cwd="/logs/agent") == "/logs/agent\n"
+            assert await says(box, "pwd", cwd="/var/log") == "/var/log\n"
             assert await says(box, "cat") == ""
 
     run(main)
@@ -184,8 +184,8 @@ def test_orphans_do_not_stay_as_zombies(sandbox, run):
 def test_what_is_shown_is_read_only_unless_asked(sandbox, run, tmp_path):
     (tmp_path / "sub").mkdir()
     binds = [
-        check_bind(tmp_path, "/shown"),
-        check_bind(tmp_path / "sub", "/writable", writable=True),
+        Bind(tmp_path, "/shown"),
+        Bind(tmp_path / "sub", "/writable", writable=True),
     ]
 
     async def main():

@@ -11,14 +11,16 @@ import textwrap
 import pytest
 from sandbox_support import bash, others, says
 
-from rollout.sandbox import holder as holders
-from rollout.sandbox import sandbox as sandboxes
-from rollout.sandbox.errors import (
+from rollout.sandbox import (
+    Bind,
     NamespaceError,
     NamespaceStartError,
+    Sandbox,
+    _init_process,
+    _sandbox,
+    _subprocesses,
+    remove_abandoned,
 )
-from rollout.sandbox.layout import check_bind
-from rollout.sandbox.sandbox import Sandbox
 
 ROOT = os.geteuid() == 0
 
@@ -56,7 +58,7 @@ def test_stop_can_leave_the_folder(sandbox, run):
         async with sandbox() as box:
             await says(box, "echo kept > /app/file")
             await box.stop(remove=False)
-            assert (box.root / "app/file").read_text() == "kept\n"
+            assert (box.folder / "root/app/file").read_text() == "kept\n"
 
     run(main)
 
@@ -81,7 +83,7 @@ def test_stop_does_not_remove_what_links_lead_to(sandbox, run, tmp_path):
     (tmp_path / "host").write_text("host")
 
     async def main():
-        async with sandbox(binds=[check_bind(tmp_path, "/shown", writable=True)]) as box:
+        async with sandbox(binds=[Bind(tmp_path, "/shown", writable=True)]) as box:
             await says(box, f"ln -s {tmp_path} /app/link; ln -s /shown /app/other")
 
     run(main)
@@ -138,12 +140,7 @@ def test_a_cancelled_stop_still_removes_everything(sandbox, run):
 
 
 def test_the_reason_of_a_failed_start_is_told(namespaces, run, monkeypatch, tmp_path):
-    monkeypatch.setattr(sandboxes, "prepare_root", lambda *_: [holders_bind()])
-
-    def holders_bind():
-        from rollout.sandbox.layout import Bind
-
-        return Bind(source="/no/such/folder", target="/app")
+    monkeypatch.setattr(_sandbox, "prepare_root", lambda *_: [("/no/such/folder", "/app", False)])
 
     async def main():
         with pytest.raises(NamespaceStartError, match="/no/such/folder"):
@@ -159,8 +156,7 @@ def test_what_unshare_says_and_what_to_enable_is_told(namespaces, run, monkeypat
         "#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1"
     )
     refused.chmod(0o755)
-    found = {**holders.find_tools(), "unshare": str(refused)}
-    monkeypatch.setattr(sandboxes, "find_tools", lambda: found)
+    monkeypatch.setattr(_init_process, "PATH", f"{tmp_path}:{_subprocesses.PATH}")
 
     async def main():
         with pytest.raises(NamespaceStartError, match="Operation not permitted") as caught:
@@ -174,7 +170,7 @@ def test_what_unshare_says_and_what_to_enable_is_told(namespaces, run, monkeypat
 
 
 def test_missing_programs_are_named(run, monkeypatch):
-    monkeypatch.setattr(holders, "PATH", "/nonexistent")
+    monkeypatch.setattr(_subprocesses, "PATH", "/nonexistent")
 
     async def main():
         with pytest.raises(NamespaceStartError, match=r"nsenter, .* Install util-linux"):
@@ -204,8 +200,8 @@ def test_a_parent_that_does_not_exist_is_a_failed_start(run, tmp_path):
 def test_the_end_of_the_first_process_is_noticed(sandbox, run):
     async def main():
         async with sandbox() as box:
-            os.kill(box._holder.pid, 9)
-            await box._holder.process.wait()
+            os.kill(box._init.pid, 9)
+            await box._init.unshare.wait()
             with pytest.raises(NamespaceError, match="has ended"):
                 await bash(box, "true")
 
@@ -215,13 +211,13 @@ def test_the_end_of_the_first_process_is_noticed(sandbox, run):
 DYING = """
     import asyncio, os, signal, sys
     from pathlib import Path
-    from rollout.sandbox.sandbox import Sandbox
+    from rollout.sandbox import Sandbox
 
     async def main():
         box = Sandbox(parent=Path(sys.argv[1]))
         await box.start()
         await box.run(["bash", "-c", "setsid sleep 1000 & exit"])
-        print(box._holder.pid_namespace, box._holder.pid, flush=True)
+        print(box._init.pid_namespace, box._init.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
     asyncio.run(main())
@@ -250,6 +246,18 @@ def test_the_death_of_the_server_ends_its_sandboxes(namespaces, nothing_left, tm
         assert poll.poll(60_000)
         os.close(descriptor)
     assert others((number, pid)) == []
+    (left,) = tmp_path.iterdir()
+    assert remove_abandoned(tmp_path) == [left]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_running_sandboxes_are_not_abandoned(namespaces, run, tmp_path):
+    async def main():
+        async with Sandbox(parent=tmp_path) as box:
+            assert remove_abandoned(tmp_path) == []
+            assert await says(box, "echo ok") == "ok\n"
+
+    run(main)
 
 
 def test_many_sandboxes_at_a_time(sandbox, run):

@@ -39,7 +39,7 @@ from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
 from rollout.grader import Grader
 from rollout.integrations.asyncio_bridge import AsyncioBridge, open_asyncio_bridge
-from rollout.sandbox.sandbox import PREFIX as SANDBOX_PREFIX
+from rollout.sandbox import remove_abandoned
 from rollout.types import (
     AgentWorkflowConfig,
     ExecutionOutcome,
@@ -219,7 +219,7 @@ class HarborBackend(SlotBackend):
         sweep_workspaces(self.trials_dir)
         if self.environment.name == NAMESPACE:
             folder = self.environment.kwargs.get("folder") or tempfile.gettempdir()
-            sweep_claimed(Path(folder), SANDBOX_PREFIX)
+            remove_abandoned(Path(folder))
         sweep_claimed(Path(tempfile.gettempdir()), AGENT_PREFIX)
         prune_kept(self.trials_dir, self.max_kept_trials)
 

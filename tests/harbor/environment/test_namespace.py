@@ -317,10 +317,10 @@ def test_a_failure_after_the_start_leaves_nothing(make, run):
 
 
 def test_preflight_names_what_is_missing(monkeypatch):
-    from rollout.sandbox import holder
+    from rollout.sandbox import _subprocesses
 
     EnvironmentFactory.run_preflight(type=None, import_path=IMPORT_PATH)
-    monkeypatch.setattr(holder, "PATH", "/nonexistent")
+    monkeypatch.setattr(_subprocesses, "PATH", "/nonexistent")
     with pytest.raises(SystemExit, match="util-linux"):
         EnvironmentFactory.run_preflight(type=None, import_path=IMPORT_PATH)
 

@@ -1,4 +1,4 @@
-"""Find and kill what a command has started inside a sandbox.
+"""Find and kill the processes that a command has started inside a sandbox.
 
 A command's processes carry a mark that children inherit, whatever they clear and however they
 detach themselves: the hard limit of a resource that nothing here uses, which can only be lowered.
@@ -7,22 +7,25 @@ Those that lowered it are found as children of those that did not.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import re
 import resource
-import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["find_marked", "new_mark", "pid_namespace", "signal_if_inside"]
+from rollout.sandbox._subprocesses import END_SEC, Process, kill_and_wait
+from rollout.sandbox.errors import NamespaceError
+
+__all__ = ["find_marked", "kill_marked", "new_mark", "pid_namespace"]
 
 _LOOKS = 20
-"""How often the list of processes is taken anew for those that ended before they were looked at."""
+"""How often processes are listed again because some ended before they were looked at."""
 
 _THREADS = 20 - 3
-"""Where it stands in `/proc/PID/stat`, counted from the state."""
+"""Index of the number of threads in `/proc/PID/stat`, counted from the state."""
 
 _HARD_LIMIT = re.compile(rb"Max realtime timeout +\S+ +(\d+)")
 
@@ -30,13 +33,13 @@ _marks = itertools.count(1)
 
 
 def new_mark() -> int:
-    """Return a limit for the processor time of a real-time process that no other command has."""
+    """Return a limit on the processor time of real-time processes that no other command has."""
     own = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return (2**62 if own == resource.RLIM_INFINITY else own) - next(_marks)
 
 
 def pid_namespace(pid: int) -> int | None:
-    """Number of the pid namespace of a process, ``None`` if it is gone or not ours to see."""
+    """Return the number of a process's pid namespace, ``None`` if it is gone or out of reach."""
     try:
         return Path(f"/proc/{pid}/ns/pid").stat().st_ino
     except OSError:
@@ -72,16 +75,16 @@ def _mark(pid: int) -> int | None:
 
 
 def find_marked(namespace: int, mark: int, *, spare: int) -> tuple[list[int], bool]:
-    """Processes in a pid namespace that belong to a command, as the host counts.
+    """Find the processes in a pid namespace that belong to a command, as the host counts.
 
     Args:
         namespace: See `pid_namespace`.
         mark: The command's mark, see `new_mark`.
-        spare: The first process of the namespace, which is no command's.
+        spare: The first process of the namespace, which belongs to no command.
 
     Returns:
         The processes, and whether these are all. Where processes end faster than they can be looked
-        at, each leaving another one, they are to be looked for again.
+        at, each leaving another one, look for them again.
     """
     parents: dict[int, int] = {}
     found: set[int] = set()
@@ -113,7 +116,45 @@ def find_marked(namespace: int, mark: int, *, spare: int) -> tuple[list[int], bo
     return sorted(found), not fled
 
 
-def signal_if_inside(pid: int, namespace: int, number: signal.Signals) -> None:
+async def kill_marked(namespace: int, mark: int, process: Process, *, spare: int) -> None:
+    """Kill a command and all that it started, and wait until they are gone.
+
+    All are stopped before the first is killed: a child that lowered its limit is only known by its
+    parent.
+
+    Args:
+        namespace: See `pid_namespace`.
+        mark: The command's mark, see `new_mark`.
+        process: The command's process on the host, whose child enters the namespaces.
+        spare: The first process of the namespace.
+
+    Raises:
+        NamespaceError: If they do not end.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + END_SEC
+    halted: set[int] = set()
+    while loop.time() < deadline:
+        left, is_all = await asyncio.to_thread(find_marked, namespace, mark, spare=spare)
+        new = set(left) - halted
+        halted |= new
+        for pid in new:
+            _signal_inside(pid, namespace, signal.SIGSTOP)
+        if new or not is_all:
+            await asyncio.sleep(0)
+        elif left:
+            for pid in left:
+                _signal_inside(pid, namespace, signal.SIGKILL)
+            await asyncio.sleep(0.001)
+        elif process.returncode is None:
+            # It is not inside yet, or on its way out.
+            await kill_and_wait(process)
+        else:
+            return
+    raise NamespaceError("processes of a command were killed but do not end (a disk that hangs?)")
+
+
+def _signal_inside(pid: int, namespace: int, number: signal.Signals) -> None:
     """Send a signal to a process unless its number belongs to one elsewhere by now."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -126,10 +167,3 @@ def signal_if_inside(pid: int, namespace: int, number: signal.Signals) -> None:
         return
     finally:
         os.close(descriptor)
-
-
-def has_ended(descriptor: int) -> bool:
-    """Whether the process behind a pidfd has ended."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.sandbox.layout import Bind, check_bind, prepare_root
+from rollout.sandbox import Bind
+from rollout.sandbox._root import prepare_root
 
 
 @pytest.fixture
@@ -17,37 +18,37 @@ def root(tmp_path):
     return folder
 
 
-def test_the_paths_of_harbor_exist_with_their_modes(root):
-    prepare_root(root, "box")
+def test_folders_exist_with_their_modes(root):
+    prepare_root(root)
     modes = {
         name: stat.S_IMODE((root / name).stat().st_mode)
-        for name in ("app", "tests", "solution", "logs/agent", "logs/verifier", "tmp", "root")
+        for name in ("home", "proc", "run/lock", "tmp", "root", "var/lib", "var/tmp")
     }
     assert modes == {
-        "app": 0o755,
-        "tests": 0o755,
-        "solution": 0o755,
-        "logs/agent": 0o777,
-        "logs/verifier": 0o777,
+        "home": 0o755,
+        "proc": 0o555,
+        "run/lock": 0o1777,
         "tmp": 0o1777,
         "root": 0o700,
+        "var/lib": 0o755,
+        "var/tmp": 0o1777,
     }
 
 
 def test_etc_has_what_programs_need_and_no_secret(root):
-    binds = prepare_root(root, "box")
+    mounts = prepare_root(root)
     names = {path.name for path in (root / "etc").iterdir()}
     assert {"passwd", "hosts", "hostname", "mtab"} <= names
     secrets = {"shadow", "gshadow", "sudoers", "ssh", "pip.conf", "npmrc", "machine-id"}
     assert names & secrets == set()
-    assert "/etc" not in {each.source for each in binds}
-    assert not any(each.source.startswith("/etc/ssl/private") for each in binds)
-    assert "box" in (root / "etc/hosts").read_text()
+    assert "/etc" not in {source for source, _, _ in mounts}
+    assert not any(source.startswith("/etc/ssl/private") for source, _, _ in mounts)
+    assert "sandbox" in (root / "etc/hosts").read_text()
     assert not any((root / "etc" / name).is_symlink() for name in ("resolv.conf", "localtime"))
 
 
 def test_home_folders_of_the_host_are_not_shown(root):
-    sources = {each.source for each in prepare_root(root, "box")}
+    sources = {source for source, _, _ in prepare_root(root)}
     assert (
         sources & {"/", "/home", "/root", "/var", "/tmp", "/run", "/proc", "/sys", "/dev"} == set()
     )
@@ -55,50 +56,57 @@ def test_home_folders_of_the_host_are_not_shown(root):
 
 
 def test_everything_of_the_host_is_read_only(root):
-    assert [each for each in prepare_root(root, "box") if each.writable] == []
+    assert [mount for mount in prepare_root(root) if mount[2]] == []
 
 
 def test_a_folder_and_a_file_can_be_shown_in_places_that_are_made(root, tmp_path):
     (tmp_path / "file").write_text("x")
     binds = [
-        check_bind(tmp_path, "/data/deep"),
-        check_bind(tmp_path / "file", "/app/file", writable=True),
+        Bind(tmp_path, "/data/deep"),
+        Bind(tmp_path / "file", "/app/file", writable=True),
     ]
-    assert prepare_root(root, "box", binds)[-3:-1] == binds
+    assert prepare_root(root, binds)[-3:-1] == [
+        (str(tmp_path), "/data/deep", False),
+        (str(tmp_path / "file"), "/app/file", True),
+    ]
     assert (root / "data/deep").is_dir()
     assert (root / "app/file").is_file()
 
 
 def test_what_is_shown_anyway_is_not_mounted_twice(root):
-    binds = prepare_root(root, "box", [check_bind("/usr/bin")])
-    assert "/usr/bin" not in {each.target for each in binds}
+    mounts = prepare_root(root, [Bind("/usr/bin")])
+    assert "/usr/bin" not in {target for _, target, _ in mounts}
 
 
 @pytest.mark.parametrize("path", ["relative", "/tmp/../etc", "", "/no/such/folder", "/tmp\0"])
 def test_a_path_that_cannot_be_shown_is_refused(path):
     with pytest.raises(ValueError):
-        check_bind(path)
+        Bind(path)
 
 
 @pytest.mark.parametrize(
     "target",
-    ["/", "/etc", "/etc/passwd", "/proc", "/dev/x", "/usr", "/usr/x", "/tmp", "/logs", "/bin"],
+    ["/", "/etc", "/etc/passwd", "/proc", "/dev/x", "/usr", "/usr/x", "/tmp", "/bin"],
 )
 def test_a_place_that_a_sandbox_needs_is_refused(tmp_path, target):
     with pytest.raises(ValueError, match="own"):
-        check_bind(tmp_path, target)
+        Bind(tmp_path, target)
 
 
-def test_a_link_is_shown_as_what_it_leads_to(tmp_path):
+def test_a_link_is_shown_as_what_it_leads_to(root, tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert check_bind(tmp_path / "link") == Bind(
-        source=str((tmp_path / "real").resolve()), target=str(tmp_path / "link")
-    )
+    shown = (str((tmp_path / "real").resolve()), str(tmp_path / "link"), False)
+    assert prepare_root(root, [Bind(tmp_path / "link")])[-2] == shown
 
 
 def test_a_target_can_be_a_path_with_odd_characters(root, tmp_path):
     odd = tmp_path / "a b\n'\"$x"
     odd.mkdir()
-    prepare_root(root, "box", [check_bind(odd)])
+    prepare_root(root, [Bind(odd)])
     assert Path(str(root) + str(odd)).is_dir()
+
+
+def test_a_place_below_a_link_is_made_in_the_root(root, tmp_path):
+    prepare_root(root, [Bind(tmp_path, "/var/run/deep/er")])
+    assert (root / "run/deep/er").is_dir()
