@@ -121,30 +121,7 @@ def timeouts(timeout_sec: float | None) -> httpx.Timeout:
     return httpx.Timeout(timeout_sec, connect=connect, pool=None)
 
 
-@define(eq=False)
-class _LoopConnections(Connections):
-    """The pools of one loop."""
-
-    _keeper: AsyncGenerator[None, None] | None = field(default=None, init=False)
-
-    async def keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the loop close the pools at its end."""
-        self._keeper = self._until_closed(loop)
-        await anext(self._keeper)
-
-    async def _until_closed(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            _of_loops.pop(loop, None)
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close every pool."""
-        await self.close_ways()
-
-
-_of_loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
+_of_loops: dict[asyncio.AbstractEventLoop, tuple[Connections, AsyncGenerator[None, None]]] = {}
 
 
 async def loop_connections() -> Connections:
@@ -152,6 +129,18 @@ async def loop_connections() -> Connections:
     loop = asyncio.get_running_loop()
     found = _of_loops.get(loop)
     if found is None:
-        found = _of_loops[loop] = _LoopConnections(kept=True)
-        await found.keep(loop)
-    return found
+        connections = Connections(kept=True)
+        keeper = _until_closed(loop, connections)
+        found = _of_loops[loop] = connections, keeper
+        await anext(keeper)
+    return found[0]
+
+
+async def _until_closed(
+    loop: asyncio.AbstractEventLoop, connections: Connections
+) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        del _of_loops[loop]
+        await connections.close_ways()

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 
 from rollout._endpoint_failures import mark_error, mark_response
 from rollout.integrations.recording.calls import Answer, Call, error_message, parse, read_answer
@@ -106,53 +106,45 @@ class Endpoint:
             del request.headers["Authorization"]
 
 
+@define(eq=False)
 class WatchingTransport(httpx.AsyncBaseTransport):
     """Sends requests and records what they say.
 
-    Args:
-        endpoint: Where the policy is. The key goes nowhere else.
-        recorder: What to tell, ``None`` to record nothing.
+    Attributes:
+        endpoint: The endpoint of the policy. The key goes nowhere else.
+        recorder: Takes the calls, ``None`` to record nothing.
         conversation: The name of the conversations that the calls belong to.
-        clock: The seconds of the loop that it is used in.
-        ask_usage: Whether to ask for the usage of streams.
-        hide: Whether events of a stream that its caller has not asked for are taken out.
+        stream_usage: Whether to ask for the usage of streams.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        recorder: ConversationRecorder | None,
-        *,
-        conversation: str,
-        clock: Callable[[], float],
-        ask_usage: bool,
-        hide: bool,
-    ) -> None:
-        self._endpoint = endpoint
-        self._recorder = recorder
-        self._conversation = conversation
-        self._clock = clock
-        self._ask_usage = ask_usage
-        self._hide = hide
+    hides: ClassVar[bool]
+    """Whether events of a stream that its caller has not asked for are taken out."""
+
+    clock: ClassVar[Callable[[], float]]
+    """The seconds of the loop that it is used in."""
+
+    body: ClassVar[type[ReadAlong]]
+    """Takes the place of the body of an answer."""
+
+    endpoint: Endpoint
+    recorder: ConversationRecorder | None
+    conversation: str = field(kw_only=True)
+    stream_usage: bool = field(default=True, kw_only=True)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} to {self._endpoint.shown}>"
+        return f"<{type(self).__name__} to {self.endpoint.shown}>"
 
     @abstractmethod
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send a request over a connection of this side."""
-
-    @abstractmethod
-    def read_along(self, stream: httpx.AsyncByteStream, reading: Reading) -> ReadAlong:
-        """Return the body of an answer that is handed on in place of another."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and hand the answer on.
 
         A cancellation closes the connection, and the call is recorded as interrupted.
         """
-        self._endpoint.guard_key(request)
-        if not self._endpoint.has(request.url):
+        self.endpoint.guard_key(request)
+        if not self.endpoint.has(request.url):
             return await self.send(request)
         try:
             response = await self._handle(request)
@@ -164,7 +156,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
 
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         """Send a request to the endpoint, and record it."""
-        recorder = self._recorder
+        recorder = self.recorder
         if recorder is None or request.method != "POST":
             return await self.send(request)
         path = request.url.path
@@ -179,8 +171,8 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         if not isinstance(body, dict):
             body = parse(content)
         body = body if isinstance(body, dict) else {}
-        asks = self._ask_usage and api == "chat" and _wants_usage(body)
-        if self._hide and body.get("stream") is True:
+        asks = self.stream_usage and api == "chat" and _wants_usage(body)
+        if self.hides and body.get("stream") is True:
             # Nothing can be taken out of a compressed stream.
             request.headers["Accept-Encoding"] = "identity"
         if asks:
@@ -188,16 +180,16 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         call = recorder.start(
             body,
             api=api,
-            conversation=self._conversation,
+            conversation=self.conversation,
             at=datetime.now(UTC),
             retry=_retry(request),
         )
         reading = Reading(
             recorder,
             call,
-            clock=self._clock,
-            hide_usage=self._hide and asks,
-            hide_mark=self._hide and api == "chat",
+            clock=type(self).clock,
+            hide_usage=self.hides and asks,
+            hide_mark=self.hides and api == "chat",
         )
         try:
             response = await self.send(request)
@@ -206,7 +198,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
             raise
         reading.begin(response)
         stream = cast("httpx.AsyncByteStream", response.stream)
-        response.stream = self.read_along(stream, reading)
+        response.stream = self.body(stream, reading)
         return response
 
 
@@ -244,73 +236,70 @@ def _asking_for_usage(
     )
 
 
+@define(eq=False)
 class Reading:
-    """Reads one answer along, and tells the recorder how it ended; the first time counts.
+    """Reads one answer along, and notifies the recorder how it ended, once.
 
-    Args:
-        recorder: What to tell.
+    Attributes:
+        recorder: Takes the answer.
         call: The call that is answered.
         clock: The seconds of the loop that it is used in.
-        hide_usage: Whether the event that only tells of usage is not handed on.
+        hide_usage: Whether the event that holds nothing but usage is not handed on.
         hide_mark: Whether the mark at the end of a stream is not handed on.
     """
 
-    def __init__(
-        self,
-        recorder: ConversationRecorder,
-        call: Call,
-        *,
-        clock: Callable[[], float],
-        hide_usage: bool,
-        hide_mark: bool,
-    ) -> None:
-        self._recorder = recorder
-        self._call = call
-        self._clock = clock
-        self._hide_usage = hide_usage
-        self._hide_mark = hide_mark
-        self._began = clock()
-        self._status = 0
-        self._decoder: Any = None
-        self._can_hide = False
-        self._hides = False
-        self._sniffs = False
-        self._body = bytearray()
-        self._events: Events | None = None
-        self._streamed = StreamedAnswer(call.api)
+    recorder: ConversationRecorder
+    call: Call
+    clock: Callable[[], float] = field(kw_only=True)
+    hide_usage: bool = field(kw_only=True)
+    hide_mark: bool = field(kw_only=True)
+    _began: float = field(init=False)
+    _status: int = field(default=0, init=False)
+    _decoder: Any = field(default=None, init=False)
+    _encoded: bool = field(default=False, init=False)
+    _sniffs: bool = field(default=False, init=False)
+    _body: bytearray = field(factory=bytearray, init=False)
+    _events: Events | None = field(default=None, init=False)
+    _streamed: StreamedAnswer = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._began = self.clock()
+        self._streamed = StreamedAnswer(self.call.api)
 
     def begin(self, response: httpx.Response) -> None:
-        """Take status and headers."""
+        """Read status and headers."""
         headers = response.headers
-        self._status = self._call.status_code = response.status_code
-        self._call.request_id = headers.get("x-request-id")
+        self._status = self.call.status_code = response.status_code
+        self.call.request_id = headers.get("x-request-id")
         # A response of its own decodes as the one that is handed on does.
         self._decoder = httpx.Response(200, headers=headers)._get_content_decoder()  # noqa: SLF001
-        encoded = headers.get("content-encoding", "identity").lower() not in {"", "identity"}
-        self._can_hide = (self._hide_usage or self._hide_mark) and not encoded
+        encoding = headers.get("content-encoding", "identity").lower()
+        self._encoded = encoding not in {"", "identity"}
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if self._status in _OK and kind == "text/event-stream":
-            self._read_events()
+            self._events = Events()
         else:
             # Some endpoints call a stream something else. The SDK does not mind.
-            self._sniffs = self._status in _OK and self._call.streamed
+            self._sniffs = self._status in _OK and self.call.streamed
 
-    def _read_events(self) -> None:
-        self._events = Events()
-        self._hides = self._can_hide
+    @property
+    def _hides(self) -> bool:
+        """Whether events can be taken out: not of a compressed stream."""
+        wanted = self.hide_usage or self.hide_mark
+        return wanted and self._events is not None and not self._encoded
 
     @property
     def rest_counts(self) -> bool:
-        """Whether what nobody reads is worth reading all the same.
+        """Whether the rest of an answer is worth reading though its caller does not read it.
 
-        It is behind the mark of a stream's end, since the connection can be kept then; some
-        versions of the SDK stop reading there. And it is for a refusal, which tells why: the SDK
-        closes what it tries again unread.
+        Behind the mark of a stream's end it is, since the connection can be kept then; some
+        versions of the SDK stop reading there. So is a refusal, which says why: the SDK closes
+        unread what it tries again.
         """
         return self._streamed.done or self._status not in _OK
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take a chunk; return what is handed on of it."""
+        """Read a chunk; return the part of it that is handed on."""
         passed = self._take(self._decode(chunk))
         return b"".join(passed) if self._hides else chunk
 
@@ -323,11 +312,11 @@ class Reading:
         return bytes(data)
 
     def _take(self, data: bytes) -> list[bytes]:
-        """Take decoded bytes; return the events that are handed on."""
+        """Read decoded bytes; return the events that are handed on."""
         if self._sniffs and data.strip():
             self._sniffs = False
             if data.lstrip()[:1] not in {b"{", b"["}:
-                self._read_events()
+                self._events = Events()
         if self._events is None:
             self._body += data
             return []
@@ -336,76 +325,74 @@ class Reading:
             was_done = self._streamed.done
             only_usage = self._streamed.add(event)
             ends_here = self._streamed.done and not was_done
-            if not (ends_here and self._hide_mark) and not (only_usage and self._hide_usage):
+            if not (ends_here and self.hide_mark) and not (only_usage and self.hide_usage):
                 passed.append(event)
         if self._streamed.done:
-            self._tell(self._streamed.answer(ended=True))
+            self._finish(self._streamed.answer(ended=True))
         return passed
 
     def end(self) -> bytes:
-        """Take the end of the answer; return what is left to hand on."""
+        """Read the end of the answer; return what is left to hand on."""
         self._take(self._decode(None))
         if self._events is None:
-            self._tell(self._whole())
+            self._finish(self._whole())
             return b""
         rest = self._events.rest()
         self._streamed.add(rest)
-        self._tell(self._streamed.answer(ended=True))
+        self._finish(self._streamed.answer(ended=True))
         return rest if self._hides else b""
 
     def close(self) -> None:
-        """Take that nobody reads any further."""
+        """End a reading that stopped before the end of the answer."""
         if self._events is not None:
-            self._tell(self._streamed.answer())
+            self._finish(self._streamed.answer())
         elif self._status in _OK:
-            self._tell(Answer(complete=False))
+            self._finish(Answer(complete=False))
         else:
-            self._tell(self._whole())
+            self._finish(self._whole())
 
     def fail(self, error: BaseException) -> None:
-        """Take that an exception came out of it."""
+        """End a reading with the exception that came out of the answer."""
         answer = self._streamed.answer() if self._events is not None else Answer()
         if isinstance(error, Exception):
             name = type(error).__name__
             answer.error = f"{name}: {error}" if str(error) else name
         answer.complete = False
-        self._tell(answer)
+        self._finish(answer)
 
     def _whole(self) -> Answer:
         if self._status in _OK:
-            return read_answer(bytes(self._body), self._call.api)
+            return read_answer(bytes(self._body), self.call.api)
         said = error_message(parse(bytes(self._body)))
         return Answer(error=f"HTTP {self._status}" + (f": {said}" if said else ""))
 
-    def _tell(self, answer: Answer) -> None:
-        self._recorder.finish(self._call, answer, self._clock() - self._began)
+    def _finish(self, answer: Answer) -> None:
+        self.recorder.finish(self.call, answer, self.clock() - self._began)
 
 
+@define(eq=False)
 class ReadAlong(httpx.AsyncByteStream):
-    """The body of an answer on its way.
-
-    Args:
-        stream: The body as it comes.
-        reading: What reads it along.
+    """The body of an answer on its way to its caller.
 
     Attributes:
-        rest_sec: How long the rest of an answer may take that nobody else reads, in seconds.
+        stream: The body as it comes.
+        reading: Reads it along.
+        rest_sec: How long the rest of an answer may take that its caller does not read, in seconds.
     """
 
     rest_sec: ClassVar[float] = 0.2
 
-    def __init__(self, stream: httpx.AsyncByteStream, reading: Reading) -> None:
-        self.reading = reading
-        self._stream = stream
-        self._source: AsyncIterator[bytes] | None = None
-        self._ended = False
+    stream: httpx.AsyncByteStream
+    reading: Reading
+    _source: AsyncIterator[bytes] | None = field(default=None, init=False)
+    _ended: bool = field(default=False, init=False)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
         if self._source is None:
-            self._source = aiter(self._stream)
+            self._source = aiter(self.stream)
         while not self._ended:
             try:
                 chunk = await anext(self._source)
@@ -433,14 +420,14 @@ class ReadAlong(httpx.AsyncByteStream):
         """Give the connection back, or close it if the answer is not over."""
 
     def leave(self) -> bool:
-        """Take that nobody reads any further; return whether the rest is worth reading."""
+        """Stop handing the body on; return whether the rest of it is worth reading."""
         over, self._ended = self._ended, True
         return not over and self.reading.rest_counts
 
     async def read_rest(self) -> None:
-        """Read what is still to come, as far as it is short; what goes wrong concerns nobody."""
+        """Read the rest of the body if it is short; errors are ignored."""
         if self._source is None:
-            self._source = aiter(self._stream)
+            self._source = aiter(self.stream)
         size = 0
         with suppress(httpx.HTTPError):
             while size < _LONGEST_REST:
@@ -451,66 +438,18 @@ class ReadAlong(httpx.AsyncByteStream):
                 size += len(chunk)
 
     async def close_stream(self) -> None:
-        """Close what the bytes come from."""
+        """Close the iterator and the stream of the body."""
         try:
             close: Any = getattr(self._source, "aclose", None)
             if close is not None:
                 await close()
         finally:
-            await self._stream.aclose()
-
-
-class RecordingTransport(WatchingTransport):
-    """Sends requests over shared connections of trio and records what they say.
-
-    The bytes pass through unchanged, but for two events of a stream. It says what it cost only if
-    asked to: the transport asks, and takes out the one event that its caller has not asked for. And
-    the mark at its end is taken out, since some versions of the SDK stop reading there: generators
-    that are left before they have ended are garbage for trio to complain about.
-
-    Args:
-        endpoint: Where the policy is. The key goes nowhere else.
-        recorder: What to tell, ``None`` to record nothing.
-        conversation: The name of the conversations that the calls belong to.
-        stream_usage: Whether to ask for the usage of streams.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        recorder: ConversationRecorder | None,
-        *,
-        conversation: str,
-        stream_usage: bool = True,
-    ) -> None:
-        super().__init__(
-            endpoint,
-            recorder,
-            conversation=conversation,
-            clock=trio.current_time,
-            ask_usage=stream_usage,
-            hide=True,
-        )
-        self._connections: Connections = current_connections()
-        self._owned = not self._connections.kept
-
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request over a shared connection."""
-        return await self._connections.send(request)
-
-    def read_along(self, stream: httpx.AsyncByteStream, reading: Reading) -> ReadAlong:
-        """Return a body that is closed even where its reader is cancelled."""
-        return _TrioReadAlong(stream, reading)
-
-    async def aclose(self) -> None:
-        """Close connections of its own; shared ones stay open."""
-        if self._owned:
-            await self._connections.aclose()
-        else:
-            await trio.lowlevel.checkpoint()
+            await self.stream.aclose()
 
 
 class _TrioReadAlong(ReadAlong):
+    """A body that is closed even where its reader is cancelled."""
+
     async def aclose(self) -> None:
         try:
             if self.leave():
@@ -519,55 +458,45 @@ class _TrioReadAlong(ReadAlong):
         finally:
             self.reading.close()
             with trio.CancelScope(shield=True):
-                await self._unwind()
+                # The bytes come through nested generators, and only the outermost can be closed
+                # from here; trio complains about the others. A cancellation goes through them all.
+                with trio.CancelScope() as scope:
+                    scope.cancel()
+                    await self.read_rest()
                 await self.close_stream()
 
-    async def _unwind(self) -> None:
-        """End the generators that the bytes come through.
 
-        They are in each other, and only the outermost can be closed from here; trio complains
-        about the others. A cancellation goes through them all.
-        """
-        with trio.CancelScope(shield=True) as scope:
-            scope.cancel()
-            await self.read_rest()
+@define(eq=False, repr=False)
+class RecordingTransport(WatchingTransport):
+    """Sends requests over shared connections of trio and records what they say.
 
-
-class AsyncioTransport(WatchingTransport):
-    """Sends requests over the connections of the running loop and records what they say.
-
-    The usage of streams is asked for, and every byte is handed on: the frameworks read the event
-    that comes with it.
-
-    Args:
-        endpoint: Where the policy is. The key goes nowhere else.
-        recorder: What to tell, ``None`` to record nothing.
-        conversation: The name of the conversations that the calls belong to.
+    The bytes pass through unchanged, but for two events of a stream. It says what it cost only if
+    asked to: the transport asks, and takes out the one event that its caller has not asked for. And
+    the mark at its end is taken out, since some versions of the SDK stop reading there: generators
+    that are left before they have ended are garbage for trio to complain about.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, recorder: ConversationRecorder | None, *, conversation: str
-    ) -> None:
-        super().__init__(
-            endpoint,
-            recorder,
-            conversation=conversation,
-            clock=time.monotonic,
-            ask_usage=True,
-            hide=False,
-        )
+    hides = True
+    clock = staticmethod(trio.current_time)
+    body = _TrioReadAlong
+
+    _connections: Connections = field(factory=current_connections, init=False)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request over a connection of the running loop."""
-        connections = await loop_connections()
-        return await connections.send(request)
+        """Send a request over a shared connection."""
+        return await self._connections.send(request)
 
-    def read_along(self, stream: httpx.AsyncByteStream, reading: Reading) -> ReadAlong:
-        """Return a body that is read to its end where little is left of it."""
-        return _AsyncioReadAlong(stream, reading)
+    async def aclose(self) -> None:
+        """Close connections of its own; shared ones stay open."""
+        if self._connections.kept:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._connections.aclose()
 
 
 class _AsyncioReadAlong(ReadAlong):
+    """A body that is read to its end where little is left of it."""
+
     async def aclose(self) -> None:
         try:
             if self.leave():
@@ -577,3 +506,21 @@ class _AsyncioReadAlong(ReadAlong):
         finally:
             self.reading.close()
             await self.close_stream()
+
+
+@define(eq=False, repr=False)
+class AsyncioTransport(WatchingTransport):
+    """Sends requests over the connections of the running loop and records what they say.
+
+    The usage of streams is asked for, and every byte is handed on: the frameworks read the event
+    that comes with it.
+    """
+
+    hides = False
+    clock = staticmethod(time.monotonic)
+    body = _AsyncioReadAlong
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request over a connection of the running loop."""
+        connections = await loop_connections()
+        return await connections.send(request)

@@ -31,7 +31,7 @@ async def posted(step, body, *, route="/chat/completions"):
             transport = RecordingTransport(
                 Endpoint.of(endpoint.url, "key-of-it"), recorder, conversation="main"
             )
-            assert "key-of-it" not in repr(transport) + repr(transport._endpoint)
+            assert "key-of-it" not in repr(transport) + repr(transport.endpoint)
             async with httpx.AsyncClient(transport=transport) as http:
                 response = await http.post(endpoint.url + route, json=body)
     return response, recorder, endpoint.requests[0]
