@@ -1,12 +1,10 @@
-"""What users configure a workflow, a grader and their concurrency with."""
+"""Configs of workflows and graders, which users subclass."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-import re
-import sys
-from typing import Any, ClassVar, dataclass_transform, get_origin
+from functools import partial
+from typing import Any, dataclass_transform
 
 import attrs
 from attrs import field, frozen
@@ -36,60 +34,16 @@ class ConcurrencyConfig:
     max_concurrent: int | None = field(default=None, validator=_whole_number_from_one)
 
 
-_CLASS_VAR = re.compile(r"(?:\w+\.)*ClassVar\b")
-
-
-def _class_var(annotation: Any) -> bool:
-    if isinstance(annotation, str):
-        return _CLASS_VAR.match(annotation) is not None
-    return annotation is ClassVar or get_origin(annotation) is ClassVar
-
-
-def _default_of(value: Any) -> Any:
+def _copy_mutable_defaults(
+    _: type, fields: list[attrs.Attribute[Any]]
+) -> list[attrs.Attribute[Any]]:
     """Give each instance its own copy of a mutable default."""
-    if isinstance(value, (list, dict, set, bytearray)):
-        return attrs.Factory(lambda: copy.deepcopy(value))
-    return value
-
-
-def _annotations(cls: type) -> dict[str, Any]:
-    if sys.version_info >= (3, 14):
-        # Names that only a type checker can see stay unresolved instead of failing.
-        from annotationlib import Format, get_annotations  # noqa: PLC0415
-
-        return get_annotations(cls, format=Format.FORWARDREF)
-    return inspect.get_annotations(cls)
-
-
-def _collect_fields(cls: type) -> None:
-    """Make *cls* an attrs class from its own annotations, leaving its body as it stands.
-
-    The fields are handed over explicitly, since attrs would otherwise take the defaults out
-    of the class body and a second decoration by the user would find them gone. For the same
-    reason attrs writes no ``__setattr__`` here; `_Config` has one for all.
-    """
-    these: dict[str, Any] = {}
-    for name, annotation in _annotations(cls).items():
-        if _class_var(annotation):
-            continue
-        value = cls.__dict__.get(name, attrs.NOTHING)
-        if isinstance(value, type(attrs.field())):
-            these[name] = value
-        else:
-            these[name] = attrs.field(default=_default_of(value))
-    attrs.define(
-        cls,
-        these=these,
-        kw_only=True,
-        slots=False,
-        eq=True,
-        auto_attribs=False,
-        on_setattr=attrs.setters.NO_OP,
-    )
-    if cls.__dict__.get("__setattr__") is object.__setattr__:
-        # What attrs writes below a base that the user decorated; it would stand in the way
-        # of decorating this class too.
-        del cls.__setattr__
+    return [
+        item.evolve(default=attrs.Factory(partial(copy.deepcopy, item.default)))
+        if isinstance(item.default, (list, dict, set, bytearray))
+        else item
+        for item in fields
+    ]
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(attrs.field,))
@@ -98,8 +52,22 @@ class _Config:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__attrs_attrs__" not in cls.__dict__:  # attrs.define builds slotted classes twice
-            _collect_fields(cls)
+        if "__attrs_attrs__" in cls.__dict__:  # attrs.define builds slotted classes twice
+            return
+        body = dict(vars(cls))
+        # No __setattr__ of attrs, which would stand in the way of a second decoration.
+        attrs.define(
+            cls,
+            kw_only=True,
+            slots=False,
+            on_setattr=attrs.setters.NO_OP,
+            field_transformer=_copy_mutable_defaults,
+        )
+        if cls.__dict__.get("__setattr__") is object.__setattr__:
+            del cls.__setattr__
+        # attrs takes the defaults out of the body; the user may decorate the class too.
+        for name in body.keys() & _attributes(cls).keys():
+            setattr(cls, name, body[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
         attribute = _attributes(type(self)).get(name)
