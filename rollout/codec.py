@@ -26,11 +26,11 @@ from rollout._json.text import (
     LARGEST_WEIGHT,
     MAX_JSON_DEPTH,
     TOO_MANY,
-    VALUE_WEIGHT,
     dump_json,
     dump_large_json,
     nests_deeper,
     parse_json,
+    weight_of,
 )
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
 from rollout.types import (
@@ -247,7 +247,7 @@ def dump_request(request: RolloutInitRequest) -> bytes:
     body: bytes | None = None
     try:
         # Written, a structure that shares its parts could be larger than any memory.
-        if _weight(fields, {}) <= LARGEST_WEIGHT:
+        if weight_of(fields) <= LARGEST_WEIGHT:
             body = dump_json(fields)
     except (TypeError, ValueError, RecursionError):
         for name, value in fields.items():
@@ -257,29 +257,6 @@ def dump_request(request: RolloutInitRequest) -> bytes:
                 raise InvalidFieldError(name, f"has no JSON form: {error}") from None
         raise
     if body is None:
-        heaviest = max(fields, key=lambda name: _weight(fields[name], {}))
+        heaviest = max(fields, key=lambda name: weight_of(fields[name]))
         raise InvalidFieldError(heaviest, "is too large to be sent")
     return body
-
-
-def _weight(value: Any, known: dict[int, int]) -> int:
-    """Return what a value would weigh, without writing it; see `LARGEST_WEIGHT`.
-
-    Args:
-        value: Anything.
-        known: The weights of the lists and objects that were met before, by their ids.
-    """
-    if isinstance(value, str):
-        return VALUE_WEIGHT + len(value)
-    if not isinstance(value, (dict, list, tuple)):
-        return VALUE_WEIGHT
-    if id(value) not in known:
-        known[id(value)] = 0  # met within itself, it is for the encoder to refuse
-        weight = VALUE_WEIGHT
-        for item in value:
-            weight += _weight(item, known)
-        if isinstance(value, dict):
-            for item in value.values():
-                weight += _weight(item, known)
-        known[id(value)] = weight
-    return known[id(value)]

@@ -1,23 +1,19 @@
-"""Fit what users measured into JSON.
+"""Fitting of foreign values into JSON.
 
 Workflows and graders put whatever they have into a sample: NumPy scalars, NaN, sets, objects.
 That must never cost a rollout its reward. `fit` keeps everything that JSON can say, turns
 foreign numbers and SDKs' objects (whatever has ``model_dump``) into plain ones, and names what it
-had to leave out. Foreign objects may raise
-whatever they like while they are looked at; then they are left out too.
-
-JSON cannot share: what stands in two places is written twice, and sixty lists that each hold
-the one before twice would fill any disk. So what was fitted once is not fitted again, and the
-size of what is to be written is kept count of.
+had to leave out. Foreign objects may raise whatever they like while they are looked at; then they
+are left out too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from rollout._json.text import LARGEST_WEIGHT, MAX_JSON_DEPTH, VALUE_WEIGHT
+from rollout._json.text import LARGEST_WEIGHT, MAX_JSON_DEPTH, weight_of
 from rollout.types import RolloutSample
 from rollout.types._fields import dumped, plain_number
 
@@ -28,9 +24,6 @@ _DROP: Any = object()
 _LARGE = 256 * 1024
 _VALUE_COST = 64
 """What a value costs, where a character of a string costs 1."""
-
-_CUT = 1 << 30
-"""Deeper than anything: of what was not fitted as a whole."""
 
 _LARGEST_INT = 10**4300 - 1
 """Python reads numbers of up to 4,300 digits."""
@@ -49,7 +42,7 @@ def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]
         each thing that was dropped, with the way to it and its type.
     """
     fitting = _Fitting(max_depth)
-    fitted = fitting.item(value, None, 0)
+    fitted = fitting.any(value, None, 0)
     return (None if fitted is _DROP else fitted), fitting.dropped
 
 
@@ -70,42 +63,27 @@ def is_large(*values: Any) -> bool:
     return left <= 0
 
 
-class _TooLargeError(Exception):
-    """There is no end to a value, or none within bounds."""
-
-
-class _Fitted(NamedTuple):
-    """What became of a list or an object."""
-
-    original: Any  # kept, so that its id means nothing else
-    value: Any
-    weight: int
-    levels: int
-    lost: str | None  # why a first part of it was dropped
-
-
 # The way to a value, innermost step first: (the way to its parent, key or index).
 _Way = tuple[Any, str | int] | None
 
 
 class _Fitting:
-    """One run over a value."""
+    """One run over a value.
+
+    Attributes:
+        above: The ids of the lists and objects that the current value is in.
+        weight: How much the values of the outermost list or object weigh so far.
+    """
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
         self.dropped: list[str] = []
         self.above: set[int] = set()
         self.weight = 0
-        self.deepest = 0
-        self.known: dict[int, _Fitted] = {}
-        self.cut_off: dict[tuple[int, int], _Fitted] = {}
 
     def any(self, value: Any, way: _Way, depth: int) -> Any:
         kind = type(value)
-        if kind is str:
-            self.add(len(value))
-            return value
-        if value is None or kind is bool:
+        if value is None or kind is str or kind is bool:
             return value
         if kind is int:
             return self.whole(value, way)
@@ -115,61 +93,35 @@ class _Fitting:
             if isinstance(value, (Mapping, list, tuple)):
                 return self.container(value, way, depth)
             return self.scalar(value, way, depth)
-        except _TooLargeError:
-            raise
         except Exception as error:  # noqa: BLE001 - the methods of foreign objects do anything
             return self.drop(way, f"of type {kind.__name__} (it raised {type(error).__name__})")
 
-    def add(self, weight: int) -> None:
-        self.weight += weight
-        if self.weight > LARGEST_WEIGHT:
-            raise _TooLargeError
-
-    def item(self, value: Any, way: _Way, depth: int) -> Any:
-        """Fit an item of the outermost list or object, which may be too much by itself."""
-        before = self.weight, self.deepest
+    def weighed(self, value: Any, way: _Way, depth: int) -> Any:
+        """Fit an item of the outermost list or object, or an SDK's object, unless too large."""
         try:
-            return self.any(value, way, depth)
-        except _TooLargeError:
-            self.weight, self.deepest = before
+            weight = weight_of(value, self.max_depth - depth)
+        except Exception:  # noqa: BLE001 - what is wrong with it is found once more below
+            weight = 0
+        if self.weight + weight > LARGEST_WEIGHT:
             return self.drop(way, "too large")
+        self.weight += weight
+        return self.any(value, way, depth)
 
     def container(self, value: Any, way: _Way, depth: int) -> Any:
         if depth >= self.max_depth:
-            self.deepest = _CUT
             return self.drop(way, "nested too deeply")
         if id(value) in self.above:
             return self.drop(way, "a part of itself")
-        known = self.known.get(id(value))
-        if known is None or depth + known.levels > self.max_depth:
-            known = self.cut_off.get((id(value), depth)) if self.cut_off else None
-        if known is not None:
-            self.add(known.weight)
-            self.deepest = max(self.deepest, depth + known.levels)
-            if known.lost is not None:
-                self.drop(way, f"in part ({known.lost})")
-            return known.value
-        before, deepest, drops = self.weight, self.deepest, len(self.dropped)
-        self.deepest = depth + 1
         self.above.add(id(value))
         try:
             if isinstance(value, Mapping):
-                fitted: Any = self.mapping(value, way, depth + 1)
-            else:
-                fitted = self.sequence(value, way, depth + 1)
+                return self.mapping(value, way, depth + 1)
+            return self.sequence(value, way, depth + 1)
         finally:
             self.above.discard(id(value))
-        lost = self.dropped[drops].rpartition(": ")[2] if len(self.dropped) > drops else None
-        done = _Fitted(value, fitted, self.weight - before, self.deepest - depth, lost)
-        if self.deepest < _CUT:
-            self.known[id(value)] = done
-        else:  # there may be more of it where more levels are left
-            self.cut_off[id(value), depth] = done
-        self.deepest = max(self.deepest, deepest)
-        return fitted
 
     def sequence(self, value: Iterable[Any], way: _Way, depth: int) -> list[Any]:
-        fit_item = self.any if depth > 1 else self.item
+        fit_item = self.any if depth > 1 else self.weighed
         fitted = [
             # Numbers are many, and need no call.
             item
@@ -177,11 +129,10 @@ class _Fitting:
             else fit_item(item, (way, index), depth)
             for index, item in enumerate(value)
         ]
-        self.add(VALUE_WEIGHT * len(fitted))
         return [item for item in fitted if item is not _DROP]
 
     def mapping(self, value: Mapping[Any, Any], way: _Way, depth: int) -> dict[str, Any]:
-        fit_item = self.any if depth > 1 else self.item
+        fit_item = self.any if depth > 1 else self.weighed
         fitted: dict[str, Any] = {}
         for key, item in value.items():
             name = key if type(key) is str else _key(key)
@@ -189,16 +140,13 @@ class _Fitting:
                 what = "the same key as another one" if name is not None else "a key"
                 self.drop(way, f"{what} of type {type(key).__name__}")
                 continue
-            self.weight += len(name)
             inner = fit_item(item, (way, name), depth)
             if inner is not _DROP:
                 fitted[name] = inner
-        self.add(VALUE_WEIGHT * len(fitted))
         return fitted
 
     def scalar(self, value: Any, way: _Way, depth: int) -> Any:
         if isinstance(value, str):
-            self.add(len(value))
             return str.__str__(value)
         if type(value).__name__ in {"bool", "bool_"}:
             return bool(value)
@@ -206,7 +154,7 @@ class _Fitting:
         if number is None:
             made = dumped(value)
             if made is not None:
-                return self.any(made, way, depth)
+                return self.weighed(made, way, depth)
             return self.drop(way, f"of type {type(value).__name__}")
         return self.whole(number, way) if isinstance(number, int) else number
 

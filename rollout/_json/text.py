@@ -14,7 +14,8 @@ import json.decoder
 import json.scanner
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
@@ -23,12 +24,12 @@ __all__ = [
     "LARGEST_WEIGHT",
     "MAX_JSON_DEPTH",
     "TOO_MANY",
-    "VALUE_WEIGHT",
     "dump_json",
     "dump_large_json",
     "nests_deeper",
     "parse_json",
     "utf8",
+    "weight_of",
 ]
 
 MAX_JSON_DEPTH = 128
@@ -40,10 +41,9 @@ _MOST_AT_ONCE = 64 * 1024
 """How many values are decoded in one go, which takes some 30 ms at most."""
 
 LARGEST_WEIGHT = 256 * 1024 * 1024
-"""How much a value may weigh that is to be written: the characters of all its strings and keys,
-and `VALUE_WEIGHT` for each value in it. What stands in several places counts in each."""
+"""How much a value may weigh that is to be written; see `weight_of`."""
 
-VALUE_WEIGHT = 16
+_VALUE_WEIGHT = 16
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -93,7 +93,7 @@ def _finite_float(text: str) -> float:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise InvalidFieldError("body", f"holds {name}, which is no JSON")
+    raise InvalidFieldError("body", f"holds {name}, which JSON does not have")
 
 
 _STRICT: dict[str, Any] = {
@@ -110,35 +110,31 @@ def _ascii_int(text: str) -> int:
     return int(text)
 
 
-class _CountingDecoder(json.JSONDecoder):
-    """Decodes one document with Python's own scanner, and counts its values.
+def _counting_decoder(most: int) -> json.JSONDecoder:
+    """Make a decoder that refuses a document of more than *most* values.
 
-    It is ten times slower than the scanner in C, which holds the interpreter lock until it has
-    read everything; this one lets other threads run between two values.
+    It uses Python's own scanner, which is ten times slower than the one in C but lets other
+    threads run between two values; that in C holds the interpreter lock to the end.
     """
+    decoder: Any = json.JSONDecoder(**_STRICT, parse_int=_ascii_int)
+    left = most
 
-    def __init__(self, most: int) -> None:
-        super().__init__(**_STRICT, parse_int=_ascii_int)
-        left = most
+    def counted(text: str, at: int) -> Any:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise InvalidFieldError("body", f"holds more than {most} values", kind=TOO_MANY)
+        return scan(text, at)
 
-        def counted(text: str, at: int) -> tuple[Any, int]:
-            nonlocal left
-            left -= 1
-            if left <= 0:
-                raise InvalidFieldError("body", f"holds more than {most} values", kind=TOO_MANY)
-            return scan(text, at)
+    def array(start: Any, _: Any, *rest: Any) -> Any:
+        return json.decoder.JSONArray(start, counted, *rest)  # type: ignore[attr-defined]
 
-        def array(start: Any, _: Any, *rest: Any) -> Any:
-            return json.decoder.JSONArray(start, counted, *rest)  # type: ignore[attr-defined]
+    def members(start: Any, strict: bool, _: Any, *rest: Any) -> Any:
+        return json.decoder.JSONObject(start, strict, counted, *rest)  # type: ignore[attr-defined]
 
-        def members(start: Any, strict: bool, _: Any, *rest: Any) -> Any:
-            return json.decoder.JSONObject(start, strict, counted, *rest)  # type: ignore[attr-defined]
-
-        self.parse_array = array
-        self.parse_object = members
-        scan: Callable[[str, int], tuple[Any, int]]
-        scan = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
-        self.scan_once = scan
+    decoder.parse_array, decoder.parse_object = array, members
+    decoder.scan_once = scan = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
+    return decoder  # type: ignore[no-any-return]
 
 
 def parse_json(data: bytes, *, max_values: int | None = None) -> Any:
@@ -158,7 +154,7 @@ def parse_json(data: bytes, *, max_values: int | None = None) -> Any:
         raise _refused("the body is empty; it must be a JSON object", "missing")
     decoder = _decoder
     if max_values is not None and _may_hold(data) > min(max_values, _MOST_AT_ONCE):
-        decoder = _CountingDecoder(max_values)
+        decoder = _counting_decoder(max_values)
     try:
         value = decoder.decode(data.decode("utf-8"))
     except RecursionError:
@@ -189,12 +185,58 @@ def _refused(msg: str, kind: str = "json_invalid", *loc: str) -> InvalidBodyErro
 
 
 def _may_hold(data: bytes) -> int:
-    """Return how many values JSON text may hold at most: what is within strings counts too."""
+    """Return an upper bound of the values in JSON text; commas within strings count too."""
     return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 """Made once: `json.dumps` makes one for each call."""
+
+
+def weight_of(value: Any, levels: float = math.inf) -> int:
+    """Weigh a value that is to be written: its characters, and a constant for each value in it.
+
+    JSON cannot share: what stands in several places is written, and weighs, in each. Sixty lists
+    that each hold the one before twice would fill any disk, but are quickly weighed.
+
+    Args:
+        value: Anything.
+        levels: How many levels of lists and objects count; what is deeper weighs nothing.
+
+    Returns:
+        The weight; any larger number where it exceeds `LARGEST_WEIGHT`.
+    """
+    known: dict[tuple[int, float], tuple[Any, int]] = {}
+    above: set[int] = set()
+    has_loop = False
+
+    def weigh(value: Any, levels: float) -> int:
+        nonlocal has_loop
+        if isinstance(value, str):
+            return _VALUE_WEIGHT + len(value)
+        if not levels or not isinstance(value, (dict, list, tuple, Mapping)):
+            return _VALUE_WEIGHT
+        place = id(value), levels
+        if place in known:
+            return known[place][1]
+        if id(value) in above:
+            has_loop = True
+            return _VALUE_WEIGHT
+        above.add(id(value))
+        had_loop, has_loop = has_loop, False
+        weight = _VALUE_WEIGHT
+        for item in chain(value, value.values()) if isinstance(value, Mapping) else value:
+            weight += weigh(item, levels - 1)
+            if weight > LARGEST_WEIGHT:
+                break
+        above.remove(id(value))
+        if not has_loop:  # else it weighs more in another place
+            known[place] = value, weight  # the value too, so that its id means nothing else
+        has_loop = has_loop or had_loop
+        return weight
+
+    return weigh(value, levels)
+
 
 _PIECE = 1024 * 1024
 """How many characters are written in one go, which takes some 3 ms."""

@@ -75,7 +75,7 @@ def test_what_is_lacking_in_several_places_is_said_of_each():
     shared = [[object()], 1]
     fitted, dropped = fit({"a": shared, "b": {"c": shared}})
     assert fitted == {"a": [[], 1], "b": {"c": [[], 1]}}
-    assert dropped == ["a[0][0]: of type object", "b.c: in part (of type object)"]
+    assert dropped == ["a[0][0]: of type object", "b.c[0][0]: of type object"]
 
 
 @settings(max_examples=100)
