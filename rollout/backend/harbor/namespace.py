@@ -73,27 +73,18 @@ _IGNORED = frozenset({"suppress_override_warnings"})
 class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
     """Runs a Harbor trial in Linux namespaces on this machine, without Docker.
 
-    Use it through Harbor's own configuration:
+    Use it through Harbor's own configuration::
 
         EnvironmentConfig(
             import_path="rollout.backend.harbor.namespace:NamespaceEnvironment",
             kwargs={"read_only_paths": ["/srv/models"]},
         )
 
-    Isolated: processes (nothing outside can be seen or signalled), the file system (a root of its
-    own; of the host only its programs and an allowlist of `/etc`, read-only), System V and POSIX
-    IPC, the host name, the server's environment variables, and, for a task with
-    ``network_mode = "no-network"``, the network. Root inside has the capabilities of a container,
-    without devices and raw sockets.
-
-    Not isolated: the kernel is the host's. By default so is the network, with every service on the
-    host's loopback. CPU, memory and disk are not limited: such settings of a task are named in one
-    warning, and a job that insists on them is refused. What can be had without control groups is:
-    no file grows beyond ``storage_mb``, shared memory is bounded, and if the machine runs out of
-    memory, the kernel kills processes of sandboxes first. Images are not built or pulled:
-    `docker_image` and `Dockerfile` are not applied, the host's programs are what there is. It keeps
-    trials apart and the host clean; it does not stop code that wants to break out, least of all
-    where the server runs as root.
+    `rollout.sandbox` says what is isolated and what is not. Images are neither built nor pulled:
+    `docker_image` and `Dockerfile` are not applied, the host's programs are what there is. CPU and
+    memory are not limited; such settings of a task are named in one warning, and a job that insists
+    on them is refused. No file grows beyond ``storage_mb``, and shared memory is bounded by
+    ``memory_mb``.
 
     Refused: compose files, network allowlists, GPUs, Windows, users other than root where the
     server does not run as root.
@@ -369,7 +360,9 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         Raises:
             TransferError: If there is no such folder.
         """
-        await self._download_dir(source_dir, Path(target_dir))
+        await self.download_dir_with_exclusions(
+            source_dir=source_dir, target_dir=target_dir, exclude=[]
+        )
 
     async def download_dir_with_exclusions(
         self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
@@ -379,15 +372,15 @@ class NamespaceEnvironment(BaseEnvironment):  # type: ignore[misc,unused-ignore]
         Raises:
             TransferError: If there is no such folder.
         """
-        await self._download_dir(source_dir, Path(target_dir), exclude)
-
-    async def _download_dir(self, source: str, target: Path, exclude: Sequence[str] = ()) -> None:
         skipped = await self._running().download_dir(
-            self._inside(source), target, max_file_bytes=self._max_file_bytes, exclude=exclude
+            self._inside(source_dir),
+            target_dir,
+            max_file_bytes=self._max_file_bytes,
+            exclude=exclude,
         )
         for each in skipped:
             self.logger.warning("Not copied out of the sandbox: %s", each)
-        await asyncio.to_thread(drop_large_files, target, self.logger)
+        await asyncio.to_thread(drop_large_files, Path(target_dir), self.logger)
 
     def _inside(self, path: str) -> str:
         return posixpath.join(self._workdir, str(path))
