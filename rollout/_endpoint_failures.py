@@ -1,12 +1,14 @@
-"""Tells a failure of the model's endpoint from one of the code that calls it.
+"""Tells failures of the model's endpoint from those of the code that calls it.
 
 What fails on the wire is marked where it is seen: an exception of the transport, or the response
 that refuses. User code, an SDK and a framework may wrap it in exceptions of their own, so the mark
-is looked for in all that an exception came from.
+is looked for in all that an exception came from. Code that calls the endpoint with httpx by hand
+leaves no mark; its exceptions name the URL that they were asking.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -37,9 +39,15 @@ def mark_response(response: httpx.Response) -> None:
         response.extensions[_MARK] = True
 
 
-def endpoint_failure(error: BaseException) -> BaseException | None:
-    """Return the marked one of an exception and those that it came from or holds."""
-    return next((each for each in _origins(error) if _is_marked(each)), None)
+def endpoint_failure(error: BaseException, chat_url: str = "") -> BaseException | None:
+    """Return the failure of the endpoint among an exception and those that it came from or holds.
+
+    Args:
+        error: The exception.
+        chat_url: The endpoint, for exceptions of httpx without a mark.
+    """
+    found = (each for each in _origins(error) if _is_marked(each) or _is_of(chat_url, each))
+    return next(found, None)
 
 
 def _origins(error: BaseException) -> Iterator[BaseException]:
@@ -60,5 +68,28 @@ def _is_marked(error: BaseException) -> bool:
         extensions: Any = getattr(getattr(error, "response", None), "extensions", None)
         return getattr(error, _MARK, False) is True or (
             isinstance(extensions, dict) and _MARK in extensions
+        )
+    return False
+
+
+def _is_of(chat_url: str, error: BaseException) -> bool:
+    """Whether httpx, used by hand, failed to reach an endpoint or was refused there."""
+    httpx: Any = sys.modules.get("httpx")  # whoever raises its exceptions has loaded it
+    if httpx is None or not chat_url:
+        return False
+    if isinstance(error, httpx.HTTPStatusError):
+        failed = is_refusal(error.response.status_code)
+    else:
+        failed = isinstance(error, httpx.TransportError) and not isinstance(
+            error, (httpx.PoolTimeout, httpx.LocalProtocolError, httpx.UnsupportedProtocol)
+        )
+    with suppress(Exception):  # an exception may have no request, a chat URL may be malformed
+        asked, endpoint = error.request.url, httpx.URL(chat_url)  # type: ignore[attr-defined]
+        base = endpoint.path.rstrip("/").removesuffix("/chat/completions")
+        return (
+            failed
+            and (asked.scheme, asked.host, asked.port)
+            == (endpoint.scheme, endpoint.host, endpoint.port)
+            and asked.path.startswith(base)
         )
     return False

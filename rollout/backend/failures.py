@@ -53,9 +53,14 @@ def categorize_exception(error: BaseException) -> RolloutErrorCategory:
     return categories.pop() if len(categories) == 1 else RolloutErrorCategory.AGENT_ERROR
 
 
-def source_of(error: BaseException) -> str | None:
-    """Return whose failure an exception is, where that is known."""
-    return None if endpoint_failure(error) is None else MODEL_ENDPOINT
+def source_of(error: BaseException, chat_url: str = "") -> str | None:
+    """Return whose failure an exception is, where that is known.
+
+    Args:
+        error: The exception.
+        chat_url: The rollout's endpoint, to recognise calls that were made with httpx by hand.
+    """
+    return None if endpoint_failure(error, chat_url) is None else MODEL_ENDPOINT
 
 
 def _categorize_plain(error: BaseException) -> RolloutErrorCategory:

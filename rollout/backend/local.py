@@ -361,7 +361,7 @@ def _user_failure(
     failed = failure(
         describe_exception(outcome.error, secrets), categorize_exception(outcome.error)
     )
-    failed.err_source = source_of(outcome.error)
+    failed.err_source = source_of(outcome.error, context.chat_completions_url)
     return failed
 
 

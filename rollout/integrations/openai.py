@@ -19,9 +19,11 @@ as one conversation.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rollout.context import RolloutContext
+from rollout.errors import IntegrationError
 from rollout.integrations.recording.recorder import (
     MAIN,
     ConversationRecorder,
@@ -44,6 +46,9 @@ __all__ = [
     "share_connections",
     "sync_rollout_client",
 ]
+
+with suppress(IntegrationError):  # the functions raise it
+    load_sdk()  # here, at startup: in a rollout it would hold the event loop for a second
 
 
 def rollout_client(

@@ -136,6 +136,46 @@ async def test_an_error_that_comes_from_it_is_one_too(ask):
     assert seen(result) == (RolloutErrorCategory.VALIDATION_ERROR, SOURCE)
 
 
+async def ask_by_hand(messages, *, timeout_sec):
+    url = get_rollout_context().chat_completions_url
+    async with httpx.AsyncClient(timeout=timeout_sec, trust_env=False) as http:
+        response = await http.post(
+            f"{url}/chat/completions", json={"model": "policy", "messages": messages}
+        )
+        response.raise_for_status()
+        return response.json()["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("step", "url", "source"),
+    [
+        (refuse(503, "no"), None, SOURCE),
+        (refuse(401, "no"), None, SOURCE),
+        (stall(), None, SOURCE),
+        (say("13"), CHAT_URL, SOURCE),
+        (refuse(400, "too long"), None, None),
+    ],
+)
+async def test_a_client_of_httpx_by_hand(step, url, source):
+    async def run(ctx):
+        try:
+            await ask_by_hand(ctx.prompt, timeout_sec=0.5)
+        except httpx.HTTPError as error:
+            raise RuntimeError("the model is away") from error
+
+    result = await ended(step, run=run, url=url)
+    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, source)
+
+
+async def test_a_client_of_httpx_by_hand_that_fails_elsewhere():
+    async def run(ctx):
+        async with httpx.AsyncClient(trust_env=False) as http:
+            await http.get("http://127.0.0.1:9/v1/chat/completions")
+
+    result = await ended(say("13"), run=run)
+    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, None)
+
+
 async def test_an_error_of_the_agents_own_is_none():
     """Though the endpoint had failed before, or somebody else's did."""
 

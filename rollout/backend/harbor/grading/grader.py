@@ -69,7 +69,7 @@ async def grade(handover: Handover) -> RolloutSample:
         raise grader_error(
             categorize_exception(outcome.error),
             describe_exception(outcome.error, secrets),
-            source_of(outcome.error),
+            source_of(outcome.error, plan.context.chat_completions_url),
         )
     graded: RolloutSample = outcome.value
     handover.graded = graded

@@ -103,7 +103,7 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> Handback:
     failed = WorkflowFailure(
         message=message,
         category=categorize_exception(outcome.error),
-        source=source_of(outcome.error),
+        source=source_of(outcome.error, context.chat_completions_url),
         traceback=traceback,
     )
     return Handback(failure=failed)
