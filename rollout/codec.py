@@ -22,6 +22,7 @@ from cattrs import BaseValidationError, ClassValidationError, Converter, Iterabl
 from cattrs.errors import IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
+from rollout._checks import is_finite
 from rollout._json.text import (
     LARGEST_WEIGHT,
     MAX_JSON_DEPTH,
@@ -44,7 +45,6 @@ from rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
-from rollout.types._fields import is_finite
 
 __all__ = [
     "MAX_JSON_DEPTH",

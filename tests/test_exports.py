@@ -32,7 +32,7 @@ FLOORS = {
     "_files": 0,
     "_http": 0,
     "_redaction": 0,
-    "_settings": 0,
+    "_checks": 0,
     "_tasks": 0,
     "_threads": 0,
     "_logs": 0,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import trio
 from attrs import define, field
 
-from rollout._settings import backend_settings, check_whole
+from rollout._checks import backend_settings, check_whole
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.usercode import Outcome, UserCall
 from rollout.context import RolloutContext

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from rollout._settings import check_api_key
+from rollout._checks import check_api_key
 from rollout.cli.failures import CommandError
 from rollout.errors import InvalidFieldError
 

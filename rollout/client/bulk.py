@@ -28,8 +28,8 @@ import httpx
 import trio
 from attrs import define, field
 
+from rollout._checks import check_whole
 from rollout._logs import get_logger
-from rollout._settings import check_whole
 from rollout._tasks import background_tasks
 from rollout.client.admission import Progress
 from rollout.client.finished import FinishedRollout, RolloutRetry

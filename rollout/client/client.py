@@ -10,7 +10,7 @@ from typing import Any, Self
 import httpx
 import trio
 
-from rollout._settings import check_api_key, check_flag, check_number
+from rollout._checks import check_api_key, check_flag, check_number
 from rollout._tasks import sole_error
 from rollout.client.admission import BusyNotice, Progress, admit
 from rollout.client.bulk import Runner, run_many

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from attrs import field, frozen
 
+from rollout._checks import check_whole, setting
 from rollout.client.admission import WasAdmitted
 from rollout.errors import (
     InvalidFieldError,
@@ -21,7 +22,7 @@ from rollout.types import (
     RolloutResultResponse,
     RolloutStatus,
 )
-from rollout.types._fields import instance_of, is_whole_from_one
+from rollout.types._fields import instance_of
 
 __all__ = ["FinishedRollout", "RolloutRetry"]
 
@@ -103,11 +104,6 @@ class FinishedRollout(_RequestAndOutcome):
         return self.agent_started_at is None
 
 
-def _attempts(_: Any, attribute: Any, value: Any) -> None:
-    if not is_whole_from_one(value):
-        raise InvalidFieldError(attribute.name, "must be a whole number from 1 up")
-
-
 @frozen(kw_only=True)
 class RolloutRetry:
     """Which rollouts `RolloutClient.run_rollouts` runs again, each time under a new id.
@@ -127,7 +123,7 @@ class RolloutRetry:
         InvalidFieldError: A field breaks its rule.
     """
 
-    attempts: int = field(default=3, validator=_attempts)
+    attempts: int = field(default=3, validator=setting(check_whole))
     infrastructure: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
 
     def wants(self, ended: FinishedRollout) -> bool:

@@ -17,7 +17,7 @@ import attrs
 import trio
 from attrs import define, field
 
-from rollout._settings import check_number, check_whole
+from rollout._checks import check_number, check_whole
 from rollout._tasks import background_tasks
 from rollout.client.bulk import Puller, Requests, Runner, run_many
 from rollout.client.finished import FinishedRollout

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import trio
 
-from rollout._settings import check_number
+from rollout._checks import check_number
 from rollout.client.wire import Wire
 from rollout.codec import structure
 from rollout.errors import (

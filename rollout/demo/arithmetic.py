@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rollout._settings import check_number, setting
+from rollout._checks import check_number, setting
 from rollout.errors import InvalidFieldError
 
 __all__ = ["MODEL_NAME", "Problem", "ScriptedModel", "last_number", "make_problems", "make_sums"]

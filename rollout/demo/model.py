@@ -25,9 +25,9 @@ import httpx
 import trio
 from attrs import field, frozen
 
+from rollout._checks import check_number, setting
 from rollout._files.atomic import reason_of
 from rollout._http import tls_context
-from rollout._settings import check_number, setting
 from rollout._tasks import background_tasks
 from rollout.errors import IntegrationError, RolloutServerError
 

@@ -13,7 +13,7 @@ from typing import Any
 import trio
 from attrs import field, frozen
 
-from rollout._settings import check_whole, setting
+from rollout._checks import check_whole, setting
 from rollout._tasks import sole_error
 from rollout.client import RolloutClient
 from rollout.demo.arithmetic import MODEL_NAME, Problem, ScriptedModel, make_problems, make_sums

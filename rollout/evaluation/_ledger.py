@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from attrs import define, field, frozen
 
+from rollout._checks import is_finite_number
 from rollout.errors import EvaluationError
 from rollout.evaluation._exact import binary_places, to_steps
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
-from rollout.types._fields import is_finite_number
 
 __all__ = ["Ledger", "RowScore"]
 

@@ -12,6 +12,7 @@ import httpx
 import trio
 from attrs import evolve, frozen
 
+from rollout._checks import is_finite_number
 from rollout._files.atomic import write_atomic
 from rollout._json.text import utf8
 from rollout._redaction import Redactor, redact
@@ -40,7 +41,6 @@ from rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
-from rollout.types._fields import is_finite_number
 
 __all__ = ["Attempt", "Credentials", "Ending", "check_usable", "keep_attempt", "run_rollout"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from rollout._settings import check_flag
+from rollout._checks import check_flag
 from rollout.errors import EvaluationError
 from rollout.evaluation._exact import PairedSums
 from rollout.evaluation._ledger import Ledger, RowScore

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import attrs
 from attrs import field, frozen
 
+from rollout._checks import is_finite_number, is_whole_from_one
 from rollout.client.http import check_url
 from rollout.codec import converter, structure
 from rollout.errors import (
@@ -22,14 +23,7 @@ from rollout.errors import (
     InvalidFieldError,
 )
 from rollout.evaluation.datasets.selection import parse_rows
-from rollout.types._fields import (
-    count,
-    instance_of,
-    is_finite_number,
-    is_whole_from_one,
-    optional,
-    timeout,
-)
+from rollout.types._fields import count, instance_of, optional, timeout
 
 __all__ = [
     "ChatConfig",

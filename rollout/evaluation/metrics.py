@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
-from rollout._settings import check_whole
+from rollout._checks import check_whole, is_finite_number
 from rollout.codec import structure
 from rollout.errors import EvaluationDamagedError, EvaluationError, InvalidBodyError
 from rollout.evaluation._exact import ClusterSums, ExactMean
@@ -26,7 +26,6 @@ from rollout.evaluation._ledger import Ledger, reward_of
 from rollout.evaluation.estimators import KEstimate, curve, percentile
 from rollout.evaluation.intervals import Estimate, cluster_mean, cluster_rate
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
-from rollout.types._fields import is_finite_number
 
 __all__ = [
     "SCHEMA",

@@ -10,9 +10,9 @@ from typing import Any
 import trio
 from attrs import define
 
+from rollout._checks import check_api_key
 from rollout._logs import get_logger
 from rollout._redaction import url_secrets
-from rollout._settings import check_api_key
 from rollout.errors import (
     DatasetError,
     EvaluationDamagedError,

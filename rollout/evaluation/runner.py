@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import trio
 
+from rollout._checks import check_flag
 from rollout._logs import get_logger
-from rollout._settings import check_flag
 from rollout._tasks import background_tasks
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE
 from rollout.client import RolloutClient

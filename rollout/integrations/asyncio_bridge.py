@@ -31,8 +31,8 @@ from typing import Any, Generic, Self, TypeVar, TypeVarTuple, Unpack
 
 import trio
 
+from rollout._checks import check_number
 from rollout._logs import get_logger
-from rollout._settings import check_number
 from rollout.errors import BridgeCancelledError, BridgeError, InvalidFieldError
 from rollout.integrations.bridge.calls import Call, Callback, name_of, refuse_coroutine
 from rollout.integrations.bridge.loop import LoopThread, close_executor, sweep

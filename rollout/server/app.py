@@ -22,9 +22,9 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from rollout._checks import check_api_key, check_flag, check_number, check_whole
 from rollout._json.fit import fit
 from rollout._logs import LogFormatter, get_logger
-from rollout._settings import check_api_key, check_flag, check_number, check_whole
 from rollout._tasks import sole_error
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure

@@ -12,8 +12,8 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
+from rollout._checks import check_number
 from rollout._logs import get_logger
-from rollout._settings import check_number
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError

@@ -18,9 +18,9 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import repr_socket_addr, wrap_app
 
+from rollout._checks import check_flag
 from rollout._files.atomic import reason_of
 from rollout._logs import get_logger
-from rollout._settings import check_flag
 from rollout._tasks import sole_error
 from rollout.errors import RolloutServerError
 from rollout.server.app import RolloutServer

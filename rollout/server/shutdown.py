@@ -13,8 +13,8 @@ from itertools import islice
 import trio
 from attrs import field, frozen
 
+from rollout._checks import check_number, setting
 from rollout._logs import get_logger
-from rollout._settings import check_number, setting
 from rollout._tasks import background_tasks
 from rollout.server.registry import RolloutRegistry
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import trio
 from trio.testing import MockClock
 
-from rollout._settings import check_whole
+from rollout._checks import check_whole
 
 __all__ = ["current_mock_clock", "deterministic_run"]
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
-from rollout._settings import check_number, check_whole, setting
+from rollout._checks import check_number, check_whole, setting
 from rollout.errors import InvalidFieldError
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field, frozen
 
-from rollout._settings import check_flag, check_number, check_whole
+from rollout._checks import check_flag, check_number, check_whole
 from rollout._tasks import sole_error
 from rollout.backend.base import ExecutionBackend
 from rollout.errors import InvalidFieldError, SimulationTimeoutError

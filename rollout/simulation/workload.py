@@ -15,7 +15,7 @@ from typing import Any
 import trio
 from attrs import asdict, field, frozen
 
-from rollout._settings import check_flag, check_number, setting
+from rollout._checks import check_flag, check_number, setting
 from rollout.backend import LocalBackend
 from rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context
 from rollout.grader import Grader

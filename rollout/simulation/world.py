@@ -12,7 +12,7 @@ import httpx
 import trio
 from attrs import define, field
 
-from rollout._settings import check_number, check_whole, setting
+from rollout._checks import check_number, check_whole, setting
 from rollout.backend.base import ExecutionBackend
 from rollout.client import RolloutClient
 from rollout.server import RolloutServer, ShutdownBudget, create_rollout_server

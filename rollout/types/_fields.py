@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
+from rollout._checks import is_finite
 from rollout.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -204,24 +205,6 @@ def timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a number of seconds", kind="type_error")
     if not is_finite(value):
         raise InvalidFieldError(attribute.name, "must be finite; leave it out to run unbounded")
-
-
-def is_finite(value: float) -> bool:
-    """Whether *value* is a number that a float can hold and that is neither NaN nor infinite."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def is_finite_number(value: object) -> bool:
-    """Whether *value* is an int or a float, no boolean, and finite."""
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and is_finite(value)
-
-
-def is_whole_from_one(value: object) -> bool:
-    """Whether *value* is a whole number from 1 up, and no boolean."""
-    return not isinstance(value, bool) and isinstance(value, int) and value >= 1
 
 
 def plain_number(value: Any) -> float | None:

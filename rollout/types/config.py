@@ -9,15 +9,10 @@ from typing import Any, dataclass_transform
 import attrs
 from attrs import field, frozen
 
-from rollout.errors import InvalidFieldError
-from rollout.types._fields import instance_of, is_whole_from_one, optional
+from rollout._checks import check_whole, setting
+from rollout.types._fields import instance_of, optional
 
 __all__ = ["AgentWorkflowConfig", "BaseConfig", "ConcurrencyConfig", "GraderConfig"]
-
-
-def _whole_number_from_one(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not is_whole_from_one(value):
-        raise InvalidFieldError(attribute.name, "must be a whole number from 1 up, or None")
 
 
 @frozen(kw_only=True)
@@ -31,7 +26,7 @@ class ConcurrencyConfig:
         InvalidFieldError: `max_concurrent` is anything else.
     """
 
-    max_concurrent: int | None = field(default=None, validator=_whole_number_from_one)
+    max_concurrent: int | None = field(default=None, validator=setting(check_whole, none=True))
 
 
 def _copy_mutable_defaults(

@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import define, field
 
+from rollout._checks import is_finite
 from rollout._redaction import public_url, url_secrets
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import (
     count,
     http_url,
     instance_of,
-    is_finite,
     messages,
     optional,
     path_segment,

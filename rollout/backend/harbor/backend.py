@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
 
+from rollout._checks import backend_settings, check_flag, check_number, check_whole
 from rollout._files.claims import sweep_claimed
-from rollout._settings import backend_settings, check_flag, check_number, check_whole
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Phase, SlotBackend
 from rollout.backend.harbor.agents.factory import agent_spec

@@ -22,12 +22,12 @@ from typing import IO, Any
 
 import trio
 
+from rollout._checks import is_finite_number
 from rollout._files.atomic import sync_folder
 from rollout.codec import converter, dump_json
 from rollout.errors import EvaluationDamagedError, EvaluationError
 from rollout.evaluation._sparse import SparseArray
 from rollout.evaluation.records import FIELDS, AttemptRecord
-from rollout.types._fields import is_finite_number
 
 __all__ = [
     "EVENTS",

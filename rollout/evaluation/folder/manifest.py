@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from rollout._checks import is_whole_from_one
 from rollout._files.atomic import write_atomic
 from rollout._redaction import public_url
 from rollout.codec import format_timestamp, parse_json
@@ -22,7 +23,6 @@ from rollout.errors import (
 )
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets.selection import Picker, parse_rows
-from rollout.types._fields import is_whole_from_one
 
 __all__ = [
     "MANIFEST",

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rollout._settings import backend_settings, check_choice, check_flag
+from rollout._checks import backend_settings, check_choice, check_flag
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
 from rollout.backend.harbor.tasks.fetch import fetch_task, unfetched
 from rollout.backend.harbor.tasks.files import (

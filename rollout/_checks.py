@@ -1,4 +1,4 @@
-"""Checks of settings: numbers, flags and choices are taken as they are, or refused.
+"""Checks of numbers, flags, choices and API keys, mostly those of settings.
 
 Nothing is coerced: ``True`` and ``"5"`` are not numbers, ``1`` and ``"false"`` not flags. A message
 names the setting and says what it takes.
@@ -6,12 +6,12 @@ names the setting and says what it takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from typing import Any
 
 from rollout.errors import BackendConfigurationError, InvalidFieldError
-from rollout.types._fields import is_finite_number
 
 __all__ = [
     "backend_settings",
@@ -20,8 +20,29 @@ __all__ = [
     "check_flag",
     "check_number",
     "check_whole",
+    "is_finite",
+    "is_finite_number",
+    "is_whole_from_one",
     "setting",
 ]
+
+
+def is_finite(value: float) -> bool:
+    """Whether *value* is a number that a float can hold and that is neither NaN nor infinite."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def is_finite_number(value: object) -> bool:
+    """Whether *value* is an int or a float, no boolean, and finite."""
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and is_finite(value)
+
+
+def is_whole_from_one(value: object) -> bool:
+    """Whether *value* is a whole number from 1 up, and no boolean."""
+    return not isinstance(value, bool) and isinstance(value, int) and value >= 1
 
 
 def check_whole(name: str, value: Any, *, least: int | None = 1, none: bool = False) -> None:
