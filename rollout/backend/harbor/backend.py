@@ -13,10 +13,10 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import trio
 
@@ -27,11 +27,12 @@ from rollout.backend.executions import Execution, Phase, SlotBackend
 from rollout.backend.harbor.agents.factory import agent_spec
 from rollout.backend.harbor.agents.workflow import PREFIX as AGENT_PREFIX
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
+from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.backend.harbor.trial.execution import TrialExecution
-from rollout.backend.harbor.trial.limits import Stops
 from rollout.backend.harbor.trial.logs import harbor_logs
 from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
+from rollout.backend.harbor.trial.runtime import Runtime
 from rollout.backend.harbor.trial.workspaces import prune_kept, sweep_workspaces
 from rollout.backend.harbor.validation import require_harbor
 from rollout.backend.references import class_with, config_of
@@ -50,10 +51,7 @@ from rollout.workflow import AgentWorkflow
 
 __all__ = ["HarborBackend"]
 
-T = TypeVar("T")
-
 DEFAULT_MAX_CONCURRENT = 4
-_MOST_THREADS = 16
 
 _CLOSE_SEC = 45.0
 """For how long the loop may take to end; less than a server gives to its backend's shutdown."""
@@ -128,49 +126,44 @@ class HarborBackend(SlotBackend):
         stop_timeout_sec: float = 300.0,
     ) -> None:
         require_harbor()
-        self.agent_config = config_of(agent_config, AgentWorkflowConfig, "agent_config")
-        self.agent = agent_spec(agent, agent_config, agent_options)
-        self.model = model
-        self.grader_cls: Any = None if grader is None else class_with("grade", grader, "grader")
-        self.grader_config = config_of(grader_config, GraderConfig, "grader_config")
-        self.tasks = TaskSource(
-            tasks_dir,
-            task_mode,
-            allow_any_path=allow_any_path,
-            allow_local_git=allow_local_git,
-        )
-        self.environment = EnvironmentSpec(environment)
-        self.secrets = [*self.environment.secrets, *secrets_in(dict(agent_options or {}))]
-        """What is probably a secret among the settings; Harbor writes them into trials' folders."""
-        self.store = ArtifactStore(artifact_root)
-        self.artifact_root = self.store.root
-        self.trials_dir = _default_dir() if trials_dir is None else Path(trials_dir).absolute()
         with backend_settings():
             check_flag("keep_failed_trials", keep_failed_trials)
             check_whole("max_kept_trials", max_kept_trials, none=True)
             check_number("cancel_grace_sec", cancel_grace_sec, above=0)
             check_number("stop_timeout_sec", stop_timeout_sec, above=0)
-        self.keep_failed_trials = keep_failed_trials
-        self.max_kept_trials = max_kept_trials
-        self.cancel_grace_sec = cancel_grace_sec
-        self.stop_timeout_sec = stop_timeout_sec
-        self.stops = Stops()
-        """Stops of environments that outlived their trials."""
-        super().__init__(
-            DEFAULT_MAX_CONCURRENT
-            if self.agent_config is None
-            else self.agent_config.concurrency.max_concurrent,
-            max_queue_depth,
+        workflow_config = config_of(agent_config, AgentWorkflowConfig, "agent_config")
+        grading_config = config_of(grader_config, GraderConfig, "grader_config")
+        where = EnvironmentSpec(environment)
+        self.settings = HarborSettings(
+            agent=agent_spec(agent, agent_config, agent_options),
+            environment=where,
+            tasks=TaskSource(
+                tasks_dir,
+                task_mode,
+                allow_any_path=allow_any_path,
+                allow_local_git=allow_local_git,
+            ),
+            store=ArtifactStore(artifact_root),
+            trials_dir=_default_dir() if trials_dir is None else Path(trials_dir).absolute(),
+            model=model,
+            grader_cls=None if grader is None else class_with("grade", grader, "grader"),
+            grader_config=grading_config,
+            secrets=(*where.secrets, *secrets_in(dict(agent_options or {}))),
+            keep_failed_trials=keep_failed_trials,
+            max_kept_trials=max_kept_trials,
+            stop_timeout_sec=stop_timeout_sec,
         )
-        gradings = None if self.grader_config is None else self.grader_config.concurrency
-        self.grader_slots = trio.CapacityLimiter((gradings and gradings.max_concurrent) or math.inf)
-        """What a user's grader waits for."""
-        self.threads = trio.CapacityLimiter(_MOST_THREADS)
-        self._bridge: AsyncioBridge | None = None
-        self.problem: str | None = None
-        """Why no trial can run any more."""
-        self.unfit_tasks: dict[str, str] = {}
-        """Tasks that `prewarm` found out of order, and why."""
+        self.artifact_root = self.settings.store.root
+        self.cancel_grace_sec = cancel_grace_sec
+        trials, gradings = (
+            default if config is None else config.concurrency.max_concurrent
+            for config, default in (
+                (workflow_config, DEFAULT_MAX_CONCURRENT),
+                (grading_config, None),
+            )
+        )
+        super().__init__(trials, max_queue_depth)
+        self.runtime = Runtime(trio.CapacityLimiter(gradings or math.inf))
 
     def health(self) -> dict[str, Any]:
         """Return the status, the slots' counts, and what runs where.
@@ -179,13 +172,14 @@ class HarborBackend(SlotBackend):
         the server mends; ``problem`` says why. ``unstopped`` has the names of trials whose
         environment has not stopped, and may still be there.
         """
+        problem = self.runtime.problem
         return {
             **super().health(),
-            **({} if self.problem is None else {"status": "failed", "problem": self.problem}),
-            "agent": self.agent.name,
-            "environment": self.environment.name,
-            "unfit_tasks": len(self.unfit_tasks),
-            "unstopped": self.stops.names(),
+            **({} if problem is None else {"status": "failed", "problem": problem}),
+            "agent": self.settings.agent.name,
+            "environment": self.settings.environment.name,
+            "unfit_tasks": len(self.runtime.unfit_tasks),
+            "unstopped": self.runtime.stops.names(),
         }
 
     # --- life ---------------------------------------------------------------------------------
@@ -198,30 +192,22 @@ class HarborBackend(SlotBackend):
             BackendConfigurationError: The agent cannot be packaged, the environment is not
                 there, or the folder for trials cannot be used.
         """
-        if self._bridge is not None:
+        settings, runtime = self.settings, self.runtime
+        if runtime.open_bridge is not None:
             raise BackendConfigurationError("this backend is running already")
-        await self.in_thread(_check_dir, self.trials_dir)
-        await self.in_thread(self._tidy_up)
-        await self.in_thread(self.agent.prepare)
-        await self.in_thread(self.environment.prepare)
+        await runtime.in_thread(_check_dir, settings.trials_dir)
+        await runtime.in_thread(_tidy_up, settings)
+        await runtime.in_thread(settings.agent.prepare)
+        await runtime.in_thread(settings.environment.prepare)
         with harbor_logs():
             async with open_asyncio_bridge(
                 name="harbor", grace_sec=self.cancel_grace_sec, close_timeout_sec=_CLOSE_SEC
             ) as bridge:
-                self._bridge, self.problem = bridge, None
+                runtime.open_bridge, runtime.problem = bridge, None
                 try:
                     yield
                 finally:
-                    self._bridge = None
-
-    def _tidy_up(self) -> None:
-        """Remove what a server that was killed has left, and what is kept of old trials."""
-        sweep_workspaces(self.trials_dir)
-        if self.environment.name == NAMESPACE:
-            folder = self.environment.kwargs.get("folder") or tempfile.gettempdir()
-            remove_abandoned(Path(folder))
-        sweep_claimed(Path(tempfile.gettempdir()), AGENT_PREFIX)
-        prune_kept(self.trials_dir, self.max_kept_trials)
+                    runtime.open_bridge = None
 
     async def prewarm(self, mode: PrewarmMode = "auto") -> PrewarmReport:
         """Start the environments of the known tasks once, before anybody waits for them.
@@ -241,8 +227,8 @@ class HarborBackend(SlotBackend):
 
         Cancelling this stops the environments that it started.
         """
-        report = await prewarm_tasks(self, mode)
-        self.unfit_tasks = dict(report.failed)
+        report = await prewarm_tasks(self.settings, self.runtime, mode, self.max_concurrent)
+        self.runtime.unfit_tasks = dict(report.failed)
         return report
 
     def prewarm_lifespan(self, mode: PrewarmMode = "auto") -> Any:
@@ -262,20 +248,7 @@ class HarborBackend(SlotBackend):
         Raises:
             BackendConfigurationError: `running` is not entered; a server does that.
         """
-        if self._bridge is None:
-            raise BackendConfigurationError(
-                "HarborBackend runs within `async with backend.running():`, which a rollout "
-                "server enters by itself"
-            )
-        return self._bridge
-
-    async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking function of a rollout in a worker thread, to its end.
-
-        A cancellation waits for it, so that nothing is written behind the back of whoever
-        tidies up.
-        """
-        return await trio.to_thread.run_sync(function, *args, limiter=self.threads)
+        return self.runtime.bridge
 
     # --- execution ----------------------------------------------------------------------------
 
@@ -287,7 +260,7 @@ class HarborBackend(SlotBackend):
             BackendConfigurationError: `running` is not entered.
         """
         await trio.lowlevel.checkpoint()
-        _ = self.bridge  # raises without one
+        _ = self.runtime.bridge  # raises without one
         execution, reserved = self.begin(request.id)
         try:
             return await self._execute(request, execution)
@@ -298,7 +271,7 @@ class HarborBackend(SlotBackend):
     async def _execute(self, request: ExecutionRequest, execution: Execution) -> ExecutionOutcome:
         phase = Phase("agent", request.agent_timeout_sec, execution.submitted_at)
         context = get_rollout_context() or RolloutContext(rollout_id=request.id)
-        trial = TrialExecution(self, request, execution, context, phase)
+        trial = TrialExecution(self.settings, self.runtime, request, execution, context, phase)
         try:
             acquired = await self.slots.acquire(execution, phase.deadline)
         except trio.Cancelled:
@@ -312,6 +285,16 @@ class HarborBackend(SlotBackend):
         finally:
             if acquired:
                 self.slots.release(execution)
+
+
+def _tidy_up(settings: HarborSettings) -> None:
+    """Remove what a server that was killed has left, and what is kept of old trials. Blocking."""
+    sweep_workspaces(settings.trials_dir)
+    if settings.environment.name == NAMESPACE:
+        folder = settings.environment.kwargs.get("folder") or tempfile.gettempdir()
+        remove_abandoned(Path(folder))
+    sweep_claimed(Path(tempfile.gettempdir()), AGENT_PREFIX)
+    prune_kept(settings.trials_dir, settings.max_kept_trials)
 
 
 def _default_dir() -> Path:

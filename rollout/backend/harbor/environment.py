@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -122,7 +123,7 @@ class EnvironmentSpec:
             text = describe_exception(error, self.secrets)
             raise BackendConfigurationError(f"environment {self.name}: {text}") from error
 
-    def domain(self, environ: Mapping[str, str]) -> str | None:
+    def domain(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """Return the OpenSandbox server that trials use, ``None`` for other environments."""
         if not self.is_opensandbox:
             return None

@@ -9,10 +9,9 @@ import pytest
 
 from rollout.backend.harbor.trial.limits import (
     AgentTime,
+    EnvironmentWatch,
     Stops,
-    StopWatch,
     drop_large_files,
-    without_large_files,
 )
 
 
@@ -27,7 +26,14 @@ class Agent:
         return "done"
 
 
-class Environment:
+class Calls:
+    async def start(self, force_build):
+        return None
+
+    exec = upload_file = upload_dir = download_file = download_dir = stop = start
+
+
+class Environment(Calls):
     def __init__(self, how="well"):
         self.how = how
         self.asked = []
@@ -97,7 +103,7 @@ def test_a_timeout_of_the_agent_itself_is_not_its_deadline():
 
 def stopped(how, timeout_sec=1000.0):
     async def main():
-        environment, stop = Environment(how), StopWatch("t-1", timeout_sec)
+        environment, stop = Environment(how), EnvironmentWatch("t-1", timeout_sec)
         stop.watch(environment)
         await environment.stop(delete=True)
         await environment.stop(True)
@@ -132,7 +138,7 @@ def test_a_stop_that_hangs_is_given_up(caplog, monkeypatch, how):
 
 def test_the_end_of_the_loop_ends_a_stop():
     async def main():
-        environment, stop = Environment("hangs"), StopWatch("t-1", 1000.0)
+        environment, stop = Environment("hangs"), EnvironmentWatch("t-1", 1000.0)
         stop.watch(environment)
         task = asyncio.ensure_future(environment.stop(delete=True))
         while not environment.asked:
@@ -148,7 +154,7 @@ def test_the_end_of_the_loop_ends_a_stop():
 
 def test_environments_that_did_not_stop_have_their_trials_names():
     stops = Stops()
-    running, lost, well = (StopWatch(name, 1.0) for name in ("running", "lost", "well"))
+    running, lost, well = (EnvironmentWatch(name, 1.0) for name in ("running", "lost", "well"))
     running.is_running = True
     lost.may_run = True
     for each in (running, lost, well):
@@ -157,7 +163,7 @@ def test_environments_that_did_not_stop_have_their_trials_names():
     running.is_running = False
     assert stops.names() == ["lost"]
     for number in range(30):
-        one = StopWatch(f"n-{number}", 1.0)
+        one = EnvironmentWatch(f"n-{number}", 1.0)
         one.may_run = True
         stops.note(one)
     assert stops.names() == [f"n-{number}" for number in range(10, 30)]
@@ -177,12 +183,12 @@ def test_files_that_would_fill_the_memory_are_left_out(tmp_path, caplog):
 
 
 def test_that_holds_for_any_environment_that_copies_folders_out(tmp_path):
-    class Remote:
+    class Remote(Calls):
         async def download_dir(self, source_dir, target_dir):
             (target_dir / "reward.txt").write_bytes(b"1" * (2 << 20))
             (target_dir / "from").write_text(source_dir)
 
     environment = Remote()
-    without_large_files(environment)
+    EnvironmentWatch("t-1", 1.0).watch(environment)
     asyncio.run(environment.download_dir(source_dir="/logs/verifier", target_dir=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["from"]

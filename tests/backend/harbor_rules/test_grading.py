@@ -10,9 +10,13 @@ import pytest
 import trio
 
 from rollout import Grader, GraderConfig, RolloutContext, get_rollout_context
-from rollout.backend.harbor.errors import UserCodeError, grader_error, workflow_error
+from rollout.backend.harbor.errors import GraderError, UserCodeError, WorkflowError
 from rollout.backend.harbor.grading.grader import grade
-from rollout.backend.harbor.grading.verifier import verifier_fields, with_placeholder_tests
+from rollout.backend.harbor.grading.verifier import (
+    check_gradable,
+    verifier_fields,
+    with_placeholder_tests,
+)
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts
 from rollout.backend.harbor.result.outcomes import categorize_trial_error, outcome_of
 from rollout.backend.harbor.trial.handover import Handover, current_handover
@@ -117,11 +121,11 @@ async def test_a_grader_sees_its_rollout_and_leaves_marks(plan, grader):
 )  # fmt: skip
 async def test_what_a_grader_does_wrong(plan, grader, do, category, message, caplog):
     over = handover(plan, do, grader=grader)
-    with pytest.raises(UserCodeError) as raised:
+    with pytest.raises(GraderError) as raised:
         await grade(over)
     assert over.graded is None
     error = TrialError(
-        type=type(raised.value).__name__, message=str(raised.value), in_verifier=True
+        type="GraderError", message=str(raised.value), in_verifier=True, exception=raised.value
     )
     assert categorize_trial_error(error) == category
     outcome = outcome_of(TrialFacts(errors=(error,)), RolloutSample(), grade=True, secrets=[KEY])
@@ -182,26 +186,22 @@ async def test_the_handover_is_that_of_the_trial(plan):
 
 def test_nobody_grades_what_is_not_to_be_graded(plan):
     for own_tests in (True, False):
-        assert verifier_fields(plan(own_tests=own_tests, grade=False), Scripted, None) == {
-            "disable": True
-        }
+        assert verifier_fields(plan(own_tests=own_tests, grade=False)) == {"disable": True}
 
 
 def test_own_tests_go_before_the_grader(plan):
-    fields = verifier_fields(
-        plan(own_tests=True, label="4\n2", metadata={"a": ["ü"]}), Scripted, None
-    )
+    fields = verifier_fields(plan(own_tests=True, label="4\n2", metadata={"a": ["ü"]}))
     assert fields == {"env": {"ROLLOUT_LABEL": "4\n2", "ROLLOUT_METADATA": '{"a":["\\u00fc"]}'}}
-    assert verifier_fields(plan(own_tests=True), None, None) == {"env": {}}
+    assert verifier_fields(plan(own_tests=True)) == {"env": {}}
 
 
 def test_the_grader_grades_where_there_are_none(plan):
-    fields = verifier_fields(plan(label="x", grader_sec=2.5), Scripted, None)
+    fields = verifier_fields(plan(label="x", grader_sec=2.5))
     assert fields == {
         "import_path": "rollout.backend.harbor.grading.grader_verifier:GraderVerifier",
         "override_timeout_sec": 2.5,
     }
-    fields = verifier_fields(plan(metadata={}, grader_sec=0.0), Scripted, None)
+    fields = verifier_fields(plan(metadata={}, grader_sec=0.0))
     assert 0 < fields["override_timeout_sec"] < 0.1
 
 
@@ -213,15 +213,16 @@ def test_the_grader_grades_where_there_are_none(plan):
     ],
 )
 def test_what_cannot_be_graded_says_so_before_it_runs(plan, grader, request_fields, message):
+    made = plan(**request_fields)
     with pytest.raises(InvalidFieldError, match=message):
-        verifier_fields(plan(**request_fields), grader, None)
+        check_gradable(made.request, made.task, grader)
 
 
 @pytest.mark.parametrize("label", ["${HOME}", "${HOME:-x}", "${A}${B}", "$HOME", "${HOME} ", "${}"])
 def test_a_label_is_no_template_of_this_process(plan, label, monkeypatch):
     """Harbor replaces a value that is a template as a whole; what it makes of ours is the label."""
     monkeypatch.setenv("HOME", "/secret")
-    value = verifier_fields(plan(own_tests=True, label=label), None, None)["env"]["ROLLOUT_LABEL"]
+    value = verifier_fields(plan(own_tests=True, label=label))["env"]["ROLLOUT_LABEL"]
     assert as_harbor_resolves(value) == label
 
 
@@ -235,13 +236,11 @@ def as_harbor_resolves(value):
 @pytest.mark.parametrize("label", ["a\0b", "${A\nB}"])
 def test_labels_that_no_environment_variable_can_hold(plan, label):
     with pytest.raises(InvalidFieldError, match="label"):
-        verifier_fields(plan(own_tests=True, label=label), None, None)
+        verifier_fields(plan(own_tests=True, label=label))
 
 
 def test_what_is_too_long_for_a_variable_is_left_out(plan, caplog):
-    fields = verifier_fields(
-        plan(own_tests=True, label="x", metadata={"a": "b" * 200_000}), None, None
-    )
+    fields = verifier_fields(plan(own_tests=True, label="x", metadata={"a": "b" * 200_000}))
     assert fields["env"] == {"ROLLOUT_LABEL": "x"}
     assert "ROLLOUT_METADATA is too long" in caplog.text
 
@@ -269,14 +268,14 @@ def test_a_task_with_tests_stays_where_it_is(tmp_path):
 def test_every_category_has_an_error_for_workflows_and_graders(category):
     users = {"timeout", "validation_error", "http_error"}
     expected = category if category in users else RolloutErrorCategory.AGENT_ERROR
-    for make in (grader_error, workflow_error):
-        error = make(category, "m")
+    for kind in (GraderError, WorkflowError):
+        error = kind("m", category)
+        assert isinstance(error, UserCodeError)
         assert not isinstance(error, TimeoutError)  # Harbor would take that for its own deadline
-        recorded = TrialError(type=type(error).__name__, message=str(error))
-        assert categorize_trial_error(recorded) is expected
+        assert error.category is expected
 
 
 def test_metadata_is_json_in_the_tests_environment(plan):
     metadata = {"a": [None, 1.5, {"b": "\ud800"}]}
-    fields = verifier_fields(plan(own_tests=True, metadata=metadata), None, None)
+    fields = verifier_fields(plan(own_tests=True, metadata=metadata))
     assert json.loads(fields["env"]["ROLLOUT_METADATA"]) == metadata

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 from rollout.backend.harbor import HarborBackend
-from rollout.backend.harbor.result.facts import TrialProgress
+from rollout.backend.harbor.trial.limits import EnvironmentWatch
+from rollout.backend.harbor.trial.run import TrialRun
+from rollout.context import RolloutContext
 
 PAGE = (Path(__file__).parents[3] / "docs/harbor.md").read_text("utf-8")
 
@@ -39,10 +41,7 @@ def test_defaults_are_those_of_the_code():
 
 def test_where_a_cancelled_rollout_was_is_said_as_it_is_there():
     text = " ".join(PAGE.split())
-    for progress in (
-        TrialProgress(),
-        TrialProgress(environment_started=True),
-        TrialProgress(agent_started=True),
-        TrialProgress(verifying=True),
-    ):
-        assert f".. while {progress.phase}`" in text
+    trial = TrialRun(RolloutContext(), lambda _: None, EnvironmentWatch("t", 1.0))
+    for event in ("START", "ENVIRONMENT_START", "AGENT_START", "VERIFICATION_START"):
+        trial.take(event)
+        assert f".. while {trial.phase}`" in text

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import traceback
-from pathlib import Path
 
-import attrs
 import pytest
 
 from rollout.backend.harbor import opensandbox
 from rollout.backend.harbor.environment import EnvironmentSpec
-from rollout.backend.harbor.opensandbox import leftover_note, tell_statuses, with_defaults
+from rollout.backend.harbor.opensandbox import leftover_note, with_defaults
 from rollout.backend.harbor.result.facts import TrialError
 from rollout.backend.harbor.result.outcomes import categorize_trial_error
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
-from rollout.context import RolloutContext
-from rollout.types import ExecutionRequest
+from rollout.backend.harbor.trial.limits import EnvironmentWatch
 
 TIMEOUT = "OPENSANDBOX_REQUEST_TIMEOUT_SEC"
 DOMAIN = "OPENSANDBOX_DOMAIN"
@@ -127,36 +123,29 @@ class InvalidArgumentException(Exception):
     pass
 
 
-class OpenSandboxEnvironment:
+class Environment:
+    _sandbox = None
+
     def __init__(self, error):
         self.error = error
 
-    async def start(self, force_build):
+    async def start(self, given, *_):
         if self.error is not None:
             raise self.error
-        return force_build
+        return given
 
     stop = exec = upload_file = upload_dir = download_file = download_dir = start
 
 
-class OtherEnvironment(OpenSandboxEnvironment):
-    pass
-
-
-def recorded(error):
-    return TrialError(
-        type=type(error).__name__,
-        message=str(error),
-        traceback="".join(traceback.format_exception(error)),
-    )
-
-
-async def failed(error, call="start", kind=OpenSandboxEnvironment):
-    environment = kind(error)
-    tell_statuses(environment)
-    with pytest.raises(type(error)) as caught:
-        await getattr(environment, call)(True)
-    return recorded(caught.value)
+async def failed(error, call="start", sandbox=None):
+    """What a trial records of an error of its environment, and the environment's watch."""
+    environment, watch = Environment(error), EnvironmentWatch("r1-0a1b", 1.0)
+    environment._sandbox = sandbox
+    watch.watch(environment)
+    with pytest.raises(type(error)):
+        await getattr(environment, call)(True, True)
+    (raised,) = watch.raised
+    return TrialError(type=type(error).__name__, message=str(error), exception=raised), watch
 
 
 @pytest.mark.parametrize(
@@ -168,19 +157,12 @@ async def failed(error, call="start", kind=OpenSandboxEnvironment):
 @pytest.mark.parametrize("call", ["start", "exec", "download_dir"])
 async def test_a_status_is_told_where_the_text_does_not_have_it(status, category, call):
     error = SandboxApiException("Create sandbox failed: no | [CODE] no", status)
-    assert categorize_trial_error(await failed(error, call)) == category
+    assert categorize_trial_error((await failed(error, call))[0]) == category
 
 
 async def test_the_status_goes_before_a_number_in_the_text():
     error = SandboxApiException("Create sandbox failed: upstream said HTTP 503", 400)
-    assert categorize_trial_error(await failed(error)) == "agent_error"
-
-
-async def test_a_status_in_the_text_is_enough():
-    error = SandboxApiException("Create sandbox failed: HTTP 503: <html>", 503)
-    found = await failed(error, kind=OtherEnvironment)
-    assert "OpenSandbox answered" not in found.traceback
-    assert categorize_trial_error(found) == "http_error"
+    assert categorize_trial_error((await failed(error))[0]) == "agent_error"
 
 
 async def test_an_answer_that_is_no_json_is_the_servers_fault():
@@ -190,32 +172,25 @@ async def test_an_answer_that_is_no_json_is_the_servers_fault():
     except ValueError as error:
         wrapped = InvalidArgumentException(str(error))
         wrapped.__cause__ = error
-    found = await failed(wrapped)
+    found, _ = await failed(wrapped)
     assert categorize_trial_error(found) == "http_error"
-    assert leftover_note(PLAN, SPEC, attrs.evolve(found, traceback=found.traceback + CREATING))
-    other = await failed(InvalidArgumentException("File path cannot be null"))
+    assert leftover_note(TRIAL, "s.example", [wrapped])
+    other, _ = await failed(InvalidArgumentException("File path cannot be null"))
     assert categorize_trial_error(other) == "agent_error"
 
 
 async def test_other_errors_and_results_are_left_alone():
-    found = await failed(ValueError("HTTP 503"))
-    assert "OpenSandbox answered" not in found.traceback
-    environment = OpenSandboxEnvironment(None)
-    tell_statuses(environment)
-    assert await environment.start(7) == 7
+    found, _ = await failed(ValueError("HTTP 503"))
+    assert categorize_trial_error(found) == "validation_error"
+    environment, watch = Environment(None), EnvironmentWatch("r1-0a1b", 1.0)
+    watch.watch(environment)
+    assert await environment.exec(7) == 7
+    assert (list(watch.raised), watch.has_no_sandbox) == ([], False)
 
 
 # --- what may still run ---------------------------------------------------------------------------
 
-PLAN = TrialPlan(
-    request=ExecutionRequest(id="r1", prompt=[{"role": "user", "content": "hi"}]),
-    context=RolloutContext(api_key="sk-hunter2"),
-    workspace=Path("/nowhere"),
-    name="r1-0a1b",
-    task=ResolvedTask(name="add", source={}),
-)
-SPEC = EnvironmentSpec({"opensandbox": {"api_key": "operator-key"}})
-ENVIRON = {DOMAIN: "http://u:pw@s.example:8080"}
+TRIAL = "r1-0a1b"
 NOTE = {
     "opensandbox": {
         "domain": "s.example:8080",
@@ -223,40 +198,42 @@ NOTE = {
         "may_still_run": True,
     }
 }
-CREATING = 'File "opensandbox.py", line 403, in _create_sandbox'
-RUNNING = 'File "opensandbox.py", line 720, in exec'
 
 
 @pytest.mark.parametrize(
-    ("kind", "trace", "lost"),
+    ("call", "sandbox", "creating"),
+    [("start", None, True), ("start", "one", False), ("exec", None, False)],
+)
+async def test_a_start_without_a_sandbox_is_noticed(call, sandbox, creating):
+    _, watch = await failed(SandboxApiException("no", 504), call, sandbox)
+    assert watch.has_no_sandbox is creating
+
+
+async def test_so_is_one_that_is_cancelled():
+    environment, watch = Environment(asyncio.CancelledError()), EnvironmentWatch("r1-0a1b", 1.0)
+    watch.watch(environment)
+    with pytest.raises(asyncio.CancelledError):
+        await environment.start(False)
+    assert watch.has_no_sandbox
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
     [
-        ("SandboxTimeoutException", CREATING, True),
-        ("SandboxTimeoutException", "", True),
-        ("SandboxTimeoutException", RUNNING, False),
-        ("SandboxConnectionException", CREATING, True),
-        ("CancelledError", CREATING, True),
-        ("EnvironmentStartTimeoutError", CREATING, True),
-        ("SandboxApiException", CREATING + "\nOpenSandbox answered HTTP 504", True),
-        ("SandboxApiException", CREATING + "\nOpenSandbox answered HTTP 502", True),
-        ("SandboxApiException", CREATING + "\nOpenSandbox answered HTTP 401", False),
-        ("SandboxApiException", RUNNING + "\nOpenSandbox answered HTTP 504", False),
-        ("SandboxRateLimitException", CREATING, False),
-        ("ValueError", CREATING, False),
+        ("SandboxTimeoutException", True),
+        ("SandboxConnectionException", True),
+        ("CancelledError", True),
+        ("EnvironmentStartTimeoutError", True),
+        (SandboxApiException("no", 504), True),
+        (SandboxApiException("no", 502), True),
+        (SandboxApiException("no", 401), False),
+        (TimeoutError(), True),
+        (ValueError(), False),
+        ("SandboxRateLimitException", False),
+        ("ValueError", False),
+        (None, False),
     ],
 )
-def test_leftovers(kind, trace, lost):
-    note = leftover_note(PLAN, SPEC, TrialError(type=kind, traceback=trace), ENVIRON)
+def test_leftovers(error, lost):
+    note = leftover_note(TRIAL, "s.example:8080", [None, error])
     assert note == (NOTE if lost else None)
-
-
-def test_no_leftovers_elsewhere():
-    error = TrialError(type="SandboxTimeoutException")
-    assert leftover_note(PLAN, EnvironmentSpec("docker"), error, ENVIRON) is None
-    assert leftover_note(PLAN, SPEC, None, ENVIRON) is None
-    verifier = TrialError(type="SandboxTimeoutException", in_verifier=True)
-    assert leftover_note(PLAN, SPEC, verifier, ENVIRON) is None
-
-
-def test_leftovers_of_what_was_raised():
-    assert leftover_note(PLAN, SPEC, TimeoutError(), ENVIRON) == NOTE
-    assert leftover_note(PLAN, SPEC, ValueError(), ENVIRON) is None

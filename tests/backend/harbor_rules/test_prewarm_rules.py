@@ -7,13 +7,15 @@ import pytest
 import trio
 from attrs import define, field
 
-from rollout.backend.executions import Slots
+from rollout.artifacts import ArtifactStore
+from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.result.facts import TrialError
+from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.trial import prewarm
-from rollout.backend.harbor.trial.limits import Stops
 from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.backend.harbor.trial.prewarm import PrewarmReport, prewarm_tasks
+from rollout.backend.harbor.trial.runtime import Runtime
 from rollout.errors import BackendConfigurationError
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 
@@ -28,25 +30,21 @@ class Tasks:
         return [ResolvedTask(name=name, source={"path": name}) for name in self.names]
 
 
-@define(slots=False)
-class Backend:
-    """As much of a HarborBackend as prewarm asks for."""
-
-    trials_dir: object
-    names: list[str] = field(factory=list)
-    limit: int | None = 2
-    bridge: object = None
-    model: str | None = None
-    grader_cls: object = None
-    stop_timeout_sec: float = 1000.0
-    stops: Stops = field(factory=Stops)
-
-    def __attrs_post_init__(self):
-        self.tasks = Tasks(self.names)
-        self.environment = EnvironmentSpec(
+def settings_of(trials_dir, names=()):
+    return HarborSettings(
+        agent=NativeAgent("oracle", {}),
+        environment=EnvironmentSpec(
             {"type": "opensandbox", "kwargs": {"domain": "x.test", "api_key": "secret-of-provider"}}
-        )
-        self.slots = Slots(self.limit)
+        ),
+        tasks=Tasks(list(names)),
+        store=ArtifactStore(False),
+        trials_dir=trials_dir,
+        stop_timeout_sec=1000.0,
+    )
+
+
+def runtime_of(bridge=None):
+    return Runtime(trio.CapacityLimiter(1), bridge)
 
 
 @define
@@ -101,9 +99,9 @@ def prewarmed(tmp_path, monkeypatch):
         monkeypatch.setattr(prewarm, "_run", trials.run)
         monkeypatch.setattr(prewarm, "fetch_task", fetch)
         async with open_asyncio_bridge() as bridge:
-            backend = Backend(tmp_path / "trials", list(names), limit, bridge)
+            settings = settings_of(tmp_path / "trials", names)
             try:
-                report = await prewarm_tasks(backend, mode)
+                report = await prewarm_tasks(settings, runtime_of(bridge), mode, limit)
             finally:
                 if then is not None:
                     then(trials)
@@ -114,12 +112,12 @@ def prewarmed(tmp_path, monkeypatch):
 
 
 async def test_off_does_nothing(tmp_path):
-    assert await prewarm_tasks(Backend(tmp_path), "off") == PrewarmReport()
+    assert await prewarm_tasks(settings_of(tmp_path), runtime_of(), "off", 2) == PrewarmReport()
 
 
 async def test_no_such_mode(tmp_path):
     with pytest.raises(BackendConfigurationError, match="one of auto, full"):
-        await prewarm_tasks(Backend(tmp_path), "all")
+        await prewarm_tasks(settings_of(tmp_path), runtime_of(), "all", 2)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts
 from rollout.backend.harbor.result.scrub import ScrubReport
-from rollout.backend.harbor.result.settle import Settled, save_outcome, settle
-from rollout.backend.harbor.trial.limits import StopWatch
+from rollout.backend.harbor.result.settle import Settled, settle
+from rollout.backend.harbor.settings import HarborSettings
+from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
+from rollout.backend.saving import RolloutFiles
 from rollout.context import RolloutContext
 from rollout.trajectory import trajectory_problems
 from rollout.types import (
@@ -102,18 +104,19 @@ def write(plan, name, content):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def settled(plan, store, facts=FACTS, *, agent=None, keep_failed=True, **more):
+def settled(
+    plan, store, facts=FACTS, *, agent=None, keep_failed=True, watch=None, where="docker", **more
+):
     result = Settled(sample=RolloutSample(messages=PROMPT))
-    settle(
-        result,
-        plan,
-        plan.workspace,
-        facts,
+    settings = HarborSettings(
         agent=agent or NativeAgent("oracle", {}),
+        environment=EnvironmentSpec(where),
+        tasks=None,
         store=store,
-        keep_failed=keep_failed,
-        **more,
+        trials_dir=plan.workspace.parent,
     )
+    watch = watch or EnvironmentWatch("r-1", 1.0)
+    settle(result, plan, facts, settings, watch, keep_failed=keep_failed, **more)
     return result
 
 
@@ -283,17 +286,6 @@ def test_a_folder_that_cannot_be_tamed_is_not_kept(plan, store, monkeypatch, key
     assert not plan.workspace.exists()
 
 
-def test_a_trial_that_never_had_a_plan(tmp_path, store):
-    workspace = tmp_path / "work" / "r-1"
-    workspace.mkdir(parents=True)
-    (workspace / "file").write_text("x")
-    (workspace / "file").chmod(0o000)
-    result = Settled()
-    settle(result, None, workspace, TrialFacts(), agent=Workflow(), store=store, keep_failed=True)
-    assert (result.diagnostics, result.document) == ({}, None)
-    assert not workspace.exists()
-
-
 def test_a_trial_that_never_had_a_folder(plan, store, tmp_path):
     plan = attrs.evolve(plan, name="r-2")
     result = settled(plan, store, TrialFacts(), error=ValueError("no such task"))
@@ -331,38 +323,45 @@ def test_a_store_that_keeps_nothing(plan, tmp_path):
 
 
 def test_a_sandbox_that_may_still_be_there_is_named(plan, store):
-    spec = EnvironmentSpec({"type": "opensandbox", "kwargs": {"domain": "sandboxes.test"}})
+    spec = {"type": "opensandbox", "kwargs": {"domain": "sandboxes.test"}}
+    watch = EnvironmentWatch("r-1", 1.0)
     error = TrialError(type="SandboxReadyTimeoutException", message="too slow")
     for facts, raised in (
         (TrialFacts(errors=(attrs.evolve(error, type="SandboxTimeoutException"),)), None),
         (TrialFacts(), type("SandboxTimeoutException", (Exception,), {})()),
     ):
-        notes = settled(plan, store, facts, environment=spec, error=raised).diagnostics["harbor"]
-        assert notes["leftover"]["opensandbox"]["domain"] == "sandboxes.test"
-    assert "leftover" not in settled(plan, store, environment=spec).diagnostics["harbor"]
+        for has_no_sandbox in (True, False):
+            watch.has_no_sandbox = has_no_sandbox
+            result = settled(plan, store, facts, where=spec, watch=watch, error=raised)
+            assert ("leftover" in result.diagnostics["harbor"]) is has_no_sandbox
+            if has_no_sandbox:
+                found = result.diagnostics["harbor"]["leftover"]["opensandbox"]
+                assert found["domain"] == "sandboxes.test"
+    watch.has_no_sandbox = True
+    result = settled(plan, store, TrialFacts(errors=(error,)), where=spec, watch=watch)
+    assert "leftover" not in result.diagnostics["harbor"]
 
 
 # --- what is saved at the end -----------------------------------------------------------------
 
 
-async def save(store, outcome, settled, request=None):
-    await save_outcome(
-        store,
-        request or ExecutionRequest(id="r", prompt=PROMPT, label="42", metadata={"id": 7}),
-        outcome,
-        settled,
-        end=attrs.evolve(
-            RolloutContext(rollout_id="r").settle(outcome),
-            agent_started_at=datetime(2026, 1, 2, tzinfo=UTC),
-        ),
-        phase=RolloutStatus.GRADING,
-        timings={"total_sec": 1.5},
-        secrets=(KEY,),
-    )
+async def save(store, outcome, settled, **more):
+    end = RolloutContext(rollout_id="r").settle(outcome)
+    fields = {
+        "request": ExecutionRequest(id="r", prompt=PROMPT, label="42", metadata={"id": 7}),
+        "outcome": outcome,
+        "end": attrs.evolve(end, agent_started_at=datetime(2026, 1, 2, tzinfo=UTC)),
+        "phase": RolloutStatus.GRADING,
+        "timings": {"total_sec": 1.5},
+        "secrets": (KEY,),
+        "document": settled.document,
+        "diagnostics": settled.diagnostics,
+    }
+    await store.save("r", RolloutFiles(**fields | more).contents)
     folder = store.root / "r"
-    return (
-        json.loads((folder / "trajectory.json").read_text()),
-        json.loads((folder / "diagnostics.json").read_text()),
+    return tuple(
+        json.loads(path.read_text()) if path.exists() else None
+        for path in (folder / "trajectory.json", folder / "diagnostics.json")
     )
 
 
@@ -423,38 +422,30 @@ async def test_a_document_that_cannot_be_saved_is_no_failure(store, caplog):
     document = {**DOCUMENT, "extra": {"x": object()}}
     sample = RolloutSample(messages=PROMPT)
     with caplog.at_level(logging.WARNING):
-        await save_outcome(
-            store,
-            ExecutionRequest(id="r", prompt=PROMPT),
-            graded(sample),
-            Settled(document=document),
-            end=RolloutContext(rollout_id="r").settle(graded(sample)),
-            phase=RolloutStatus.RUNNING,
-            timings={},
-            secrets=(),
-        )
+        trajectory, diagnostics = await save(store, graded(sample), Settled(document=document))
     assert "its trajectory is not saved (TypeError)" in caplog.text
-    assert not (store.root / "r" / "trajectory.json").exists()
-    assert (store.root / "r" / "diagnostics.json").exists()
+    assert trajectory is None
+    assert diagnostics is not None
 
 
-def stop_of(*, mounted, may_run):
-    """The stop of an environment."""
+def watch_of(*, mounted, may_run):
+    """The watch of an environment."""
 
-    class Environment:
-        capabilities = SimpleNamespace(mounted=mounted)
+    async def call(*_, **__):
+        raise NotImplementedError
 
-        async def stop(self, delete):
-            raise NotImplementedError
-
-    stop = StopWatch("r-1", 1.0)
-    stop.watch(Environment())
-    stop.may_run = may_run
-    return stop
+    names = ("start", "exec", "upload_file", "upload_dir", "download_file", "download_dir", "stop")
+    environment = SimpleNamespace(
+        capabilities=SimpleNamespace(mounted=mounted), **dict.fromkeys(names, call)
+    )
+    watch = EnvironmentWatch("r-1", 1.0)
+    watch.watch(environment)
+    watch.may_run = may_run
+    return watch
 
 
 def test_nothing_is_kept_of_a_folder_that_a_container_may_still_write_to(plan, store):
-    result = settled(plan, store, stop=stop_of(mounted=True, may_run=True))
+    result = settled(plan, store, watch=watch_of(mounted=True, may_run=True))
     note = result.diagnostics["harbor"]
     assert note["scrubbed"]["reason"] == "its environment may still write there"
     assert "archive" not in note
@@ -468,6 +459,6 @@ def test_nothing_is_kept_of_a_folder_that_a_container_may_still_write_to(plan, s
 )
 def test_of_any_other_folder_it_is(plan, store, mounted, may_run, facts):
     """Where the agent never ran, nobody is there who would write."""
-    result = settled(plan, store, facts, stop=stop_of(mounted=mounted, may_run=may_run))
+    result = settled(plan, store, facts, watch=watch_of(mounted=mounted, may_run=may_run))
     assert result.diagnostics["harbor"]["scrubbed"]["verified"]
     assert result.diagnostics["harbor"]["archive"]["folders"] == ["artifacts", "harbor"]

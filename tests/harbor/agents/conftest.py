@@ -14,10 +14,15 @@ import pytest
 import trio
 
 from rollout import ExecutionRequest, GraderConfig, RolloutContext
-from rollout.backend.harbor.grading.verifier import verifier_fields, with_placeholder_tests
+from rollout.backend.harbor.grading.verifier import (
+    check_gradable,
+    verifier_fields,
+    with_placeholder_tests,
+)
 from rollout.backend.harbor.result.facts import TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import outcome_of
 from rollout.backend.harbor.trial.handover import Handover
+from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.trial.run import TrialRun
 from rollout.backend.harbor.trial.workspaces import make_workspace
@@ -135,7 +140,8 @@ def run_trial(tmp_path):
             grader_timeout_sec=grader_sec,
         )
         ran = Ran(plan=plan, error=None)
-        trial = TrialRun(context=context, set_status=lambda status: None)
+        watch = EnvironmentWatch(name, 60.0)
+        trial = TrialRun(context, lambda status: None, watch)
         if on_agent_start is not None:
             context.progress = Progress(on_agent_start)
         with ExitStack() as stack:
@@ -146,12 +152,12 @@ def run_trial(tmp_path):
                     read_sample=lambda: spec.sample(plan),
                     grader_cls=grader,
                     grader_config=GraderConfig(name="g"),
+                    raised=watch.raised,
                 )
             )
             try:
-                config = await trio.to_thread.run_sync(
-                    _config, spec, plan, grader, environment or {}
-                )
+                check_gradable(plan.request, task, grader)
+                config = await trio.to_thread.run_sync(_config, spec, plan, environment or {})
                 if bridge is not None:
                     await bridge.run(trial.run, config, bridge.call_trio_soon)
                 else:
@@ -159,8 +165,8 @@ def run_trial(tmp_path):
                         await own.run(trial.run, config, own.call_trio_soon)
             except InvalidFieldError as error:
                 ran.error = error
-        ran.progress = trial.progress
-        ran.facts = TrialFacts() if trial.result is None else facts_of(trial.result)
+        ran.events = trial.events
+        ran.facts = TrialFacts() if trial.result is None else facts_of(trial.result, watch.raised)
         sample = spec.sample(plan) or RolloutSample()
         ran.outcome = outcome_of(
             ran.facts,
@@ -174,7 +180,7 @@ def run_trial(tmp_path):
     return run
 
 
-def _config(spec, plan, grader, environment):
+def _config(spec, plan, environment):
     from harbor.models.trial.config import TrialConfig
 
     return TrialConfig.model_validate(
@@ -187,7 +193,7 @@ def _config(spec, plan, grader, environment):
                 "import_path": "rollout.backend.harbor.namespace:NamespaceEnvironment",
                 **environment,
             },
-            "verifier": verifier_fields(plan, grader, None),
+            "verifier": verifier_fields(plan),
         }
     )
 

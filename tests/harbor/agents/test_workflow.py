@@ -187,7 +187,7 @@ async def test_a_workflow_and_a_grader_field_for_field(workflows, make_task, run
     assert ran.log("agent/workflow-errors.txt") == "on standard error\n"
     assert ran.log("artifacts/logs/artifacts/note.txt") == "kept"
     assert ran.files_with("hunter2") == []
-    assert ran.progress.agent_started
+    assert "AGENT_START" in ran.events
 
 
 async def test_a_workflow_is_graded_by_the_tasks_own_tests(workflows, make_task, run_trial, chat):
@@ -345,7 +345,7 @@ async def test_a_sandbox_without_a_python_says_so(workflows, make_task, run_tria
     ran = await run_trial(spec, make_task(), grade=False)
     assert ran.outcome.result.err_category is RolloutErrorCategory.AGENT_ERROR
     assert "no Python from 3.11 on (tried /no/such/python)" in ran.outcome.result.err_message
-    assert not ran.progress.agent_started
+    assert "AGENT_START" not in ran.events
 
 
 async def test_a_sandbox_that_lacks_a_distribution_says_so(workflows, make_task, run_trial):
@@ -354,7 +354,7 @@ async def test_a_sandbox_that_lacks_a_distribution_says_so(workflows, make_task,
     ran = await run_trial(spec, make_task(extra='network_mode = "no-network"\n'), grade=False)
     assert ran.outcome.result.err_category is RolloutErrorCategory.AGENT_ERROR
     assert "lacks no-such-distribution-0815==1" in ran.outcome.result.err_message
-    assert not ran.progress.agent_started
+    assert "AGENT_START" not in ran.events
 
 
 # --- graders ----------------------------------------------------------------------------------

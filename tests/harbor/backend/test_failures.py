@@ -356,7 +356,7 @@ async def test_a_step_after_a_trial_costs_itself_and_not_the_sample(
     async with serving(make_backend()) as rollouts:
         result = await rollouts.run(label="42")
         released.set()
-        while rollouts.backend.threads.borrowed_tokens:
+        while rollouts.backend.runtime.threads.borrowed_tokens:
             await trio.lowlevel.checkpoint()
     assert result.sample.reward == 1.0
     assert result.sample.messages[0]["content"] == "Answer this: What is 6 * 7?"

@@ -184,7 +184,7 @@ async def test_graders_have_a_limit_of_their_own(
         handles = [await rollouts.start(f"r-{number}", label="42") for number in range(2)]
         for handle in handles:
             await handle.wait_for_grading()
-        while backend.grader_slots.statistics().tasks_waiting == 0:
+        while backend.runtime.grader_slots.statistics().tasks_waiting == 0:
             await trio.lowlevel.checkpoint()
         assert OneAtATime.notes == ["come"]
         OneAtATime.let_go.set()
@@ -211,12 +211,12 @@ async def test_a_folder_for_trials_that_cannot_be_had(make_task, make_backend, t
 async def test_a_default_folder_that_others_could_change(make_task, make_backend, tmp_path, way):
     make_task()
     backend = make_backend(trials_dir=None)
-    assert backend.trials_dir.parent == tmp_path / "tmp"
+    assert backend.settings.trials_dir.parent == tmp_path / "tmp"
     if way == "link":
-        backend.trials_dir.symlink_to(tmp_path / "tasks")
+        backend.settings.trials_dir.symlink_to(tmp_path / "tasks")
     else:
-        backend.trials_dir.mkdir()
-        backend.trials_dir.chmod(0o777)
+        backend.settings.trials_dir.mkdir()
+        backend.settings.trials_dir.chmod(0o777)
     with pytest.raises(BackendConfigurationError, match="others can write"):
         async with backend.running():
             raise AssertionError
@@ -230,4 +230,4 @@ async def test_a_relative_folder_for_trials(make_task, make_backend, tmp_path, m
         monkeypatch.chdir("/")
         outcome = await backend.execute(REQUEST)
     assert outcome.result.sample.reward == 1.0
-    assert backend.trials_dir == tmp_path / "trials"
+    assert backend.settings.trials_dir == tmp_path / "trials"

@@ -74,11 +74,11 @@ def no_waits(monkeypatch):
 
 @pytest.fixture
 def run_trial(task, tmp_path):
-    """Run a trial of the oracle; return Harbor's result."""
+    """Run a trial of the oracle; return Harbor's result and the watch of its environment."""
     from harbor.models.trial.config import TrialConfig
     from harbor.trial.trial import Trial
 
-    from rollout.backend.harbor.opensandbox import tell_statuses
+    from rollout.backend.harbor.trial.limits import EnvironmentWatch
 
     async def run(spec, environ):
         trial = await Trial.create(
@@ -92,7 +92,8 @@ def run_trial(task, tmp_path):
                 }
             )
         )
-        tell_statuses(trial.agent_environment)
-        return await trial.run()
+        watch = EnvironmentWatch("r1-0a1b", 60.0)
+        watch.watch(trial.agent_environment)
+        return await trial.run(), watch
 
     return lambda spec, environ: asyncio.run(run(spec, environ))

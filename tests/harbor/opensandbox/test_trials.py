@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,7 @@ from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.result.facts import facts_of
 from rollout.backend.harbor.result.outcomes import outcome_of
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
-from rollout.context import RolloutContext
-from rollout.types import ExecutionRequest, RolloutSample, RolloutStatus
+from rollout.types import RolloutSample, RolloutStatus
 
 # Harbor's own modules call what Harbor has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:harbor")
@@ -24,26 +21,22 @@ DOMAIN = "OPENSANDBOX_DOMAIN"
 TIMEOUT = "OPENSANDBOX_REQUEST_TIMEOUT_SEC"
 RUN_ID = "OPENSANDBOX_RUN_ID"
 
-PLAN = TrialPlan(
-    request=ExecutionRequest(id="r1", prompt=[{"role": "user", "content": "hi"}]),
-    context=RolloutContext(),
-    workspace=Path("/nowhere"),
-    name="r1-0a1b",
-    task=ResolvedTask(name="answer", source={}),
-)
-
 
 def spec_of(server, **kwargs):
     return EnvironmentSpec({"opensandbox": {"api_key": server.api_key} | kwargs})
 
 
-def decide(result):
-    return outcome_of(facts_of(result), RolloutSample(), grade=True, secrets=[]).result
+def decide(ran):
+    result, watch = ran
+    facts = facts_of(result, watch.raised)
+    return outcome_of(facts, RolloutSample(), grade=True, secrets=[]).result
 
 
-def note(result, spec, environ):
-    (error,) = facts_of(result).errors
-    return leftover_note(PLAN, spec, error, environ)
+def note(ran, spec, environ):
+    result, watch = ran
+    assert watch.has_no_sandbox
+    (error,) = facts_of(result, watch.raised).errors
+    return leftover_note("r1-0a1b", spec.domain(environ), [error.exception or error.type])
 
 
 def daemon_calls(server):

@@ -15,7 +15,7 @@ from rollout.backend.failures import (
     format_exception,
     source_of,
 )
-from rollout.backend.harbor.errors import grader_error
+from rollout.backend.harbor.errors import GraderError
 from rollout.backend.harbor.trial.handover import Handover
 from rollout.backend.usercode import UserCall
 from rollout.context import GraderContext
@@ -37,7 +37,7 @@ async def grade(handover: Handover) -> RolloutSample:
     abandons the thread of a plain one.
 
     Raises:
-        UserCodeError: The grader raised, or left the sample without a reward.
+        GraderError: The grader raised, or left the sample without a reward.
     """
     plan = handover.plan
     call = UserCall(plan.request.id, "grader")
@@ -66,9 +66,9 @@ async def grade(handover: Handover) -> RolloutSample:
             plan.request.id,
             format_exception(outcome.error, secrets, of_user=True),
         )
-        raise grader_error(
-            categorize_exception(outcome.error),
+        raise GraderError(
             describe_exception(outcome.error, secrets),
+            categorize_exception(outcome.error),
             source_of(outcome.error, plan.context.chat_completions_url),
         )
     graded: RolloutSample = outcome.value

@@ -14,7 +14,7 @@ from harbor.verifier.base import (  # type: ignore[import-not-found,unused-ignor
     BaseVerifier,
 )
 
-from rollout.backend.harbor.errors import GraderNotRunError
+from rollout.backend.harbor.errors import GraderError
 from rollout.backend.harbor.grading.grader import grade
 from rollout.backend.harbor.result.outcomes import REWARD
 from rollout.backend.harbor.trial.handover import current_handover
@@ -30,12 +30,15 @@ class GraderVerifier(BaseVerifier):  # type: ignore[misc,unused-ignore]
         """Grade, and return the reward; the graded sample stays in the handover.
 
         Raises:
-            UserCodeError: The grader failed; the class says how.
-            GraderNotRunError: The agent has failed, so that there is nothing to grade.
+            GraderError: The grader failed, or the agent has, so that there is nothing to grade.
         """
         handover = current_handover()
-        if handover.agent_failed:
-            raise GraderNotRunError("the agent failed, so the grader was not run")
-        sample = await run_in_trio(grade, handover)
+        try:
+            if handover.agent_failed:
+                raise GraderError("the agent failed, so the grader was not run")  # noqa: TRY301
+            sample = await run_in_trio(grade, handover)
+        except GraderError as error:
+            handover.raised.append(error)
+            raise
         # A sample that is marked as removed may do without a reward.
         return VerifierResult(rewards=None if sample.reward is None else {REWARD: sample.reward})

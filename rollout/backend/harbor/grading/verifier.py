@@ -11,19 +11,16 @@ import attrs
 
 from rollout._json.text import utf8
 from rollout._logs import get_logger
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
+from rollout.backend.harbor.trial.plan import LEAST_SEC, ResolvedTask, TrialPlan
 from rollout.codec import dump_json
 from rollout.errors import InvalidFieldError
 from rollout.types import ExecutionRequest
 
-__all__ = ["LEAST_SEC", "grading_problem", "verifier_fields", "with_placeholder_tests"]
+__all__ = ["check_gradable", "verifier_fields", "with_placeholder_tests"]
 
 logger = get_logger(__name__)
 
 GRADER_VERIFIER = "rollout.backend.harbor.grading.grader_verifier:GraderVerifier"
-
-LEAST_SEC = 0.001
-"""Harbor takes a timeout of zero for none at all, so a time that has run out is this long."""
 
 _LONGEST_VARIABLE = 100_000
 """Linux takes no more than 128 KiB for one environment variable."""
@@ -38,43 +35,36 @@ exit 1
 """
 
 
-def grading_problem(request: ExecutionRequest, task: ResolvedTask, grader_cls: Any) -> str | None:
-    """Say why a rollout cannot be graded, before its agent runs; ``None`` if it can."""
-    if not request.grade or task.own_tests:
-        return None
-    if grader_cls is None:
-        return (
-            f"the rollout cannot be graded: task {task.name} has no tests/test.sh, and this "
-            "server has no grader (add tests, configure a grader, or send grade=false)"
-        )
-    if request.label is None and request.metadata is None:
-        return (
-            "the rollout cannot be graded: the request has neither a label nor metadata "
-            "(send one of them, or grade=false)"
-        )
-    return None
-
-
-def verifier_fields(plan: TrialPlan, grader_cls: Any, grader_config: Any) -> dict[str, Any]:
-    """Return the fields of Harbor's ``VerifierConfig`` for a trial.
-
-    A task's own ``tests/test.sh`` goes before the grader. It gets the request's label and
-    metadata as ``ROLLOUT_LABEL`` and ``ROLLOUT_METADATA`` (JSON).
-
-    Args:
-        plan: The trial's plan, with a fetched task.
-        grader_cls: The user's grader, or ``None``.
-        grader_config: Its config; the grader gets it by the `Handover`, not through Harbor.
+def check_gradable(request: ExecutionRequest, task: ResolvedTask, grader_cls: Any) -> None:
+    """Check that a rollout can be graded, before its agent runs.
 
     Raises:
         InvalidFieldError: The rollout is to be graded and cannot be.
     """
-    del grader_config
+    if not request.grade or task.own_tests:
+        return
+    if grader_cls is None:
+        raise InvalidFieldError(
+            "grade",
+            f"is true, but the rollout cannot be graded: task {task.name} has no tests/test.sh, "
+            "and this server has no grader (add tests, configure a grader, or send grade=false)",
+        )
+    if request.label is None and request.metadata is None:
+        raise InvalidFieldError(
+            "grade",
+            "is true, but the rollout cannot be graded: the request has neither a label nor "
+            "metadata (send one of them, or grade=false)",
+        )
+
+
+def verifier_fields(plan: TrialPlan) -> dict[str, Any]:
+    """Return the fields of Harbor's ``VerifierConfig`` for a trial that can be graded.
+
+    A task's own ``tests/test.sh`` goes before the grader. It gets the request's label and
+    metadata as ``ROLLOUT_LABEL`` and ``ROLLOUT_METADATA`` (JSON).
+    """
     if not plan.request.grade:
         return {"disable": True}
-    problem = grading_problem(plan.request, plan.task, grader_cls)
-    if problem is not None:
-        raise InvalidFieldError("grade", f"is true, but {problem}")
     fields: dict[str, Any] = {}
     if plan.grader_timeout_sec is not None:
         fields["override_timeout_sec"] = max(plan.grader_timeout_sec, LEAST_SEC)

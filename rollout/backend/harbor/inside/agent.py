@@ -23,16 +23,12 @@ from harbor.agents.base import (  # type: ignore[import-not-found,unused-ignore]
 from rollout._logs import Lines, get_logger
 from rollout._redaction import redact
 from rollout.backend.failures import wants_tracebacks
-from rollout.backend.harbor.errors import (
-    WorkflowAgentError,
-    WorkflowSetupError,
-    WorkflowValidationError,
-    workflow_error,
-)
+from rollout.backend.harbor.errors import WorkflowError, WorkflowSetupError
 from rollout.backend.harbor.inside.handback import Handback, read_handback
 from rollout.backend.harbor.inside.payload import API_KEY, CHAT_URL
 from rollout.backend.harbor.trial.handover import Handover, current_handover
 from rollout.errors import InvalidFieldError
+from rollout.types import RolloutErrorCategory
 
 __all__ = ["SandboxAgent"]
 
@@ -170,7 +166,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
             context: Nothing is reported there: tokens are counted by whoever calls the model.
 
         Raises:
-            UserCodeError: The workflow failed; the class says how.
+            WorkflowError: The workflow failed.
         """
         del instruction, context
         handover = current_handover()
@@ -186,7 +182,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
                 Lines(redact(said, secrets)),
             )
             message = redact(failure.message, secrets)
-            raise workflow_error(failure.category, message, failure.source)
+            raise WorkflowError(message, failure.category, failure.source)
         for line in handback.dropped:
             logger.warning(
                 "rollout %s: left out of the sample, since it has no JSON form: %s",
@@ -211,15 +207,15 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
             await self._kill(environment)
             raise
         if result.return_code != 0:
-            raise WorkflowAgentError(
-                await self._last_words(environment, result.return_code, handover)
-            )
+            raise WorkflowError(await self._last_words(environment, result.return_code, handover))
         try:
             await environment.download_file(f"{self._home}/out/result.json", self._result)
             return await asyncio.to_thread(read_handback, self._result)
         except (InvalidFieldError, OSError, RuntimeError) as error:
             self._result.unlink(missing_ok=True)
-            raise WorkflowValidationError(f"the workflow's {error}") from error
+            raise WorkflowError(
+                f"the workflow's {error}", RolloutErrorCategory.VALIDATION_ERROR
+            ) from error
 
     async def _last_words(self, environment: Any, code: int, handover: Handover) -> str:
         result = await environment.exec(f"tail -c {_TAIL_BYTES} {_ERRORS} 2>/dev/null || true")

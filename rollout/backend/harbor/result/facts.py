@@ -1,20 +1,21 @@
 """What is known of a trial, in plain types: from Harbor's result to what we decide on.
 
 Everything that looks at Harbor's own objects is in one function, `facts_of`, so that the
-rules in `rollout.backend.harbor.result.outcomes` are tested without Harbor, and a change of Harbor
-is met in one place.
+rules in `rollout.backend.harbor.result.outcomes` are tested without Harbor, and a change of
+Harbor is met in one place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from rollout.types._fields import plain_number
 
-__all__ = ["TrialError", "TrialFacts", "TrialProgress", "facts_of"]
+__all__ = ["TrialError", "TrialFacts", "facts_of"]
 
 
 @frozen(kw_only=True)
@@ -24,50 +25,15 @@ class TrialError:
     Attributes:
         type: The bare name of its class.
         message: Its text; it may hold secrets.
-        traceback: Its traceback; it may hold secrets.
         in_verifier: Whether it came while the verifier ran, rather than before.
+        exception: The exception itself, if it went through code of ours: Harbor keeps its name
+            and texts alone.
     """
 
     type: str
     message: str = ""
     in_verifier: bool = False
-    traceback: str = field(default="", repr=False)
-
-
-@define(kw_only=True)
-class TrialProgress:
-    """How far a trial got, by its events.
-
-    Attributes:
-        started: It has begun.
-        environment_started: Its environment was asked to start.
-        agent_started: Its agent was about to run.
-        agent_ended: Its agent has run.
-        verification_started: Its verifier was about to run.
-        verifying: That is where it is: of a task of several steps, the next agent may have begun.
-        cancelled: It noticed that it was cancelled.
-        ended: It has ended, cleanup included.
-    """
-
-    started: bool = False
-    environment_started: bool = False
-    agent_started: bool = False
-    agent_ended: bool = False
-    verification_started: bool = False
-    verifying: bool = False
-    cancelled: bool = False
-    ended: bool = False
-
-    @property
-    def phase(self) -> str:
-        """Where it is, as in ``cancelled while its agent ran``."""
-        if self.verifying:
-            return "its verifier ran"
-        if self.agent_started:
-            return "its agent ran"
-        if self.environment_started:
-            return "its environment was set up"
-        return "its trial was set up"
+    exception: BaseException | None = field(default=None, repr=False)
 
 
 @frozen(kw_only=True)
@@ -96,22 +62,28 @@ class TrialFacts:
     timings: dict[str, float] = field(factory=dict)
 
 
-def facts_of(result: Any) -> TrialFacts:
-    """Read a ``harbor.models.trial.result.TrialResult``."""
+def facts_of(result: Any, raised: Iterable[BaseException] = ()) -> TrialFacts:
+    """Read a ``harbor.models.trial.result.TrialResult``.
+
+    Args:
+        result: The result.
+        raised: The exceptions that went through code of ours.
+    """
     steps = list(getattr(result, "step_results", None) or [])
     prompt, cached, completion, cost = result.compute_token_cost_totals()
     verified = result.verifier_result
     info = result.agent_info
+    by_text = {(type(each).__name__, str(each)): each for each in raised}
     return TrialFacts(
         errors=tuple(
             TrialError(
-                type=part.exception_info.exception_type,
-                message=part.exception_info.exception_message,
-                traceback=part.exception_info.exception_traceback,
+                type=recorded.exception_type,
+                message=recorded.exception_message,
                 in_verifier=_in_verifier(part),
+                exception=by_text.get((recorded.exception_type, recorded.exception_message)),
             )
             for part in (result, *steps)
-            if part.exception_info is not None
+            if (recorded := part.exception_info) is not None
         ),
         rewards=None if verified is None or not verified.rewards else dict(verified.rewards),
         prompt_tokens=prompt,

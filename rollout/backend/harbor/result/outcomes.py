@@ -14,7 +14,7 @@ import attrs
 
 from rollout._redaction import redact
 from rollout.backend.executions import failure
-from rollout.backend.harbor.errors import CATEGORIES, SOURCES
+from rollout.backend.harbor.errors import UserCodeError
 from rollout.backend.harbor.opensandbox import is_provider_failure
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts
 from rollout.types import (
@@ -58,8 +58,8 @@ _VALIDATION = frozenset(
         "VerifierOutputParseError",
     }
 )
-_PARSING = "_parse_reward"
-"""In the name of Harbor's functions that read a reward, which may be a folder, or nested deeply."""
+_UNREADABLE = frozenset({"IsADirectoryError", "MemoryError", "RecursionError"})
+"""Errors of Harbor's verifier for a file of rewards that is a folder, or JSON nested deeply."""
 
 _STORAGE = tuple(f"[Errno {number}] " for number in STORAGE_ERRORS)
 
@@ -73,16 +73,16 @@ _PROVIDER = frozenset(
 
 
 def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
-    """Map what a trial recorded to a category; it has kept the names of exceptions only."""
-    if error.type in CATEGORIES:
-        return CATEGORIES[error.type]
+    """Map an error that a trial recorded to a category, by its name unless ours raised it."""
+    if isinstance(error.exception, UserCodeError):
+        return error.exception.category
     if error.type in _TIMEOUTS:
         return RolloutErrorCategory.TIMEOUT
-    if error.type in _VALIDATION or (error.in_verifier and _PARSING in error.traceback):
+    if error.type in _VALIDATION or (error.in_verifier and error.type in _UNREADABLE):
         return RolloutErrorCategory.VALIDATION_ERROR
     if error.type == "OSError" and error.message.startswith(_STORAGE):
         return RolloutErrorCategory.INTERNAL_ERROR
-    if error.type in _PROVIDER or is_provider_failure(error):
+    if error.type in _PROVIDER or (error.exception and is_provider_failure(error.exception)):
         return RolloutErrorCategory.HTTP_ERROR
     return RolloutErrorCategory.AGENT_ERROR
 
@@ -127,11 +127,12 @@ def outcome_of(
 
 def _failed(error: TrialError, secrets: list[str | None]) -> ExecutionResult:
     text = redact(error.message or error.type, secrets)
-    if error.type not in text and error.type not in CATEGORIES:
-        text = f"{error.type}: {text}"
-    failed = failure(text, categorize_trial_error(error))
-    failed.err_source = SOURCES.get(error.type)
-    return failed
+    category = categorize_trial_error(error)
+    if isinstance(error.exception, UserCodeError):
+        failed = failure(text, category)
+        failed.err_source = error.exception.source
+        return failed
+    return failure(text if error.type in text else f"{error.type}: {text}", category)
 
 
 def _reward(facts: TrialFacts) -> float | None:

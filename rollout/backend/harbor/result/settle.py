@@ -1,14 +1,11 @@
 """Put in order what a trial left: read its sample, free it of the key, move it, remove it.
 
 `settle` is blocking and runs in a thread. Nothing here changes what the agent or the verifier
-said. When the rollout's outcome is known, `save_outcome` writes its trajectory and a note on
-how it went, as `LocalBackend` does.
+said.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +15,23 @@ from attrs import define, field
 from rollout._files.trees import tame_tree
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
-from rollout.artifacts import ArtifactStore
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents.base import AgentSpec
 from rollout.backend.harbor.agents.native import NativeAgent
-from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.result.archive import archive_trial
 from rollout.backend.harbor.result.facts import TrialFacts
 from rollout.backend.harbor.result.outcomes import REWARD
 from rollout.backend.harbor.result.scrub import ScrubReport, scrub_folder
 from rollout.backend.harbor.result.trajectories import Adoption, adopt_trajectory
-from rollout.backend.harbor.trial.limits import StopWatch
+from rollout.backend.harbor.settings import HarborSettings
+from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.backend.harbor.trial.workspaces import remove_workspace
-from rollout.backend.saving import RolloutFiles
-from rollout.types import (
-    ExecutionOutcome,
-    ExecutionRequest,
-    RolloutResultResponse,
-    RolloutSample,
-    RolloutStatus,
-)
+from rollout.types import RolloutSample
 from rollout.types._fields import plain_number
 
-__all__ = ["Settled", "handed_back", "save_outcome", "settle"]
+__all__ = ["Settled", "handed_back", "settle"]
 
 logger = get_logger(__name__)
 
@@ -74,52 +63,45 @@ class Settled:
 
 def settle(
     settled: Settled,
-    plan: TrialPlan | None,
-    workspace: Path,
+    plan: TrialPlan,
     facts: TrialFacts,
+    settings: HarborSettings,
+    watch: EnvironmentWatch,
     *,
-    agent: AgentSpec,
-    store: ArtifactStore,
     keep_failed: bool,
-    environment: EnvironmentSpec | None = None,
     error: BaseException | None = None,
-    stop: StopWatch | None = None,
 ) -> None:
-    """Put in order what a trial left in *workspace*, its sample first.
+    """Put in order what a trial left in its workspace, its sample first.
 
     What is not known to be free of the rollout's key is neither archived nor kept. A trial
     that was cancelled has not failed.
 
     Args:
         settled: What there is so far goes there, whatever comes after it.
-        plan: The trial's plan; ``None`` if it never had one.
-        workspace: The rollout's folder.
+        plan: The trial's plan.
         facts: What Harbor said of the trial.
-        agent: Who made the sample.
-        store: Where artifacts and logs go.
+        settings: The backend's: who made the sample, and where artifacts and logs go.
+        watch: The trial's environment, and how its stop went.
         keep_failed: Whether the folder of a failed trial stays.
-        environment: Where it ran, to name a sandbox that may still be there.
         error: What the trial raised, rather than recorded.
-        stop: How the stop of its environment went.
     """
-    if plan is None:
-        settled.sample = None
-        remove_workspace(workspace.name, workspace)
-        return
     redactor = Redactor(plan.secrets)
     notes: dict[str, Any] = _facts(plan, facts)
-    if stop is not None and stop.note is not None:
-        notes["stop"] = stop.note
-    notes |= _leftover(plan, facts, environment, error)
+    if watch.note is not None:
+        notes["stop"] = watch.note
+    if watch.has_no_sandbox and settings.environment.is_opensandbox:
+        errors = [error, *(each.exception or each.type for each in facts.errors)]
+        leftover = leftover_note(plan.name, settings.environment.domain(), errors)
+        notes |= {} if leftover is None else {"leftover": leftover}
     settled.diagnostics = {"harbor": redactor.value(notes)}
     there = plan.trial_dir.is_dir() and not plan.trial_dir.is_symlink()
     removed = _tamed(plan.trial_dir) if there else None
-    adoption = _take_sample(settled, plan, agent, redactor)
+    adoption = _take_sample(settled, plan, settings.agent, redactor)
     clean = False
     if there:
         settled.step = "searching it for the key"
         # Nobody else may be at work on what is searched.
-        busy = stop is not None and stop.may_write and facts.agent is not None
+        busy = watch.may_write and facts.agent is not None
         report = _scrubbed(plan, removed, busy=busy)
         settled.note("scrubbed", redactor.value(report.to_dict()))
         clean = report.verified
@@ -134,15 +116,15 @@ def settle(
     if clean:
         settled.document = None if adoption is None else adoption.document
         settled.step = "archiving it"
-        archived = archive_trial(plan, store, keep=keep)
-        settled.note("archive", redactor.value(archived.to_dict()))
+        settled.note("archive", redactor.value(archive_trial(plan, settings.store, keep=keep)))
     if keep:
         settled.note("kept_in", redactor.text(str(plan.trial_dir)))
         logger.info(
             "rollout %s: the folder of its trial stays: %s", plan.request.id, plan.trial_dir
         )
-    if not remove_workspace(plan.request.id, workspace, keep=plan.trial_dir if keep else None):
-        settled.note("not_removed", redactor.text(str(workspace)))
+    kept = plan.trial_dir if keep else None
+    if not remove_workspace(plan.request.id, plan.workspace, keep=kept):
+        settled.note("not_removed", redactor.text(str(plan.workspace)))
 
 
 def _take_sample(
@@ -186,21 +168,6 @@ def _facts(plan: TrialPlan, facts: TrialFacts) -> dict[str, Any]:
             "cost_usd": facts.cost_usd,
         },
     }
-
-
-def _leftover(
-    plan: TrialPlan,
-    facts: TrialFacts,
-    environment: EnvironmentSpec | None,
-    error: BaseException | None,
-) -> dict[str, Any]:
-    if environment is None:
-        return {}
-    for each in (error, *facts.errors):
-        note = leftover_note(plan, environment, each, os.environ)
-        if note is not None:
-            return {"leftover": note}
-    return {}
 
 
 def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> bool:
@@ -251,41 +218,3 @@ def _conversation(plan: TrialPlan, adoption: Adoption) -> RolloutSample:
     if not messages and plan.task.instruction is not None:
         messages = [{"role": "user", "content": plan.task.instruction}]
     return RolloutSample(messages=messages or list(plan.request.prompt), label=plan.request.label)
-
-
-async def save_outcome(
-    store: ArtifactStore,
-    request: ExecutionRequest,
-    outcome: ExecutionOutcome,
-    settled: Settled,
-    *,
-    end: RolloutResultResponse,
-    phase: RolloutStatus,
-    timings: Mapping[str, float | None],
-    secrets: tuple[str | None, ...],
-) -> None:
-    """Write the rollout's trajectory and the note on how it went; see `ArtifactStore.save`.
-
-    Waits for a bounded time, whatever is cancelled, and never raises.
-
-    Args:
-        store: Where they go.
-        request: What was asked for.
-        outcome: How it ended.
-        settled: What its trial left.
-        end: What is published of how it ended.
-        phase: How far it came.
-        timings: Seconds by name.
-        secrets: What is never kept.
-    """
-    files = RolloutFiles(
-        request=request,
-        outcome=outcome,
-        phase=phase,
-        end=end,
-        timings=timings,
-        secrets=secrets,
-        document=settled.document,
-        diagnostics=settled.diagnostics,
-    )
-    await store.save(request.id, files.contents)

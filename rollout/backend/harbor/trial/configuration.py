@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout.backend.harbor.grading.verifier import verifier_fields
+from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.trial.network import agent_extra_hosts
 from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.backend.harbor.validation import problems_of
 from rollout.errors import BackendConfigurationError
 
-if TYPE_CHECKING:
-    from rollout.backend.harbor.backend import HarborBackend
-
 __all__ = ["trial_config"]
 
 
-def trial_config(backend: HarborBackend, plan: TrialPlan) -> Any:
+def trial_config(settings: HarborSettings, plan: TrialPlan) -> Any:
     """Build a ``harbor.models.trial.config.TrialConfig``. Blocking: the first call imports Harbor.
 
     Raises:
@@ -27,8 +25,8 @@ def trial_config(backend: HarborBackend, plan: TrialPlan) -> Any:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbor.models.trial.config import TrialConfig  # noqa: PLC0415 - an extra, and slow
 
-    agent = dict(backend.agent.fields(plan))
-    hosts = agent_extra_hosts(plan, agent_on_host=backend.agent.on_host)
+    agent = dict(settings.agent.fields(plan))
+    hosts = agent_extra_hosts(plan, agent_on_host=settings.agent.on_host)
     if hosts:
         agent["extra_allowed_hosts"] = [*agent.get("extra_allowed_hosts", ()), *hosts]
     try:
@@ -38,8 +36,8 @@ def trial_config(backend: HarborBackend, plan: TrialPlan) -> Any:
                 "trial_name": plan.name,
                 "trials_dir": plan.trials_dir,
                 "agent": agent,
-                "environment": backend.environment.fields(os.environ),
-                "verifier": verifier_fields(plan, backend.grader_cls, backend.grader_config),
+                "environment": settings.environment.fields(os.environ),
+                "verifier": verifier_fields(plan),
             }
         )
     except ValueError as error:  # pydantic's own, which holds the values too

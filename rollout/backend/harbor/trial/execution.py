@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
@@ -19,19 +19,25 @@ from rollout.backend.failures import (
     describe_exception,
     format_exception,
 )
-from rollout.backend.harbor.grading.verifier import grading_problem, with_placeholder_tests
+from rollout.backend.harbor.grading.verifier import check_gradable, with_placeholder_tests
 from rollout.backend.harbor.result.facts import TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import STORAGE_ERRORS, outcome_of
-from rollout.backend.harbor.result.settle import Settled, handed_back, save_outcome, settle
+from rollout.backend.harbor.result.settle import Settled, handed_back, settle
+from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
 from rollout.backend.harbor.trial.handover import Handover
-from rollout.backend.harbor.trial.limits import StopWatch
+from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.network import check_chat_url
 from rollout.backend.harbor.trial.plan import TrialPlan, trial_name
 from rollout.backend.harbor.trial.run import TrialRun
-from rollout.backend.harbor.trial.workspaces import make_workspace, prune_kept, remove_workspace
-from rollout.backend.saving import settle_end
+from rollout.backend.harbor.trial.runtime import Runtime
+from rollout.backend.harbor.trial.workspaces import (
+    make_workspace,
+    prune_kept,
+    remove_workspace,
+)
+from rollout.backend.saving import RolloutFiles, settle_end
 from rollout.context import RolloutContext
 from rollout.errors import BackendConfigurationError, BridgeError, InvalidFieldError
 from rollout.types import (
@@ -42,9 +48,6 @@ from rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
-
-if TYPE_CHECKING:
-    from rollout.backend.harbor.backend import HarborBackend
 
 __all__ = ["TrialExecution"]
 
@@ -61,36 +64,41 @@ class TrialExecution:
     """The execution of one rollout, which has a slot.
 
     Attributes:
-        backend: The backend.
+        settings: The backend's settings.
+        runtime: What it shares with other executions.
         request: What the caller asked for.
         execution: Its entry in the backend's table.
         context: Its context.
         phase: The agent's phase, with its deadline.
-        run_of: The trial on the bridge, and its events.
+        trial: The trial on the bridge, and its events.
         plan: The trial's plan, once there is one.
         handover: What agent and verifier share with it, once the trial is about to run.
         error: What kept the trial from running to its end.
         late: How it ended if its agent's time was over before its agent could begin.
     """
 
-    backend: HarborBackend
+    settings: HarborSettings
+    runtime: Runtime
     request: ExecutionRequest
     execution: Execution
     context: RolloutContext
     phase: Phase
-    run_of: TrialRun = field(init=False)
+    trial: TrialRun = field(init=False)
     plan: TrialPlan | None = field(default=None, init=False)
     handover: Handover | None = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
     late: ExecutionResult | None = field(default=None, init=False)
+    _name: str = field(init=False)
     _workspace: Path | None = field(default=None, init=False)
     _before_agent: trio.CancelScope = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._name = trial_name(self.request.id)
         self._before_agent = trio.CancelScope(deadline=self.phase.deadline)
-        self.run_of = TrialRun(
+        self.trial = TrialRun(
             context=self.context,
             set_status=self._set_status,
+            watch=EnvironmentWatch(self._name, self.settings.stop_timeout_sec),
             on_agent_start=self._leave_the_rest_to_the_agent,
         )
 
@@ -121,7 +129,7 @@ class TrialExecution:
                 except BaseException as error:  # noqa: BLE001 - code of agents raises anything
                     self.error = sole_error(error)
                     if isinstance(self.error, BridgeError):
-                        self.backend.problem = str(self.error)
+                        self.runtime.problem = str(self.error)
             self.execution.leave()
         except BaseException:
             await self._finish(cancelled=True)
@@ -148,63 +156,58 @@ class TrialExecution:
         ended = self.phase.interruption(self.execution, trio.current_time())
         if ended is None or ended.status is not RolloutStatus.FAILURE:
             return  # a cancel request was earlier
-        if self.run_of.progress.environment_started:
-            ended.err_message = f"{ended.err_message}, while {self.run_of.progress.phase}"
+        if "ENVIRONMENT_START" in self.trial.events:
+            ended.err_message = f"{ended.err_message}, while {self.trial.phase}"
         self.late = ended
 
     async def _plan_and_run(self) -> None:
-        backend, name = self.backend, trial_name(self.request.id)
-        self._workspace = await backend.in_thread(make_workspace, backend.trials_dir, name)
-        plan = self.plan = await self._make_plan(self._workspace, name)
-        config = await backend.in_thread(trial_config, backend, plan)
+        settings, runtime = self.settings, self.runtime
+        self._workspace = await runtime.in_thread(make_workspace, settings.trials_dir, self._name)
+        plan = self.plan = await self._make_plan(self._workspace)
+        config = await runtime.in_thread(trial_config, settings, plan)
         self.handover = Handover(
             plan=plan,
-            read_sample=partial(handed_back, plan, backend.agent),
-            grader_cls=backend.grader_cls,
-            grader_config=backend.grader_config,
-            grader_slots=backend.grader_slots,
+            read_sample=partial(handed_back, plan, settings.agent),
+            grader_cls=settings.grader_cls,
+            grader_config=settings.grader_config,
+            grader_slots=runtime.grader_slots,
+            raised=self.trial.watch.raised,
         )
-        self.run_of.stop = StopWatch(name, backend.stop_timeout_sec)
+        bridge = runtime.bridge
         left = self.phase.deadline - trio.current_time()
+        agent_sec = None if math.isinf(left) else left
         with self.handover:
-            await backend.bridge.run(
-                self.run_of.run,
-                config,
-                backend.bridge.call_trio_soon,
-                None if math.isinf(left) else left,
-            )
+            await bridge.run(self.trial.run, config, bridge.call_trio_soon, agent_sec)
 
-    async def _make_plan(self, workspace: Path, name: str) -> TrialPlan:
+    async def _make_plan(self, workspace: Path) -> TrialPlan:
         """Resolve and fetch the task, and check what can be checked before a sandbox starts.
 
         Raises:
             InvalidFieldError: The request lacks or has what cannot work.
             BackendConfigurationError: The task could not be prewarmed.
         """
-        backend, request = self.backend, self.request
-        task = await backend.in_thread(backend.tasks.resolve, request, workspace)
-        reason = backend.unfit_tasks.get(task.name)
+        settings, runtime, request = self.settings, self.runtime, self.request
+        task = await runtime.in_thread(settings.tasks.resolve, request, workspace)
+        reason = runtime.unfit_tasks.get(task.name)
         if reason is not None:
             raise BackendConfigurationError(f"task {task.name} could not be prewarmed: {reason}")
-        task = await backend.bridge.run(fetch_task, task, workspace)
-        problem = grading_problem(request, task, backend.grader_cls)
-        if problem is not None:
-            raise InvalidFieldError("grade", f"is true, but {problem}")
-        task = await backend.in_thread(with_placeholder_tests, task, workspace)
+        task = await runtime.bridge.run(fetch_task, task, workspace)
+        check_gradable(request, task, settings.grader_cls)
+        task = await runtime.in_thread(with_placeholder_tests, task, workspace)
         plan = TrialPlan(
             request=request,
             context=self.context,
             workspace=workspace,
-            name=name,
+            name=self._name,
             task=task,
-            model=(request.metadata or {}).get("harbor_model", backend.model),
+            model=(request.metadata or {}).get("harbor_model", settings.model),
             agent_timeout_sec=None
             if request.agent_timeout_sec is None
             else max(self.phase.deadline - trio.current_time(), 0.0),
             grader_timeout_sec=request.grader_timeout_sec,
-            more_secrets=tuple(backend.secrets),
+            more_secrets=settings.secrets,
         )
-        check_chat_url(plan, agent_on_host=backend.agent.on_host, environment=backend.environment)
+        check_chat_url(plan, agent_on_host=settings.agent.on_host, environment=settings.environment)
         return plan
 
     async def _finish(self, *, cancelled: bool) -> ExecutionOutcome:
@@ -218,29 +221,30 @@ class TrialExecution:
         return outcome
 
     async def _save(self, outcome: ExecutionOutcome, settled: Settled) -> None:
+        """Write the trajectory and the note on how it went; see `ArtifactStore.save`."""
         now = trio.current_time()
         for span in (self.execution.agent_at, self.execution.grader_at):
             if span.since is not None and span.until is None:
                 span.until = now
-        await save_outcome(
-            self.backend.store,
-            self.request,
-            outcome,
-            settled,
-            end=await settle_end(self.context, outcome),
+        files = RolloutFiles(
+            request=self.request,
+            outcome=outcome,
             phase=self.execution.status,
+            end=await settle_end(self.context, outcome),
             timings=self.execution.timings(now),
             secrets=tuple(self._secrets()),
+            document=settled.document,
+            diagnostics=settled.diagnostics,
         )
+        await self.settings.store.save(self.request.id, files.contents)
 
     def _secrets(self) -> list[str | None]:
-        return [*self.context.secrets, *self.backend.secrets]
+        return [*self.context.secrets, *self.settings.secrets]
 
     async def _settle(self, *, cancelled: bool) -> Settled:
         facts = self._facts()
         settled = self._unsettled()
-        if self.run_of.stop is not None:
-            self.backend.stops.note(self.run_of.stop)
+        self.runtime.stops.note(self.trial.watch)
         if self._workspace is not None:
             with trio.move_on_after(_SETTLE_SEC) as scope:
                 await trio.to_thread.run_sync(
@@ -250,7 +254,7 @@ class TrialExecution:
                     facts or TrialFacts(),
                     cancelled,
                     abandon_on_cancel=True,
-                    limiter=self.backend.threads,
+                    limiter=self.runtime.threads,
                 )
             if scope.cancelled_caught:
                 settled = attrs.evolve(settled)  # the thread goes on with the other one
@@ -266,11 +270,10 @@ class TrialExecution:
         return settled
 
     def _facts(self) -> TrialFacts | None:
-        result = self.run_of.result
-        if result is None:
+        if self.trial.result is None:
             return None
         try:
-            return facts_of(result)
+            return facts_of(self.trial.result, self.trial.watch.raised)
         except Exception as error:  # noqa: BLE001 - an object of Harbor's, in whatever version
             self.error = self.error or error
             return None
@@ -278,21 +281,23 @@ class TrialExecution:
     def _settle_in_thread(
         self, settled: Settled, workspace: Path, facts: TrialFacts, cancelled: bool
     ) -> None:
+        settings = self.settings
+        if self.plan is None:
+            settled.sample = None
+            remove_workspace(self.request.id, workspace)
+            return
         try:
             settle(
                 settled,
                 self.plan,
-                workspace,
                 facts,
-                agent=self.backend.agent,
-                store=self.backend.store,
-                keep_failed=self.backend.keep_failed_trials and not cancelled and not self.late,
-                environment=self.backend.environment,
+                settings,
+                self.trial.watch,
+                keep_failed=settings.keep_failed_trials and not cancelled and not self.late,
                 error=self.error,
-                stop=self.run_of.stop,
             )
             if "kept_in" in settled.diagnostics.get("harbor", {}):
-                prune_kept(self.backend.trials_dir, self.backend.max_kept_trials)
+                prune_kept(settings.trials_dir, settings.max_kept_trials)
         except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
             self._log(f"{settled.step} failed, so what its trial left is removed", error)
             settled.note("unsettled", f"{settled.step} failed ({type(error).__name__})")
@@ -305,11 +310,10 @@ class TrialExecution:
         return Settled(sample=RolloutSample(messages=prompt, label=self.request.label))
 
     def _cancelled(self, settled: Settled) -> ExecutionOutcome:
-        progress = self.run_of.progress
         ended = ExecutionResult(
-            status=RolloutStatus.CANCELLED, err_message=f"cancelled while {progress.phase}"
+            status=RolloutStatus.CANCELLED, err_message=f"cancelled while {self.trial.phase}"
         )
-        if not progress.verifying:
+        if not self.trial.verifying:
             return ExecutionOutcome(workflow=ended)
         ended.sample = settled.sample
         agent = ExecutionResult(status=RolloutStatus.SUCCESS, sample=settled.sample)
@@ -318,28 +322,25 @@ class TrialExecution:
     def _outcome(self, settled: Settled) -> ExecutionOutcome:
         if self.late is not None:
             return ExecutionOutcome(workflow=self.late)
-        error = self.error
-        if error is None and settled.facts is None:
-            error = RuntimeError("the trial ended without a result")
-        if error is not None or settled.facts is None:
-            assert error is not None  # noqa: S101 - see above
-            text = describe_exception(error, self._secrets())
-            if isinstance(error, InvalidFieldError):
-                logger.warning("rollout %s: its trial cannot run: %s", self.request.id, text)
-            else:
-                self._log("its trial could not run", error)
-            return ExecutionOutcome(workflow=failure(text, _category(error)))
-        return outcome_of(
-            self._with_our_deadline(settled.facts),
-            settled.sample,
-            grade=self.request.grade,
-            secrets=self._secrets(),
-            graded=None if self.handover is None else self.handover.graded,
-        )
+        if self.error is None and settled.facts is not None:
+            return outcome_of(
+                self._with_our_deadline(settled.facts),
+                settled.sample,
+                grade=self.request.grade,
+                secrets=self._secrets(),
+                graded=None if self.handover is None else self.handover.graded,
+            )
+        error = self.error or RuntimeError("the trial ended without a result")
+        text = describe_exception(error, self._secrets())
+        if isinstance(error, InvalidFieldError):
+            logger.warning("rollout %s: its trial cannot run: %s", self.request.id, text)
+        else:
+            self._log("its trial could not run", error)
+        return ExecutionOutcome(workflow=failure(text, _category(error)))
 
     def _with_our_deadline(self, facts: TrialFacts) -> TrialFacts:
         """Say whose time was over: Harbor, which counts otherwise, names another number."""
-        time, first = self.run_of.agent_time, facts.errors[:1]
+        time, first = self.trial.agent_time, facts.errors[:1]
         if time is None or not time.is_over or not first or first[0].type != _AGENT_TIMEOUT:
             return facts
         text = f"agent exceeded its deadline of {self.phase.limit:g} s, counted from admission"

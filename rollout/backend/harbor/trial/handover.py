@@ -7,9 +7,8 @@ instead, and a context variable carries it into the trial's asyncio task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextvars import ContextVar
-from types import TracebackType
+from collections.abc import Callable, MutableSequence
+from contextvars import ContextVar, Token
 from typing import Any, Self
 
 import trio
@@ -21,7 +20,7 @@ from rollout.types import GraderConfig, RolloutSample
 
 __all__ = ["Handover", "current_handover", "entered_handover"]
 
-_entered: ContextVar[tuple[Handover, ...]] = ContextVar("harbor_handover", default=())
+_entered: ContextVar[Handover | None] = ContextVar("harbor_handover", default=None)
 
 
 @define(eq=False)
@@ -38,6 +37,7 @@ class Handover:
         grader_cls: The user's grader, if there is one.
         grader_config: Its config.
         grader_slots: What it waits for before it grades; ``None`` for nothing.
+        raised: Gets the errors of the grader, of which Harbor keeps names and texts alone.
         agent_failed: Whether an agent of ours has raised.
         graded: The sample as the grader left it; ``None`` while it has not graded.
     """
@@ -47,26 +47,23 @@ class Handover:
     grader_cls: Any = None
     grader_config: GraderConfig | None = None
     grader_slots: trio.CapacityLimiter | None = field(default=None, repr=False)
+    raised: MutableSequence[BaseException] = field(factory=list, repr=False)
     agent_failed: bool = False
     graded: RolloutSample | None = field(default=None, init=False)
+    _token: Token[Handover | None] | None = field(default=None, init=False, repr=False)
 
     def __enter__(self) -> Self:
-        _entered.set((*_entered.get(), self))
+        self._token = _entered.set(self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _entered.set(_entered.get()[:-1])
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _entered.reset(self._token)
 
 
 def entered_handover() -> Handover | None:
     """Return the handover of the trial that runs here, ``None`` outside of one."""
-    entered = _entered.get()
-    return entered[-1] if entered else None
+    return _entered.get()
 
 
 def current_handover() -> Handover:

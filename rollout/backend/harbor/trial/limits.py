@@ -1,7 +1,6 @@
 """Limits that Harbor does not have: of an agent's time, an environment's stop, a file's size.
 
-asyncio code. Each changes one object of a trial that has been created and not run, as
-`rollout.backend.harbor.opensandbox.tell_statuses` does.
+asyncio code. Each changes one object of a trial that has been created and not run.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import deque
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,9 @@ from typing import Any
 from attrs import define, field
 
 from rollout._logs import get_logger
-from rollout.backend.harbor.grading.verifier import LEAST_SEC
+from rollout.backend.harbor.trial.plan import LEAST_SEC
 
-__all__ = [
-    "AgentTime",
-    "StopWatch",
-    "Stops",
-    "drop_large_files",
-    "without_large_files",
-    "without_own_limit",
-]
+__all__ = ["AgentTime", "EnvironmentWatch", "Stops", "drop_large_files", "without_own_limit"]
 
 logger = get_logger(__name__)
 
@@ -33,13 +26,12 @@ _LAST_SEC = 5.0
 """For how long a stop that was given up may react to its cancellation."""
 
 _MOST_STOPS = 20
+_MOST_RAISED = 50
 _MIB = 1024**2
 _MOST_BYTES = {"reward.txt": _MIB, "reward.json": _MIB, "trajectory.json": 64 * _MIB}
 """Files that Harbor parses as a whole, in its loop. A trajectory takes some 25 times its size."""
 _OWN_LIMIT = "_agent_timeout_sec"
-
-_left: set[asyncio.Task[Any]] = set()
-"""Stops that ignored their cancellation; the end of their loop is theirs."""
+_CALLS = ("start", "exec", "upload_file", "upload_dir", "download_file", "download_dir")
 
 
 @define(eq=False)
@@ -84,42 +76,79 @@ def without_own_limit(agent: Any) -> None:
 
 
 @define(eq=False)
-class StopWatch:
-    """The stop of a trial's environment, which may hang or fail.
+class EnvironmentWatch:
+    """Watches the calls of a trial's environment, and bounds its stop, which may hang or fail.
 
-    Harbor waits for it without a limit, and takes an error of it for one of the trial, whatever
-    the trial has come to. Here neither costs the rollout anything: it is logged and noted.
+    Harbor waits for a stop without a limit, and takes an error of it for one of the trial,
+    whatever the trial has come to. Here neither costs the rollout anything: it is logged and noted.
 
     Attributes:
         trial: The trial's name, by which providers know what it left.
-        timeout_sec: For how long it may take.
-        is_running: Whether it is under way.
-        problem: What went wrong with it, if anything.
+        timeout_sec: For how long its stop may take.
+        raised: The last exceptions of its other calls; Harbor keeps their names and texts alone.
+        has_no_sandbox: Whether its start failed before it had an OpenSandbox sandbox.
+        is_running: Whether its stop is under way.
+        problem: What went wrong with its stop, if anything.
         may_run: Whether the environment may still be there.
     """
 
     trial: str
     timeout_sec: float
+    raised: deque[BaseException] = field(factory=lambda: deque(maxlen=_MOST_RAISED), init=False)
+    has_no_sandbox: bool = field(default=False, init=False)
     is_running: bool = field(default=False, init=False)
     problem: str | None = field(default=None, init=False)
     may_run: bool = field(default=False, init=False)
     _is_mounted: bool = field(default=False, init=False)
+    _stop: asyncio.Future[None] | None = field(default=None, init=False)
 
     def watch(self, environment: Any) -> None:
-        """Bound the stop of an environment."""
-        stop = environment.stop
+        """Watch an environment, and have it leave out files that would fill the memory."""
         capabilities = getattr(environment, "capabilities", None)
         self._is_mounted = bool(getattr(capabilities, "mounted", False))
+        self.record(environment, *_CALLS)
+        start, download, stop = environment.start, environment.download_dir, environment.stop
+
+        @functools.wraps(start)
+        async def started(*args: Any, **kwargs: Any) -> None:
+            try:
+                await start(*args, **kwargs)
+            except BaseException:
+                self.has_no_sandbox = getattr(environment, "_sandbox", None) is None
+                raise
+
+        @functools.wraps(download)
+        async def downloaded(source_dir: Any, target_dir: Any, *args: Any, **kwargs: Any) -> Any:
+            result = await download(source_dir, target_dir, *args, **kwargs)
+            await asyncio.to_thread(drop_large_files, Path(target_dir), logger)
+            return result
 
         @functools.wraps(stop)
-        async def bounded(*args: Any, **kwargs: Any) -> None:
+        async def stopped(*args: Any, **kwargs: Any) -> None:
             self.is_running = True
             try:
                 await self._bounded(stop(*args, **kwargs))
             finally:
                 self.is_running = False
 
-        environment.stop = bounded
+        environment.start, environment.download_dir = started, downloaded
+        environment.stop = stopped
+
+    def record(self, target: Any, *names: str) -> None:
+        """Keep what the asynchronous methods of an object raise."""
+        for name in names:
+            setattr(target, name, self._recorded(getattr(target, name)))
+
+    def _recorded(self, call: Any) -> Any:
+        @functools.wraps(call)
+        async def recorded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await call(*args, **kwargs)
+            except Exception as error:
+                self.raised.append(error)
+                raise
+
+        return recorded
 
     @property
     def may_write(self) -> bool:
@@ -128,13 +157,12 @@ class StopWatch:
 
     @property
     def note(self) -> str | None:
-        """What there is to say of it, if it did not just end."""
-        if self.is_running:
-            return "was under way when the rollout ended"
-        return self.problem
+        """What to say of its stop, unless it went well."""
+        return "was under way when the rollout ended" if self.is_running else self.problem
 
     async def _bounded(self, stop: Awaitable[None]) -> None:
-        task: asyncio.Future[None] = asyncio.ensure_future(stop)
+        task = self._stop = asyncio.ensure_future(stop)
+        task.add_done_callback(_take_error)
         try:
             await asyncio.wait([task], timeout=self.timeout_sec)
         except asyncio.CancelledError:  # the loop is about to end
@@ -142,7 +170,16 @@ class StopWatch:
             await asyncio.wait([task])
             raise
         if not task.done():
-            await self._give_up(task)
+            self.problem = f"had not ended after {self.timeout_sec:g} s and was given up"
+            self.may_run = True
+            logger.error(
+                "trial %s: its environment has not stopped within %g s. It is left to itself, and "
+                "may still be there under the name of the trial",
+                self.trial,
+                self.timeout_sec,
+            )
+            task.cancel()
+            await asyncio.wait([task], timeout=_LAST_SEC)
             return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
@@ -150,26 +187,9 @@ class StopWatch:
             self.may_run = True
             logger.warning("trial %s: its environment did not stop: %s", self.trial, self.problem)
 
-    async def _give_up(self, task: asyncio.Future[None]) -> None:
-        self.problem = f"had not ended after {self.timeout_sec:g} s and was given up"
-        self.may_run = True
-        logger.error(
-            "trial %s: its environment has not stopped within %g s. It is left to itself, and may "
-            "still be there under the name of the trial",
-            self.trial,
-            self.timeout_sec,
-        )
-        task.cancel()
-        await asyncio.wait([task], timeout=_LAST_SEC)
-        if isinstance(task, asyncio.Task) and not task.done():
-            _left.add(task)
-            task.add_done_callback(_drop)
-        elif not task.cancelled():
-            task.exception()  # it counts as seen: what there is to say has been said
 
-
-def _drop(task: asyncio.Task[Any]) -> None:
-    _left.discard(task)
+def _take_error(task: asyncio.Future[None]) -> None:
+    """Have asyncio log nothing of an error of a stop that nobody waits for any more."""
     if not task.cancelled():
         task.exception()
 
@@ -178,11 +198,11 @@ class Stops:
     """The stops that outlived their trials; the latest, of those whose environment is lost."""
 
     def __init__(self) -> None:
-        self._stops: list[StopWatch] = []
+        self._stops: list[EnvironmentWatch] = []
 
-    def note(self, stop: StopWatch) -> None:
+    def note(self, watch: EnvironmentWatch) -> None:
         """Remember the stop of a trial that has ended, unless it went well."""
-        self._stops = [each for each in (*self._stops, stop) if each.is_running or each.may_run]
+        self._stops = [each for each in (*self._stops, watch) if each.is_running or each.may_run]
         lost = [each for each in self._stops if not each.is_running]
         for each in lost[:-_MOST_STOPS]:
             self._stops.remove(each)
@@ -192,25 +212,12 @@ class Stops:
         return [each.trial for each in self._stops if each.is_running or each.may_run]
 
 
-def without_large_files(environment: Any) -> None:
-    """Have an environment that copies folders out leave nothing behind that fills the memory."""
-    download = environment.download_dir
-
-    @functools.wraps(download)
-    async def guarded(source_dir: Any, target_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        result = await download(source_dir, target_dir, *args, **kwargs)
-        await asyncio.to_thread(drop_large_files, Path(target_dir), logger)
-        return result
-
-    environment.download_dir = guarded
-
-
 def drop_large_files(folder: Path, log: logging.Logger) -> None:
-    """Remove files that Harbor had better not parse: rewards and trajectories. Blocking.
+    """Remove files that are too large for Harbor to parse: rewards and trajectories. Blocking.
 
     Args:
         folder: What was copied out of a sandbox, where anybody may have written them.
-        log: Told of it.
+        log: Gets a warning for each.
     """
     for name, most in _MOST_BYTES.items():
         path = folder / name

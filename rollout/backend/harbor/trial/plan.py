@@ -12,7 +12,10 @@ from attrs import field, frozen
 from rollout.context import RolloutContext
 from rollout.types import ExecutionRequest
 
-__all__ = ["ResolvedTask", "TrialPlan", "trial_name"]
+__all__ = ["LEAST_SEC", "ResolvedTask", "TrialPlan", "trial_name"]
+
+LEAST_SEC = 0.001
+"""Harbor takes a timeout of zero for none at all, so a time that has run out is this long."""
 
 _LONGEST_STEM = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")

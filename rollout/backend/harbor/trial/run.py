@@ -15,30 +15,13 @@ from typing import Any
 from attrs import define, field
 
 from rollout._logs import get_logger
-from rollout.backend.harbor.opensandbox import tell_statuses
-from rollout.backend.harbor.result.facts import TrialProgress
-from rollout.backend.harbor.trial.limits import (
-    AgentTime,
-    StopWatch,
-    without_large_files,
-    without_own_limit,
-)
+from rollout.backend.harbor.trial.limits import AgentTime, EnvironmentWatch, without_own_limit
 from rollout.context import RolloutContext
 from rollout.types import RolloutStatus
 
 __all__ = ["TrialRun"]
 
 logger = get_logger(__name__)
-
-_MARKS = {
-    "START": "started",
-    "ENVIRONMENT_START": "environment_started",
-    "AGENT_START": "agent_started",
-    "AGENT_END": "agent_ended",
-    "VERIFICATION_START": "verification_started",
-    "CANCEL": "cancelled",
-    "END": "ended",
-}
 
 
 @define(eq=False)
@@ -47,21 +30,35 @@ class TrialRun:
 
     Attributes:
         context: The rollout's context, which gets the statuses.
-        set_status: Told of each status, for the backend's own table.
+        set_status: Called with each status, for the backend's own table.
+        watch: Its environment.
         on_agent_start: Called when the first agent is about to run, on the trio thread.
-        stop: The stop of its environment.
         agent_time: What its agent has, once it runs; ``None`` for as long as the task says.
-        progress: How far it got; changed on the trio thread only.
+        events: The names of Harbor's events so far; changed on the trio thread only.
+        verifying: Whether its verifier runs: of a task of several steps, the next agent may have
+            begun.
         result: Harbor's result of it, as of its END event.
     """
 
     context: RolloutContext
     set_status: Callable[[RolloutStatus], None]
+    watch: EnvironmentWatch
     on_agent_start: Callable[[], None] = lambda: None
-    stop: StopWatch | None = None
-    agent_time: AgentTime | None = None
-    progress: TrialProgress = field(factory=TrialProgress)
-    result: Any = field(default=None, repr=False)
+    agent_time: AgentTime | None = field(default=None, init=False)
+    events: set[str] = field(factory=set, init=False)
+    verifying: bool = field(default=False, init=False)
+    result: Any = field(default=None, repr=False, init=False)
+
+    @property
+    def phase(self) -> str:
+        """Where it is, as in ``cancelled while its agent ran``."""
+        if self.verifying:
+            return "its verifier ran"
+        if "AGENT_START" in self.events:
+            return "its agent ran"
+        if "ENVIRONMENT_START" in self.events:
+            return "its environment was set up"
+        return "its trial was set up"
 
     async def run(
         self, config: Any, call_trio_soon: Callable[..., None], agent_sec: float | None = None
@@ -84,10 +81,8 @@ class TrialRun:
         if agent_sec is not None:
             self.agent_time = AgentTime(asyncio.get_running_loop().time() + agent_sec)
         trial = await Trial.create(config)
-        tell_statuses(trial.agent_environment)
-        without_large_files(trial.agent_environment)
-        if self.stop is not None:
-            self.stop.watch(trial.agent_environment)
+        self.watch.watch(trial.agent_environment)
+        self.watch.record(trial.agent, "setup", "run")
         without_own_limit(trial.agent)
         if self.agent_time is not None:
             self.agent_time.limit(trial.agent)
@@ -109,11 +104,10 @@ class TrialRun:
     def take(self, name: str) -> None:
         """Take an event, on the trio thread. Events that Harbor adds later change nothing."""
         if name in {"AGENT_START", "VERIFICATION_START"}:
-            self.progress.verifying = name == "VERIFICATION_START"
-        mark = _MARKS.get(name)
-        if mark is None or getattr(self.progress, mark):
+            self.verifying = name == "VERIFICATION_START"
+        if name in self.events:
             return
-        setattr(self.progress, mark, True)
+        self.events.add(name)
         if name == "START":
             self._report(RolloutStatus.RUNNING)
         elif name == "AGENT_START":

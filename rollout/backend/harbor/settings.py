@@ -1,0 +1,50 @@
+"""The settings of a `HarborBackend`, checked once and never changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from rollout.artifacts import ArtifactStore
+from rollout.backend.harbor.agents.base import AgentSpec
+from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.tasks.source import TaskSource
+from rollout.types import GraderConfig
+
+__all__ = ["HarborSettings"]
+
+
+@frozen(kw_only=True)
+class HarborSettings:
+    """What trials of a backend have in common; see the arguments of `HarborBackend`.
+
+    Attributes:
+        agent: How Harbor makes the agent.
+        environment: Where trials run.
+        tasks: Finds the task of each rollout.
+        store: Where artifacts, logs and trajectories go.
+        trials_dir: Where trials work.
+        model: The model's name where a rollout names none.
+        grader_cls: The user's grader, if there is one.
+        grader_config: Its config.
+        secrets: What is probably a secret among the settings; Harbor writes them into trials'
+            folders.
+        keep_failed_trials: Whether the folder of a failed trial stays.
+        max_kept_trials: How many of those stay; ``None`` for no bound.
+        stop_timeout_sec: For how long the stop of an environment may take.
+    """
+
+    agent: AgentSpec
+    environment: EnvironmentSpec
+    tasks: TaskSource
+    store: ArtifactStore
+    trials_dir: Path
+    model: str | None = None
+    grader_cls: Any = None
+    grader_config: GraderConfig | None = None
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    keep_failed_trials: bool = True
+    max_kept_trials: int | None = 100
+    stop_timeout_sec: float = 300.0
