@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from rollout.backend.harbor.inside import bootstrap
-from rollout.backend.harbor.inside.handback import read_handback
-from rollout.backend.harbor.inside.payload import make_payload
-from rollout.backend.harbor.inside.wheels import build_wheel
+from rollout.backend.harbor.inside.bundle import Bundle
+from rollout.backend.harbor.inside.documents import make_payload, read_result
 from rollout.types import ExecutionRequest, RolloutErrorCategory
 
 KEY = "sk-hunter2-hunter2"
@@ -79,11 +78,11 @@ class Artifacts(AgentWorkflow):
 
 @pytest.fixture
 def home(tmp_path):
-    """A home as `SandboxAgent` makes it, without the wheels of what is installed here."""
-    for name in ("in/wheels", "out", "site"):
+    """A home as `SandboxAgent` makes it, without what is installed here."""
+    for name in ("in", "out", "site"):
         (tmp_path / name).mkdir(parents=True)
-    wheel = build_wheel("flows", "1", {"flows_in_a_sandbox.py": FLOWS.encode()})
-    (tmp_path / "in" / "wheels" / f"000-{wheel.filename}").write_bytes(wheel.data)
+    bundle = Bundle({"flows_in_a_sandbox.py": FLOWS.encode()}, ())
+    (tmp_path / "in" / "site.zip").write_bytes(bundle.archive())
     (tmp_path / "in" / "needs.json").write_text("[]")
     bootstrap.unpack(tmp_path)
     return tmp_path
@@ -106,13 +105,13 @@ def run(home, workflow, *, artifacts="artifacts", key=KEY):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return read_handback(home / "out" / "result.json"), done
+    return read_result(home / "out" / "result.json"), done
 
 
 @pytest.mark.parametrize("workflow", ["Async", "Plain"])
 def test_a_workflow_finds_its_rollout(home, workflow):
-    handback, done = run(home, f"flows_in_a_sandbox:{workflow}")
-    [mark] = handback.sample.messages
+    result, done = run(home, f"flows_in_a_sandbox:{workflow}")
+    [mark] = result.sample.messages
     assert mark["url"] == "http://m/v1"
     assert mark["key"] == KEY
     assert mark["id"] == "r-1"
@@ -123,8 +122,8 @@ def test_a_workflow_finds_its_rollout(home, workflow):
 
 
 def test_an_endpoint_without_a_key(home):
-    handback, _ = run(home, "flows_in_a_sandbox:Async", key="")
-    assert handback.sample.messages[0]["key"] is None
+    result, _ = run(home, "flows_in_a_sandbox:Async", key="")
+    assert result.sample.messages[0]["key"] is None
 
 
 @pytest.mark.parametrize(
@@ -143,25 +142,25 @@ def test_an_endpoint_without_a_key(home):
     ],
 )
 def test_what_goes_wrong_is_a_result(home, workflow, category, message):
-    handback, done = run(home, workflow)
-    assert handback.sample is None
-    assert handback.failure.category == RolloutErrorCategory(category)
-    assert message in handback.failure.message
-    assert handback.failure.source == ("model_endpoint" if workflow.endswith("Dead") else None)
+    result, done = run(home, workflow)
+    assert result.sample is None
+    assert result.failure.category == RolloutErrorCategory(category)
+    assert message in result.failure.message
+    assert result.failure.source == ("model_endpoint" if workflow.endswith("Dead") else None)
     assert KEY not in done.stderr + (home / "out" / "result.json").read_text()
 
 
 def test_artifacts_have_a_folder(home):
-    handback, _ = run(home, "flows_in_a_sandbox:Artifacts")
-    assert handback.sample is None
-    assert handback.failure is None
+    result, _ = run(home, "flows_in_a_sandbox:Artifacts")
+    assert result.sample is None
+    assert result.failure is None
     assert (home / "artifacts" / "a.txt").read_text() == "kept"
 
 
 def test_a_folder_for_artifacts_that_cannot_be_is_none(home):
     (home / "file").write_text("")
-    handback, done = run(home, "flows_in_a_sandbox:Artifacts", artifacts="file/below")
-    assert "NoneType" in handback.failure.message
+    result, done = run(home, "flows_in_a_sandbox:Artifacts", artifacts="file/below")
+    assert "NoneType" in result.failure.message
     assert "no folder for artifacts" in done.stderr
 
 

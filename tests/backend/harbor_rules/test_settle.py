@@ -217,11 +217,11 @@ def test_a_workflows_sample_is_taken_as_it_is(plan, store, tmp_path):
     assert KEY.encode() not in everything_below(tmp_path)
 
 
-def test_a_workflow_that_handed_back_nothing_has_no_sample(plan, store):
+def test_a_workflow_that_agent_sample_nothing_has_no_sample(plan, store):
     assert settled(plan, store, agent=Workflow()).sample is None
 
 
-def test_a_workflow_that_handed_back_nonsense(plan, store, caplog):
+def test_a_workflow_that_agent_sample_nonsense(plan, store, caplog):
     write(plan, "agent/sample.json", f'{{"{KEY}')
     result = settled(plan, store, agent=Workflow())
     assert result.sample is None

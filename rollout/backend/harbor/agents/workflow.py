@@ -15,8 +15,12 @@ from rollout._files.claims import Claim
 from rollout.backend.harbor.agents.base import AgentSpec, timeout_fields
 from rollout.backend.harbor.inside import bootstrap
 from rollout.backend.harbor.inside.bundle import Bundle, make_bundle
-from rollout.backend.harbor.inside.handback import read_handback
-from rollout.backend.harbor.inside.payload import dump_config, load_config, make_payload
+from rollout.backend.harbor.inside.documents import (
+    dump_config,
+    load_config,
+    make_payload,
+    read_result,
+)
 from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.backend.references import class_with, config_of, resolve_object
 from rollout.errors import BackendConfigurationError
@@ -143,11 +147,7 @@ class WorkflowAgent(AgentSpec):
         self._staging = staging
 
     def _stage(self, folder: Path, bundle: Bundle) -> None:
-        wheels = folder / "wheels"
-        wheels.mkdir()
-        for number, wheel in enumerate(bundle.wheels):
-            # Unpacked in this order: what is the user's own goes over all else.
-            (wheels / f"{number:03}-{wheel.filename}").write_bytes(wheel.data)
+        (folder / "site.zip").write_bytes(bundle.archive())
         needs = [
             {"requirement": need.requirement, "imports": need.imports} for need in bundle.needs
         ]
@@ -188,7 +188,7 @@ class WorkflowAgent(AgentSpec):
             InvalidFieldError: The result is torn, or no result.
         """
         try:
-            sample = read_handback(_result(plan)).sample
+            sample = read_result(_result(plan)).sample
         except FileNotFoundError:
             return None
         if sample is not None and sample.label is None:

@@ -1,6 +1,6 @@
 """The Harbor agent that runs a user's workflow inside of the sandbox.
 
-Harbor makes it by import path. `setup` brings the wheels in and finds a Python for them; `run`
+Harbor makes it by import path. `setup` brings the code in and finds a Python for it; `run`
 runs the workflow there and takes its result out. Chat endpoint and key go in as environment
 variables of that one command. Needs Harbor.
 """
@@ -24,8 +24,7 @@ from rollout._logs import Lines, get_logger
 from rollout._redaction import redact
 from rollout.backend.failures import wants_tracebacks
 from rollout.backend.harbor.errors import WorkflowError, WorkflowSetupError
-from rollout.backend.harbor.inside.handback import Handback, read_handback
-from rollout.backend.harbor.inside.payload import API_KEY, CHAT_URL
+from rollout.backend.harbor.inside.documents import API_KEY, CHAT_URL, WorkflowResult, read_result
 from rollout.backend.harbor.trial.handover import Handover, current_handover
 from rollout.errors import InvalidFieldError
 from rollout.types import RolloutErrorCategory
@@ -58,7 +57,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
 
     Args:
         *args: Harbor's own arguments.
-        staging: The folder that is brought in: the bootstrap script and the wheels.
+        staging: The folder that is brought in: the bootstrap script and the archive of modules.
         payload: The file that says what to run.
         result: Where the workflow's result goes on this machine.
         python: Which Python to use inside; ``None`` for the first that fits.
@@ -171,9 +170,9 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
         del instruction, context
         handover = current_handover()
         handover.agent_failed = True
-        handback = await self._run(environment, handover)
-        if handback.failure is not None:
-            failure = handback.failure
+        result = await self._run(environment, handover)
+        if result.failure is not None:
+            failure = result.failure
             secrets = handover.plan.secrets
             said = failure.traceback if wants_tracebacks() else failure.message
             logger.error(
@@ -183,7 +182,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
             )
             message = redact(failure.message, secrets)
             raise WorkflowError(message, failure.category, failure.source)
-        for line in handback.dropped:
+        for line in result.dropped:
             logger.warning(
                 "rollout %s: left out of the sample, since it has no JSON form: %s",
                 handover.plan.request.id,
@@ -191,7 +190,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
             )
         handover.agent_failed = False
 
-    async def _run(self, environment: Any, handover: Handover) -> Handback:
+    async def _run(self, environment: Any, handover: Handover) -> WorkflowResult:
         context = handover.plan.context
         words = [self._python, f"{self._home}/in/bootstrap.py", "run", self._home]
         env = {
@@ -210,7 +209,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
             raise WorkflowError(await self._last_words(environment, result.return_code, handover))
         try:
             await environment.download_file(f"{self._home}/out/result.json", self._result)
-            return await asyncio.to_thread(read_handback, self._result)
+            return await asyncio.to_thread(read_result, self._result)
         except (InvalidFieldError, OSError, RuntimeError) as error:
             self._result.unlink(missing_ok=True)
             raise WorkflowError(

@@ -1,8 +1,8 @@
 """What a sandbox is started with: a script that needs nothing but Python's own library.
 
-It is copied into the sandbox beside the wheels. ``check`` says what this Python lacks,
-``unpack`` puts the wheels where they can be imported, ``run`` hands over to
-`rollout.backend.harbor.inside.runner`, which is in one of them.
+It is copied into the sandbox beside an archive of modules. ``check`` says what this Python lacks,
+``unpack`` puts the modules where they can be imported, ``run`` hands over to
+`rollout.backend.harbor.inside.runner`, which is one of them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ def _is_there(module: str) -> bool:
 
 
 def unpack(home: Path) -> int:
-    """Put the wheels where `run` imports from."""
-    for wheel in sorted((home / "in" / "wheels").glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(home / "site")
+    """Put the modules where `run` imports from."""
+    with zipfile.ZipFile(home / "in" / "site.zip") as archive:
+        archive.extractall(home / "site")
     return 0
 
 

@@ -1,45 +1,46 @@
-"""Find what a workflow needs in a sandbox: its own sources, and the distributions they import.
+"""Gather what a workflow needs in a sandbox: its own sources, and the distributions they import.
 
-Sources that are not part of an installed distribution are followed through their import
-statements. Distributions of pure Python come along as wheels. Compiled ones do not: the
-sandbox has to have them, or gets them from an index.
+A sandbox may have no network, so nothing is built by a build backend or fetched from an index:
+files that are here go into one archive. Sources that are not part of an installed distribution
+are followed through their import statements. Distributions of pure Python come along. Compiled
+ones do not: the sandbox has to have them, or gets them from an index.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import io
+import re
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
 import rollout
-from rollout.backend.harbor.inside.wheels import (
-    Wheel,
-    build_wheel,
-    is_compiled,
-    normalized,
-    repacked_wheel,
-    tree_files,
-)
 from rollout.errors import BackendConfigurationError
 
 if TYPE_CHECKING:
     from packaging.markers import Marker
 
-__all__ = ["Bundle", "Need", "make_bundle"]
+__all__ = ["Bundle", "Need", "make_bundle", "tree_files"]
 
 _CORE = ("attrs", "cattrs", "trio", "platformdirs", "httpx")
 """What this library needs where a workflow runs; the rest of it serves servers."""
 
 _OWN = "trio-rollout"
+_METADATA = "METADATA"
+_COMPILED = frozenset({".so", ".pyd", ".dylib", ".dll"})
+_OF_THIS_INSTALLATION = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
+_EARLIEST = (1980, 1, 1, 0, 0, 0)
+_MOST_BYTES = 64 * 1024 * 1024
 
 _INSIDE = {"os_name": "posix", "sys_platform": "linux", "platform_system": "Linux"}
 """What markers of requirements may ask of a sandbox."""
@@ -66,12 +67,23 @@ class Bundle:
     """What is brought into a sandbox.
 
     Attributes:
-        wheels: In the order in which they are unpacked.
+        files: The contents of files by their paths below a folder that modules are imported from.
         needs: What is not among them.
     """
 
-    wheels: tuple[Wheel, ...]
+    files: Mapping[str, bytes] = field(repr=False)
     needs: tuple[Need, ...]
+
+    def archive(self) -> bytes:
+        """Return the files as a zip archive; the same files make the same bytes."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path, data in sorted(self.files.items()):
+                entry = zipfile.ZipInfo(path, _EARLIEST)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = 0o100644 << 16
+                archive.writestr(entry, data)
+        return buffer.getvalue()
 
 
 def make_bundle(
@@ -112,14 +124,71 @@ def _owners() -> Mapping[str, list[str]]:
 
 
 @cache
-def _own_wheel() -> Wheel:
-    folder = Path(rollout.__file__).parent
-    return build_wheel(_OWN, metadata.version(_OWN), tree_files(folder, "rollout"))
+def _own_files() -> Mapping[str, bytes]:
+    """Return this library, wherever it is installed from, with what says its version."""
+    version = metadata.version(_OWN)
+    described = f"Metadata-Version: 2.1\nName: {_OWN}\nVersion: {version}\n"
+    info = f"{_OWN.replace('-', '_')}-{version}.dist-info/{_METADATA}"
+    return tree_files(Path(rollout.__file__).parent, "rollout") | {info: described.encode()}
 
 
 @cache
-def _wheel_of(name: str) -> Wheel:
-    return repacked_wheel(metadata.distribution(name))
+def _files_of(name: str) -> Mapping[str, bytes]:
+    """Return the files of an installed distribution of pure Python by their paths.
+
+    Scripts and data outside of ``site-packages`` are left out, as is what says where the
+    distribution came from.
+    """
+    files: dict[str, bytes] = {}
+    for file in metadata.distribution(name).files or ():
+        parts = PurePosixPath(file).parts
+        outside = ".." in parts or file.is_absolute() or file.suffix == ".pth"
+        if outside or "__pycache__" in parts or parts[-1] in _OF_THIS_INSTALLATION:
+            continue
+        files[str(PurePosixPath(file))] = _read(Path(str(file.locate())))
+    return files
+
+
+def tree_files(root: Path, below: str) -> dict[str, bytes]:
+    """Return the files of a package's folder by their paths. Blocking.
+
+    Hidden files and caches are left out.
+
+    Args:
+        root: The folder.
+        below: What the folder is called in the sandbox.
+
+    Raises:
+        BackendConfigurationError: They are too large, or compiled for one platform.
+    """
+    files: dict[str, bytes] = {}
+    size = 0
+    for path in sorted(root.rglob("*")):
+        inner = path.relative_to(root)
+        if not path.is_file() or any(
+            part.startswith(".") or part == "__pycache__" for part in inner.parts
+        ):
+            continue
+        if path.suffix in _COMPILED:
+            raise BackendConfigurationError(
+                f"{path} is compiled for this machine, so package {below!r} cannot be brought "
+                "into a sandbox"
+            )
+        size += path.stat().st_size
+        if size > _MOST_BYTES:
+            raise BackendConfigurationError(
+                f"package {below!r} in {root} is larger than {_MOST_BYTES // 1024**2} MiB, too "
+                "large to be brought into each sandbox; keep data out of it"
+            )
+        files[f"{below}/{inner.as_posix()}"] = _read(path)
+    return files
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BackendConfigurationError(f"cannot be packaged: {error}") from error
 
 
 @define
@@ -134,10 +203,11 @@ class _Search:
     owners: Mapping[str, list[str]] = field(factory=_owners)
 
     def bundle(self) -> Bundle:
-        wheels = [_own_wheel(), *map(_wheel_of, sorted(self.distributions))]
-        if self.sources:
-            wheels.append(build_wheel("rollout-workflow", "0", self.sources))
-        return Bundle(tuple(wheels), tuple(self.needs[name] for name in sorted(self.needs)))
+        files = dict(_own_files())
+        for name in sorted(self.distributions):
+            files |= _files_of(name)
+        files |= self.sources  # what is the user's own goes over all else
+        return Bundle(files, tuple(self.needs[name] for name in sorted(self.needs)))
 
     # --- modules ------------------------------------------------------------------------------
 
@@ -209,7 +279,7 @@ class _Search:
     def _require(
         self, name: str, extra: str, text: str, from_index: bool
     ) -> Iterator[tuple[str, str]]:
-        key = normalized(name)
+        key = re.sub(r"[-_.]+", "-", name).lower()
         if (key, extra) in self.required or key == _OWN:
             return
         self.required.add((key, extra))
@@ -219,7 +289,7 @@ class _Search:
             if from_index:
                 self.needs[key] = Need(text, (key.replace("-", "_"),))
             return
-        if is_compiled(found):
+        if any(file.suffix in _COMPILED for file in found.files or ()):
             tops = sorted(top for top, names in self.owners.items() if name in names)
             imports = tuple(top for top in tops if not top.startswith("_")) or tuple(tops)
             requirement = f"{found.metadata['Name']}=={found.version}"

@@ -20,13 +20,15 @@ from rollout.backend.failures import (
     format_exception,
     source_of,
 )
-from rollout.backend.harbor.inside.handback import (
+from rollout.backend.harbor.inside.documents import (
+    API_KEY,
+    CHAT_URL,
     MOST_BYTES,
-    Handback,
     WorkflowFailure,
-    dump_handback,
+    WorkflowResult,
+    dump_result,
+    load_config,
 )
-from rollout.backend.harbor.inside.payload import API_KEY, CHAT_URL, load_config
 from rollout.backend.references import class_with
 from rollout.backend.usercode import UserCall
 from rollout.codec import parse_json
@@ -52,10 +54,10 @@ def main(payload: Path, result: Path) -> int:
         api_key=os.environ.pop(API_KEY, "") or None,
         rollout_id=document["rollout_id"],
     )
-    handback = trio.run(_run, document, context)
-    data = dump_handback(handback)
+    outcome = trio.run(_run, document, context)
+    data = dump_result(outcome)
     if len(data) > MOST_BYTES:
-        data = dump_handback(
+        data = dump_result(
             _failed(
                 f"the workflow's sample is larger than {MOST_BYTES // 1024**2} MiB",
                 RolloutErrorCategory.VALIDATION_ERROR,
@@ -67,7 +69,7 @@ def main(payload: Path, result: Path) -> int:
     return 0
 
 
-async def _run(document: dict[str, Any], context: RolloutContext) -> Handback:
+async def _run(document: dict[str, Any], context: RolloutContext) -> WorkflowResult:
     call = UserCall(context.rollout_id, "workflow")
 
     async def body() -> RolloutSample | None:
@@ -90,7 +92,7 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> Handback:
 
     outcome = await call.run_in_task(body)
     if outcome.error is None:
-        return Handback(sample=outcome.value)
+        return WorkflowResult(sample=outcome.value)
     secrets = context.secrets
     traceback = format_exception(outcome.error, secrets)
     print(traceback, file=sys.stderr)  # noqa: T201 - the agent's log
@@ -106,11 +108,11 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> Handback:
         source=source_of(outcome.error, context.chat_completions_url),
         traceback=traceback,
     )
-    return Handback(failure=failed)
+    return WorkflowResult(failure=failed)
 
 
-def _failed(message: str, category: RolloutErrorCategory) -> Handback:
-    return Handback(failure=WorkflowFailure(message=message, category=category))
+def _failed(message: str, category: RolloutErrorCategory) -> WorkflowResult:
+    return WorkflowResult(failure=WorkflowFailure(message=message, category=category))
 
 
 def _checked(value: Any) -> RolloutSample | None:

@@ -31,7 +31,7 @@ from rollout.backend.harbor.trial.workspaces import remove_workspace
 from rollout.types import RolloutSample
 from rollout.types._fields import plain_number
 
-__all__ = ["Settled", "handed_back", "settle"]
+__all__ = ["Settled", "agent_sample", "settle"]
 
 logger = get_logger(__name__)
 
@@ -198,7 +198,7 @@ def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> Scru
     return attrs.evolve(report, deleted=[*removed, *report.deleted])
 
 
-def handed_back(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:
+def agent_sample(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:
     """Return what the agent of a trial made, for a grader that grades it. Blocking.
 
     What a workflow handed back; the conversation that one of Harbor's own agents wrote down,

@@ -19,15 +19,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import attrs
 from attrs import define
 
 from rollout._redaction import redact
@@ -35,28 +33,16 @@ from rollout._tasks import sole_error
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
 from rollout.backend.harbor.tasks.files import TaskFacts, describe, filled
 from rollout.backend.harbor.tasks.links import check_tree, copy_tree
-from rollout.backend.harbor.tasks.references import (
-    GitTask,
-    PackageTask,
-    credentials_of,
-    task_name,
-    without_credentials,
-)
+from rollout.backend.harbor.tasks.references import credentials_of, without_credentials
 from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 
-__all__ = ["fetch_task", "unfetched"]
+__all__ = ["fetch_task"]
 
 _FIELD = "metadata.harbor_task"
 _WHOLE_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.IGNORECASE)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_REASON = 500
-
-
-def unfetched(reference: PackageTask | GitTask) -> ResolvedTask:
-    """Return a task that `fetch_task` has yet to download."""
-    source = {name: value for name, value in attrs.asdict(reference).items() if value is not None}
-    return ResolvedTask(name=task_name(reference), source=source)
 
 
 async def fetch_task(task: ResolvedTask, workspace: Path) -> ResolvedTask:
@@ -112,14 +98,16 @@ class _Download:
     """A download, from its start until the last rollout that waited for it has its copy.
 
     Attributes:
-        ready: Where the task is, or what makes the error for each rollout that waits.
+        work: Returns where the task is.
+        staging: The folders that go away with it.
         readers: How many rollouts wait for it or copy it.
-        life: The task that downloads, and then removes what is not kept.
+        end: Removes what is not kept.
     """
 
-    ready: asyncio.Future[Path | Callable[[], Exception]]
+    work: asyncio.Task[Path]
+    staging: list[Path]
     readers: int = 0
-    life: asyncio.Task[None] | None = None
+    end: asyncio.Task[None] | None = None
 
 
 _downloads: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Download]] = WeakKeyDictionary()
@@ -132,48 +120,33 @@ async def _shared(task: ResolvedTask) -> AsyncGenerator[Path, None]:
     running = _downloads.setdefault(loop, {})
     key = repr(sorted(task.source.items()))
     download = running.get(key)
-    if download is None:
-        download = running[key] = _Download(loop.create_future())
+    if download is None or download.work.done():
+        staging: list[Path] = []
         # Nobody's context: the work belongs to all that wait for it.
-        download.life = loop.create_task(
-            _live(task, download, partial(_forget, running, key, download)), context=Context()
-        )
+        work = loop.create_task(_obtain(task, staging), context=Context())
+        download = running[key] = _Download(work, staging)
     download.readers += 1
     try:
-        outcome = await asyncio.shield(download.ready)
-        if not isinstance(outcome, Path):
-            raise outcome()
-        yield outcome
+        await asyncio.wait({download.work})
+        error = download.work.exception()
+        if error is not None:
+            raise _failure(task, sole_error(error))  # for each that waits one of its own
+        yield download.work.result()
     finally:
         download.readers -= 1
-        if download.readers == 0 and download.life is not None:
-            _forget(running, key, download)
-            download.life.cancel()
-            # It ends by itself, also if this wait is cancelled.
-            await asyncio.wait({download.life})
+        if download.readers == 0:
+            if running.get(key) is download:
+                del running[key]
+            download.end = loop.create_task(_end(download), context=Context())
+            # It goes on by itself if this wait is cancelled.
+            await asyncio.shield(download.end)
 
 
-def _forget(running: dict[str, _Download], key: str, download: _Download) -> None:
-    if running.get(key) is download:
-        del running[key]
-
-
-async def _live(task: ResolvedTask, download: _Download, forget: Callable[[], None]) -> None:
-    """Download, then wait to be cancelled by the last reader."""
-    staging: list[Path] = []
-    try:
-        try:
-            outcome: Path | Callable[[], Exception] = await _obtain(task, staging)
-        except Exception as error:  # noqa: BLE001 - it goes to each rollout that waits
-            outcome = _failure(task, sole_error(error))
-        forget()
-        download.ready.set_result(outcome)
-        await asyncio.get_running_loop().create_future()
-    finally:
-        forget()
-        download.ready.cancel()
-        for folder in staging:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+async def _end(download: _Download) -> None:
+    download.work.cancel()
+    await asyncio.gather(download.work, return_exceptions=True)
+    for folder in download.staging:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 # --- the download itself ----------------------------------------------------------------------
@@ -296,22 +269,22 @@ async def _git(args: Sequence[Any], cwd: Path | None, given: bytes | None = None
     return stdout
 
 
-def _failure(task: ResolvedTask, error: BaseException) -> Callable[[], Exception]:
-    """Return what makes an error of a failed download, for each rollout a new one.
+def _failure(task: ResolvedTask, error: BaseException) -> Exception:
+    """Return what to raise for a failed download.
 
     Harbor's own error is not chained: the command line of git is in it, and a password may be.
     """
     if isinstance(error, (ValueError, FileNotFoundError)):
         # Harbor checks links on its own, and opens the task's folder in the repository.
         reason = "is not there" if isinstance(error, FileNotFoundError) else str(error)
-        return partial(InvalidFieldError, _FIELD, f"({task.name}) {_clean(reason, task)}")
+        return InvalidFieldError(_FIELD, f"({task.name}) {_clean(reason, task)}")
     if isinstance(error, subprocess.CalledProcessError):
         lines = (error.stderr or b"").decode("utf-8", "replace").strip().splitlines()
         verb = next((word for word in error.cmd[1:] if word.isalpha()), "git")
         reason = f"git {verb} failed ({lines[-1] if lines else error.returncode})"
     else:
         reason = f"{type(error).__name__}: {error}"
-    return partial(TaskFetchError, f"task {task.name} cannot be fetched: {_clean(reason, task)}")
+    return TaskFetchError(f"task {task.name} cannot be fetched: {_clean(reason, task)}")
 
 
 def _clean(text: str, task: ResolvedTask) -> str:

@@ -6,6 +6,7 @@ would hand a file of the host to a sandbox, and a FIFO would hang its reader.
 
 from __future__ import annotations
 
+import graphlib
 import os
 import posixpath
 import shutil
@@ -17,7 +18,6 @@ from rollout.backend.harbor.errors import UnfitTaskError
 
 __all__ = ["check_tree", "copy_tree"]
 
-_BLOCK = 1024 * 1024
 _DEEPEST = 100
 """How deep folders may lie; those who walk through a task do so folder by folder."""
 
@@ -47,15 +47,18 @@ def check_tree(folder: Path) -> None:
             children.setdefault(here, []).append(entry.path)
         elif not entry.is_file(follow_symlinks=False):
             raise UnfitTaskError(f"{name} is neither a file, a folder nor a link")
-    _refuse_cycles(str(root), children, root)
+    try:
+        graphlib.TopologicalSorter(children).prepare()
+    except graphlib.CycleError as error:
+        names = ", ".join(os.path.relpath(each, root) for each in error.args[1][1:])
+        raise UnfitTaskError(f"it has no end: links lead in a circle through {names}") from None
 
 
 def copy_tree(source: Path, target: Path, *, without: str | None = None) -> None:
     """Copy a task's folder that has been checked, without following links.
 
-    Permissions and times are kept, except that the owner may enter and change every folder, so
-    that the copy can be removed. Something that has become a link or a special file since the
-    check is refused.
+    Permissions are kept, except that the owner may enter and change every folder, so that the
+    copy can be removed; so are times of files.
 
     Args:
         source: The folder.
@@ -63,10 +66,36 @@ def copy_tree(source: Path, target: Path, *, without: str | None = None) -> None
         without: The name of a file at the top that is left out.
 
     Raises:
-        UnfitTaskError: It changed meanwhile.
+        UnfitTaskError: A file has become a special one since the check.
         OSError: It cannot be read or written.
     """
-    _copy_folder(Path(os.path.realpath(source)), target, without)
+    root = os.path.realpath(source)
+    for folder, folders, files in os.walk(root, onerror=_raise):
+        here, to = Path(folder), target / os.path.relpath(folder, root)
+        to.mkdir(mode=0o700)
+        to.chmod(_permissions(here) | 0o700)
+        for name in (*folders, *files):
+            if (here / name).is_symlink():
+                os.symlink(os.readlink(here / name), to / name)  # noqa: PTH115, PTH211 - as it is
+            elif name in files and not (folder == root and name == without):
+                _copy_file(here / name, to / name)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target, follow_symlinks=False)
+    except shutil.SpecialFileError as error:
+        raise UnfitTaskError(f"{source.name} is no longer a file") from error
+    shutil.copystat(source, target, follow_symlinks=False)
+    target.chmod(_permissions(source))
+
+
+def _permissions(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode) & 0o777
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _entries(root: Path) -> Iterator[tuple[os.DirEntry[str], str]]:
@@ -101,63 +130,3 @@ def _link_target(link: Path, root: Path, name: str) -> Path:
         if not here.is_relative_to(root):
             raise UnfitTaskError(f"{name} is a link out of the task")
     return target
-
-
-def _refuse_cycles(start: str, children: dict[str, list[str]], root: Path) -> None:
-    """Refuse folders from which links lead back to a folder on the way to them."""
-    open_, done = {start}, set[str]()
-    way: list[tuple[str, Iterator[str]]] = [(start, iter(children.get(start, ())))]
-    while way:
-        here, rest = way[-1]
-        child = next(rest, None)
-        if child is None:
-            way.pop()
-            open_.discard(here)
-            done.add(here)
-        elif child in open_:
-            raise UnfitTaskError(
-                f"links in {os.path.relpath(here, root)} lead back to "
-                f"{os.path.relpath(child, root)}, so that it has no end"
-            )
-        elif child not in done:
-            open_.add(child)
-            way.append((child, iter(children.get(child, ()))))
-
-
-def _copy_folder(source: Path, target: Path, without: str | None = None) -> None:
-    status = os.lstat(source)
-    if not stat.S_ISDIR(status.st_mode):
-        raise UnfitTaskError(f"{source.name} is no longer a folder")
-    target.mkdir(mode=0o700)
-    with os.scandir(source) as found:
-        entries = list(found)
-    for entry in entries:
-        if entry.name == without:
-            continue
-        to = target / entry.name
-        if entry.is_symlink():
-            os.symlink(os.readlink(entry.path), to)  # noqa: PTH115, PTH211 - the text as it stands
-        elif entry.is_dir(follow_symlinks=False):
-            _copy_folder(Path(entry.path), to)
-        else:
-            _copy_file(entry.path, to)
-    mode = stat.S_IMODE(status.st_mode) & 0o777 | 0o700
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.chmod(target, mode)  # noqa: PTH101 - whatever the umask says
-
-
-def _copy_file(source: str, target: Path) -> None:
-    # A FIFO would keep its opener waiting; a link is not followed.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        handle = os.open(source, flags)
-    except OSError as error:
-        raise UnfitTaskError(f"{target.name} cannot be read: {error.strerror}") from error
-    with os.fdopen(handle, "rb") as reader:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnfitTaskError(f"{target.name} is no longer a file")
-        with target.open("xb") as writer:
-            shutil.copyfileobj(reader, writer, _BLOCK)
-            os.fchmod(writer.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -8,25 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from attrs import field, frozen
-
+from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.errors import InvalidFieldError
 
-__all__ = [
-    "GitTask",
-    "LocalTask",
-    "PackageTask",
-    "TaskReference",
-    "credentials_of",
-    "parse_task",
-    "relative_path",
-    "task_name",
-    "without_credentials",
-]
+__all__ = ["credentials_of", "parse_task", "relative_path", "without_credentials"]
 
 TASK = "metadata.harbor_task"
 
@@ -46,50 +34,12 @@ _FORMS = (
 )
 
 
-@frozen(kw_only=True)
-class LocalTask:
-    """A task in a folder of this machine.
-
-    Attributes:
-        path: Where; relative to the backend's ``tasks_dir``, or absolute.
-    """
-
-    path: str
-
-
-@frozen(kw_only=True)
-class PackageTask:
-    """A task of Harbor's registry.
-
-    Attributes:
-        name: Its name, as ``org/name``.
-        ref: A tag, a revision, or a digest.
-    """
-
-    name: str
-    ref: str | None = None
-
-
-@frozen(kw_only=True)
-class GitTask:
-    """A task in a git repository.
-
-    Attributes:
-        git_url: Where the repository is; it may hold a password.
-        git_commit_id: The commit, or a branch or tag.
-        path: The task's folder in the repository.
-    """
-
-    git_url: str = field(repr=False)
-    git_commit_id: str | None = None
-    path: str
-
-
-TaskReference = LocalTask | PackageTask | GitTask
-
-
-def parse_task(value: Any, *, allow_local_git: bool = False) -> TaskReference:
+def parse_task(value: Any, *, allow_local_git: bool = False) -> str | ResolvedTask:
     """Read ``metadata["harbor_task"]``.
+
+    Returns:
+        The path of a folder of this machine, relative to the backend's ``tasks_dir`` or absolute;
+        or a task of Harbor's registry or of git that has yet to be fetched.
 
     Raises:
         InvalidFieldError: It has none of the forms; the error names the part that is wrong.
@@ -102,25 +52,31 @@ def parse_task(value: Any, *, allow_local_git: bool = False) -> TaskReference:
         return _git(value, allow_local_git=allow_local_git)
     if "name" in value or "ref" in value:
         _only(value, {"name", "ref"})
-        return PackageTask(
-            name=_string(value, "name", _PACKAGE_NAME, "is org/name"),
-            ref=_optional(value, "ref", _REF, "is a tag, a revision or a digest"),
-        )
+        ref = value.get("ref")
+        if ref is not None:
+            ref = _string(value, "ref", _REF, "is a tag, a revision or a digest")
+        return _package(_string(value, "name", _PACKAGE_NAME, "is org/name"), ref)
     if "path" in value:
         _only(value, {"path"})
-        return LocalTask(path=_local(value["path"], f"{TASK}.path"))
+        return _local(value["path"], f"{TASK}.path")
     raise InvalidFieldError(TASK, _FORMS)
 
 
-def _from_text(value: str) -> TaskReference:
+def _from_text(value: str) -> str | ResolvedTask:
     if value.startswith(("./", "/", "../")):
-        return LocalTask(path=_local(value, TASK))
+        return _local(value, TASK)
     match = _PACKAGE.fullmatch(value)
     if match is None or ".." in match[1]:
         raise InvalidFieldError(TASK, _FORMS)
     if match[2] is not None and _REF.fullmatch(match[2]) is None:
         raise InvalidFieldError(TASK, "has a ref that is no tag, revision or digest")
-    return PackageTask(name=match[1], ref=match[2])
+    return _package(match[1], match[2])
+
+
+def _package(name: str, ref: str | None) -> ResolvedTask:
+    if ref is None:
+        return ResolvedTask(name=name, source={"name": name})
+    return ResolvedTask(name=f"{name}@{ref}", source={"name": name, "ref": ref})
 
 
 def _local(value: Any, name: str) -> str:
@@ -152,15 +108,20 @@ def relative_path(value: Any, name: str) -> str:
     return value
 
 
-def _git(value: Mapping[Any, Any], *, allow_local_git: bool) -> GitTask:
+def _git(value: Mapping[Any, Any], *, allow_local_git: bool) -> ResolvedTask:
     _only(value, {"git_url", "git_commit_id", "path"})
     if "path" not in value:
         raise InvalidFieldError(f"{TASK}.path", "says where in the repository the task is")
-    return GitTask(
-        git_url=_git_url(value.get("git_url"), allow_local_git=allow_local_git),
-        git_commit_id=_commit(value.get("git_commit_id")),
-        path=relative_path(value["path"], f"{TASK}.path"),
-    )
+    url = _git_url(value.get("git_url"), allow_local_git=allow_local_git)
+    path = relative_path(value["path"], f"{TASK}.path")
+    source = {"git_url": url, "path": path}
+    commit = ""
+    if value.get("git_commit_id") is not None:
+        source["git_commit_id"] = _string(
+            value, "git_commit_id", _COMMIT, "is a commit, a branch or a tag"
+        )
+        commit = f"@{source['git_commit_id']}"
+    return ResolvedTask(name=f"{without_credentials(url)}{commit}:{path}", source=source)
 
 
 def _git_url(url: Any, *, allow_local_git: bool) -> str:
@@ -188,14 +149,6 @@ def _git_url(url: Any, *, allow_local_git: bool) -> str:
     raise InvalidFieldError(name, wanted)
 
 
-def _commit(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or _COMMIT.fullmatch(value) is None or ".." in value:
-        raise InvalidFieldError(f"{TASK}.git_commit_id", "is a commit, a branch or a tag")
-    return value
-
-
 def _only(value: Mapping[Any, Any], known: set[str]) -> None:
     if not set(value) <= known:
         raise InvalidFieldError(TASK, f"has other fields than {', '.join(sorted(known))}")
@@ -206,12 +159,6 @@ def _string(value: Mapping[Any, Any], key: str, pattern: re.Pattern[str], reason
     if not isinstance(text, str) or pattern.fullmatch(text) is None or ".." in text:
         raise InvalidFieldError(f"{TASK}.{key}", reason)
     return text
-
-
-def _optional(
-    value: Mapping[Any, Any], key: str, pattern: re.Pattern[str], reason: str
-) -> str | None:
-    return None if value.get(key) is None else _string(value, key, pattern, reason)
 
 
 def without_credentials(url: str) -> str:
@@ -230,12 +177,3 @@ def credentials_of(url: str) -> list[str]:
     _, _, query = url.partition("?")
     parts = [userinfo, password, user if url.startswith("https:") else "", query]
     return [text for part in parts if part for text in (part, unquote(part))]
-
-
-def task_name(reference: PackageTask | GitTask) -> str:
-    """Return what a task is called in messages."""
-    if isinstance(reference, PackageTask):
-        return reference.name + (f"@{reference.ref}" if reference.ref else "")
-    commit = f"@{reference.git_commit_id}" if reference.git_commit_id else ""
-    where = without_credentials(reference.git_url)
-    return f"{where}{commit}:{PurePosixPath(reference.path)}"

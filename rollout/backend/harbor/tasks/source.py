@@ -19,7 +19,7 @@ import attrs
 
 from rollout._checks import backend_settings, check_choice, check_flag
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
-from rollout.backend.harbor.tasks.fetch import fetch_task, unfetched
+from rollout.backend.harbor.tasks.fetch import fetch_task
 from rollout.backend.harbor.tasks.files import (
     INSTRUCTION,
     TASK_FILE,
@@ -29,7 +29,7 @@ from rollout.backend.harbor.tasks.files import (
 )
 from rollout.backend.harbor.tasks.links import copy_tree
 from rollout.backend.harbor.tasks.prompts import fill_template, instruction_of
-from rollout.backend.harbor.tasks.references import LocalTask, parse_task, relative_path
+from rollout.backend.harbor.tasks.references import parse_task, relative_path
 from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
@@ -144,13 +144,13 @@ class TaskSource:
         ):
             return self._from_dataset(value, _TASK)
         reference = parse_task(value, allow_local_git=self.allow_local_git)
-        if not isinstance(reference, LocalTask):
-            return unfetched(reference)
-        if Path(reference.path).is_absolute():
-            return self._anywhere(Path(reference.path))
+        if not isinstance(reference, str):
+            return reference
+        if Path(reference).is_absolute():
+            return self._anywhere(Path(reference))
         if self.task_mode != "dataset" or self.tasks_dir is None:
             raise InvalidFieldError(_TASK, "may be a relative path only with task_mode='dataset'")
-        return self._from_dataset(reference.path, f"{_TASK}.path")
+        return self._from_dataset(reference, f"{_TASK}.path")
 
     def _anywhere(self, path: Path) -> ResolvedTask:
         field = f"{_TASK}.path"

@@ -22,7 +22,7 @@ from rollout.backend.failures import (
 from rollout.backend.harbor.grading.verifier import check_gradable, with_placeholder_tests
 from rollout.backend.harbor.result.facts import TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import STORAGE_ERRORS, outcome_of
-from rollout.backend.harbor.result.settle import Settled, handed_back, settle
+from rollout.backend.harbor.result.settle import Settled, agent_sample, settle
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
@@ -167,7 +167,7 @@ class TrialExecution:
         config = await runtime.in_thread(trial_config, settings, plan)
         self.handover = Handover(
             plan=plan,
-            read_sample=partial(handed_back, plan, settings.agent),
+            read_sample=partial(agent_sample, plan, settings.agent),
             grader_cls=settings.grader_cls,
             grader_config=settings.grader_config,
             grader_slots=runtime.grader_slots,

@@ -1,23 +1,56 @@
-"""What comes back out of a sandbox: a sample, or the error of a workflow, as JSON.
+"""The JSON documents that go into a sandbox and come back out of it.
 
-The sandbox is not trusted. What is read here has a bounded size and depth, is strict JSON, and
-goes through the same checks as what travels over the wire.
+Into it goes a payload beside the code: prompt, metadata and the workflow's config, by name where
+it has one, or as the JSON of its fields. The label is for the grader, so it stays out.
+
+Back comes a sample, or the error of a workflow. The sandbox is not trusted: what is read here has
+a bounded size and depth, is strict JSON, and goes through the same checks as what travels over
+the wire.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from rollout._json.fit import fit
 from rollout._json.text import utf8
+from rollout.backend.references import resolve_object
 from rollout.codec import MAX_JSON_DEPTH, dump_json, parse_json, structure
-from rollout.errors import InvalidBodyError, InvalidFieldError
-from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory, RolloutSample
+from rollout.errors import BackendConfigurationError, InvalidBodyError, InvalidFieldError
+from rollout.types import (
+    MODEL_ENDPOINT,
+    BaseConfig,
+    ConcurrencyConfig,
+    ExecutionRequest,
+    RolloutErrorCategory,
+    RolloutSample,
+)
 
-__all__ = ["MOST_BYTES", "Handback", "WorkflowFailure", "dump_handback", "read_handback"]
+__all__ = [
+    "API_KEY",
+    "CHAT_URL",
+    "MOST_BYTES",
+    "WorkflowFailure",
+    "WorkflowResult",
+    "dump_config",
+    "dump_result",
+    "load_config",
+    "make_payload",
+    "read_result",
+]
+
+CHAT_URL = "ROLLOUT_CHAT_COMPLETIONS_URL"
+"""The environment variable that the chat endpoint goes in by."""
+
+API_KEY = "ROLLOUT_CHAT_API_KEY"
+"""The environment variable that its key goes in by: it is never in a file."""
+
+_CONCURRENCY = "concurrency"
 
 MOST_BYTES = 64 * 1024 * 1024
 """The largest result that is taken out of a sandbox."""
@@ -32,6 +65,105 @@ _USERS = {
     RolloutErrorCategory.HTTP_ERROR,
     RolloutErrorCategory.AGENT_ERROR,
 }
+
+
+# --- into the sandbox -------------------------------------------------------------------------
+
+
+def make_payload(
+    request: ExecutionRequest,
+    *,
+    workflow: str,
+    config: dict[str, Any] | None,
+    instruction: str | None,
+    artifacts_dir: str,
+) -> bytes:
+    """Write the payload of one rollout.
+
+    Args:
+        request: The request.
+        workflow: ``"module:Class"``.
+        config: What `dump_config` returned.
+        instruction: What the task says; the prompt of a request that has no messages.
+        artifacts_dir: Where artifacts go inside of the sandbox.
+    """
+    prompt: list[dict[str, Any]] = list(request.prompt)
+    if not prompt and instruction is not None:
+        prompt = [{"role": "user", "content": instruction}]
+    return dump_json(
+        {
+            "rollout_id": request.id,
+            "workflow": workflow,
+            "config": config,
+            "prompt": prompt,
+            "metadata": request.metadata,
+            "artifacts_dir": artifacts_dir,
+        }
+    )
+
+
+def dump_config(config: Any, class_reference: str | None) -> dict[str, Any] | None:
+    """Write a config so that `load_config` finds or makes it again.
+
+    Args:
+        config: The config, ``"module:attr"`` of one, or ``None``.
+        class_reference: ``"module:Class"`` of its class, for a config that goes by its fields.
+
+    Raises:
+        BackendConfigurationError: A field has no JSON form.
+    """
+    if config is None or isinstance(config, str):
+        return None if config is None else {"reference": config}
+    fields: dict[str, Any] = {}
+    for attribute in attrs.fields(type(config)):
+        value = getattr(config, attribute.name)
+        if attribute.name == _CONCURRENCY and type(value) is ConcurrencyConfig:
+            value = value.max_concurrent
+        if not attribute.init:
+            continue
+        if not _is_json(value):
+            raise BackendConfigurationError(
+                f"agent_config.{attribute.name} cannot go into a sandbox, since it is not plain "
+                "JSON; put the config into a module and give it as 'module:attr'"
+            )
+        fields[attribute.alias] = value
+    return {"class": class_reference, "fields": fields}
+
+
+def load_config(dumped: Mapping[str, Any] | None) -> BaseConfig | None:
+    """Find or make a config that `dump_config` wrote.
+
+    Raises:
+        BackendConfigurationError: There is none of that name.
+        InvalidFieldError: A field is refused by its class.
+    """
+    if dumped is None:
+        return None
+    if "reference" in dumped:
+        found = resolve_object(dumped["reference"], name="agent_config")
+        if not isinstance(found, BaseConfig):
+            raise BackendConfigurationError("agent_config must be an instance of BaseConfig")
+        return found
+    fields = dict(dumped["fields"])
+    if _CONCURRENCY in fields:
+        fields[_CONCURRENCY] = ConcurrencyConfig(max_concurrent=fields[_CONCURRENCY])
+    made = resolve_object(dumped["class"], name="agent_config")(**fields)
+    assert isinstance(made, BaseConfig)  # noqa: S101 - `dump_config` has checked it
+    return made
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value comes back from JSON as the same, its types included."""
+    if type(value) is list:
+        return all(map(_is_json, value))
+    if type(value) is dict:
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    if type(value) is float:
+        return value - value == 0
+    return value is None or type(value) in {str, int, bool}
+
+
+# --- out of it --------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)
@@ -52,7 +184,7 @@ class WorkflowFailure:
 
 
 @frozen(kw_only=True)
-class Handback:
+class WorkflowResult:
     """What a workflow handed back.
 
     Attributes:
@@ -66,7 +198,7 @@ class Handback:
     dropped: tuple[str, ...] = ()
 
 
-def dump_handback(handback: Handback) -> bytes:
+def dump_result(handback: WorkflowResult) -> bytes:
     """Write a result; what has no JSON form is left out and named."""
     if handback.failure is not None:
         failure = handback.failure
@@ -109,7 +241,7 @@ def _fitted(sample: RolloutSample) -> tuple[dict[str, Any], list[str]]:
     return document, dropped
 
 
-def read_handback(path: Path) -> Handback:
+def read_result(path: Path) -> WorkflowResult:
     """Read a result. Blocking.
 
     Raises:
@@ -128,8 +260,8 @@ def read_handback(path: Path) -> Handback:
         if not isinstance(document, dict):
             raise InvalidFieldError("result", "must be an object")  # noqa: TRY301
         if "failure" in document:
-            return Handback(failure=_failure(document["failure"]))
-        return Handback(sample=_sample(document["sample"]), dropped=_lines(document))
+            return WorkflowResult(failure=_failure(document["failure"]))
+        return WorkflowResult(sample=_sample(document["sample"]), dropped=_lines(document))
     except KeyError as error:
         raise InvalidFieldError("result", f"lacks {error}") from None
     except (InvalidBodyError, InvalidFieldError) as error:

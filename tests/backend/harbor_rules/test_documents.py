@@ -11,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout import AgentWorkflowConfig, ConcurrencyConfig
-from rollout.backend.harbor.inside import handback as module
-from rollout.backend.harbor.inside.handback import (
-    Handback,
+from rollout.backend.harbor.inside import documents as module
+from rollout.backend.harbor.inside.documents import (
     WorkflowFailure,
-    dump_handback,
-    read_handback,
+    WorkflowResult,
+    dump_config,
+    dump_result,
+    load_config,
+    make_payload,
+    read_result,
 )
-from rollout.backend.harbor.inside.payload import dump_config, load_config, make_payload
 from rollout.errors import InvalidFieldError
 from rollout.types import ExecutionRequest, RolloutErrorCategory, RolloutSample
 
@@ -56,8 +58,8 @@ def fields(sample):
 @given(sample=SAMPLES)
 def test_a_sample_comes_back_field_for_field(sample, tmp_path_factory):
     path = tmp_path_factory.mktemp("back") / "result.json"
-    path.write_bytes(dump_handback(Handback(sample=sample)))
-    back = read_handback(path)
+    path.write_bytes(dump_result(WorkflowResult(sample=sample)))
+    back = read_result(path)
     assert fields(back.sample) == fields(sample)
     assert back.dropped == ()
     assert back.failure is None
@@ -65,16 +67,16 @@ def test_a_sample_comes_back_field_for_field(sample, tmp_path_factory):
 
 def test_no_sample_and_a_failure_come_back(tmp_path):
     path = tmp_path / "result.json"
-    path.write_bytes(dump_handback(Handback()))
-    assert read_handback(path) == Handback()
+    path.write_bytes(dump_result(WorkflowResult()))
+    assert read_result(path) == WorkflowResult()
     failure = WorkflowFailure(
         message="m",
         category=RolloutErrorCategory.HTTP_ERROR,
         source="model_endpoint",
         traceback="Traceback",
     )
-    path.write_bytes(dump_handback(Handback(failure=failure)))
-    assert read_handback(path) == Handback(failure=failure)
+    path.write_bytes(dump_result(WorkflowResult(failure=failure)))
+    assert read_result(path) == WorkflowResult(failure=failure)
 
 
 def test_what_has_no_json_form_is_left_out_and_named(tmp_path):
@@ -84,8 +86,8 @@ def test_what_has_no_json_form_is_left_out_and_named(tmp_path):
         metrics={"good": 1, "bad": math.nan},
         trajectory_messages=None,
     )
-    path.write_bytes(dump_handback(Handback(sample=sample)))
-    back = read_handback(path)
+    path.write_bytes(dump_result(WorkflowResult(sample=sample)))
+    back = read_result(path)
     assert back.sample.messages == [{"role": "user"}]
     assert back.sample.metrics == {"good": 1}
     assert back.sample.trajectory_messages is None
@@ -97,8 +99,8 @@ def test_a_sample_as_deep_as_it_may_be_comes_back(tmp_path):
     for _ in range(300):
         value["a"] = value = {}
     path = tmp_path / "result.json"
-    path.write_bytes(dump_handback(Handback(sample=RolloutSample(extra_fields=deep))))
-    back = read_handback(path)
+    path.write_bytes(dump_result(WorkflowResult(sample=RolloutSample(extra_fields=deep))))
+    back = read_result(path)
     assert back.dropped
     assert back.sample.extra_fields["a"]["a"]
 
@@ -138,7 +140,7 @@ def test_what_is_no_result_is_refused(tmp_path, data):
     path = tmp_path / "result.json"
     path.write_bytes(data)
     with pytest.raises(InvalidFieldError, match=r"^result "):
-        read_handback(path)
+        read_result(path)
 
 
 @given(data=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
@@ -146,7 +148,7 @@ def test_no_bytes_break_the_reader(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("any") / "result.json"
     path.write_bytes(data)
     with pytest.raises(InvalidFieldError):
-        read_handback(path)
+        read_result(path)
 
 
 def test_a_result_that_is_too_large_is_refused(tmp_path, monkeypatch):
@@ -154,7 +156,7 @@ def test_a_result_that_is_too_large_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     path.write_bytes(b" " * (1024**2 + 1))
     with pytest.raises(InvalidFieldError, match="larger than 1 MiB"):
-        read_handback(path)
+        read_result(path)
 
 
 def test_links_and_devices_are_no_results(tmp_path):
@@ -162,14 +164,14 @@ def test_links_and_devices_are_no_results(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe", "gone"):
         with pytest.raises(FileNotFoundError):
-            read_handback(tmp_path / name)
+            read_result(tmp_path / name)
 
 
 @pytest.mark.parametrize("category", ["lease_expired", "internal_error", "nonsense", ""])
 def test_a_sandbox_cannot_blame_the_server(tmp_path, category):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"failure": {"message": "m", "category": category}}))
-    assert read_handback(path).failure.category is RolloutErrorCategory.AGENT_ERROR
+    assert read_result(path).failure.category is RolloutErrorCategory.AGENT_ERROR
 
 
 # --- payloads ---------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ def test_a_config_is_made_again_from_its_fields(monkeypatch):
         name="c", description="d", tools=[1.5, "a"], concurrency=ConcurrencyConfig(max_concurrent=2)
     )
     monkeypatch.setattr(
-        "rollout.backend.harbor.inside.payload.resolve_object", lambda ref, name: Config
+        "rollout.backend.harbor.inside.documents.resolve_object", lambda ref, name: Config
     )
     dumped = json.loads(json.dumps(dump_config(config, "m:Config")))
     assert load_config(dumped) == config

@@ -1,10 +1,7 @@
-"""Wheels written by hand, and what goes into them. No Harbor is needed for that."""
+"""What is brought into a sandbox. No Harbor is needed for that."""
 
 from __future__ import annotations
 
-import base64
-import csv
-import hashlib
 import io
 import subprocess
 import sys
@@ -13,54 +10,28 @@ from importlib import metadata
 
 import pytest
 
-from rollout.backend.harbor.inside.bundle import make_bundle
-from rollout.backend.harbor.inside.wheels import build_wheel, repacked_wheel, tree_files
+from rollout.backend.harbor.inside.bundle import Bundle, make_bundle, tree_files
 from rollout.errors import BackendConfigurationError
 
 
-def entries(wheel):
-    with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
-        assert archive.testzip() is None
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def check_record(wheel):
-    """Every file but RECORD itself is in it, with its digest and its length."""
-    files = entries(wheel)
-    [record] = [name for name in files if name.endswith(".dist-info/RECORD")]
-    rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(files[record].decode()))}
-    assert set(rows) == set(files)
-    assert rows.pop(record) == ["", ""]
-    for name, (digest, size) in rows.items():
-        kind, _, text = digest.partition("=")
-        expected = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest())
-        assert (kind, text) == ("sha256", expected.decode().rstrip("="))
-        assert int(size) == len(files[name])
-    return files
-
-
-def test_a_wheel_is_one_by_the_specification():
-    wheel = build_wheel(
-        "My.Own-flow", "1.0", {"m.py": b"A = 1\n", 'a, "b".txt': b""}, requires=["trio>=0.30"]
-    )
-    assert wheel.filename == "my_own_flow-1.0-py3-none-any.whl"
-    files = check_record(wheel)
-    assert files["m.py"] == b"A = 1\n"
-    assert b"Requires-Dist: trio>=0.30\n" in files["my_own_flow-1.0.dist-info/METADATA"]
-    assert b"Root-Is-Purelib: true\n" in files["my_own_flow-1.0.dist-info/WHEEL"]
-
-
 def test_the_same_files_make_the_same_bytes():
-    one = build_wheel("w", "1", {"a.py": b"1", "b.py": b"2"})
-    assert one == build_wheel("w", "1", {"b.py": b"2", "a.py": b"1"})
+    one = Bundle({"a.py": b"1", "b.py": b"2"}, ()).archive()
+    assert one == Bundle({"b.py": b"2", "a.py": b"1"}, ()).archive()
+    with zipfile.ZipFile(io.BytesIO(one)) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == {
+            "a.py": b"1",
+            "b.py": b"2",
+        }
 
 
-def test_an_installed_distribution_is_packed_again():
-    wheel = repacked_wheel(metadata.distribution("sortedcontainers"))
-    files = check_record(wheel)
+def test_an_installed_distribution_comes_along_without_what_says_from_where(project):
+    project("import sortedcontainers")
+    files = make_bundle(["bundled_flow"]).files
     assert "sortedcontainers/sortedlist.py" in files
+    assert [name for name in files if name.startswith("sortedcontainers-")]
     assert not [name for name in files if "__pycache__" in name or ".." in name]
-    assert not [name for name in files if name.endswith(("INSTALLER", "direct_url.json"))]
+    assert not [name for name in files if name.endswith(("INSTALLER", "RECORD", "direct_url.json"))]
 
 
 def test_a_tree_leaves_out_what_is_hidden_and_compiled_for_nobody(tmp_path):
@@ -104,12 +75,11 @@ def project(tmp_path, monkeypatch):
 
 
 def own(bundle):
-    [wheel] = [each for each in bundle.wheels if each.filename.startswith("rollout_workflow-")]
-    return {name for name in check_record(wheel) if ".dist-info/" not in name}
+    return {name for name in bundle.files if name.startswith(("bundled_", "serve_it"))}
 
 
 def names(bundle):
-    return {each.filename.partition("-")[0] for each in bundle.wheels}
+    return {name.partition("-")[0] for name in bundle.files if name.endswith(".dist-info/METADATA")}
 
 
 def test_a_bundle_follows_imports_through_sources(project):
@@ -187,15 +157,19 @@ def test_a_script_becomes_a_module(project):
 def test_a_bundle_is_enough_for_a_python_without_packages(project, tmp_path):
     project("import rollout, httpx, trio\nprint(rollout.AgentWorkflow.__name__)")
     site = tmp_path / "site"
-    for wheel in make_bundle(["bundled_flow"]).wheels:
-        with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
-            archive.extractall(site)
+    with zipfile.ZipFile(io.BytesIO(make_bundle(["bundled_flow"]).archive())) as archive:
+        archive.extractall(site)
     program = (
         f"import sys; sys.path.insert(0, {str(site)!r}); import bundled_flow, trio;"
-        "import rollout.backend.harbor.inside.runner; print(trio.__file__)"
+        "import rollout.backend.harbor.inside.runner; print(trio.__file__);"
+        "from importlib.metadata import version; print(version('trio-rollout'))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["AgentWorkflow", str(site / "trio" / "__init__.py")]
+    assert done.stdout.splitlines() == [
+        "AgentWorkflow",
+        str(site / "trio" / "__init__.py"),
+        metadata.version("trio-rollout"),
+    ]
