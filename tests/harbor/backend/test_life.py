@@ -56,7 +56,7 @@ async def test_two_backends_at_the_same_time(make_task, make_backend, serving):
     make_task()
     make_task("other", solution="echo 43 > /app/answer.txt")
     first = make_backend()
-    second = make_backend(tasks_dir=first.tasks.tasks_dir.parent / "other")
+    second = make_backend(tasks_dir=first.settings.tasks.tasks_dir.parent / "other")
     results = {}
     async with serving(first) as a, serving(second) as b, trio.open_nursery() as nursery:
 
