@@ -8,11 +8,15 @@ from typing import Any, TypeVar
 
 import trio
 
-from rollout._json.fit import is_large
+from rollout.types import RolloutSample
 
-__all__ = ["BODIES", "RESULTS", "clock_jumps", "run_by_size", "run_off_loop"]
+__all__ = ["BODIES", "RESULTS", "clock_jumps", "is_large", "run_by_size", "run_off_loop"]
 
 T = TypeVar("T")
+
+_LARGE = 256 * 1024
+_VALUE_COST = 64
+"""What a value costs, where a character of a string costs 1."""
 
 BODIES = trio.CapacityLimiter(1)
 """For bodies that are decoded."""
@@ -21,6 +25,23 @@ RESULTS = trio.CapacityLimiter(1)
 """For results that are fitted and encoded.
 
 One at a time bounds the memory, and how long the event loop waits for the interpreter lock."""
+
+
+def is_large(*values: Any) -> bool:
+    """Whether it takes more than a few milliseconds to copy, fit or write samples or JSON."""
+    left = _LARGE
+    parts = list(values)
+    while parts and left > 0:
+        part = parts.pop()
+        if isinstance(part, str):
+            left -= len(part)
+        elif isinstance(part, RolloutSample):
+            parts += part.messages, part.metrics, part.extra_fields
+        elif isinstance(part, (dict, list, tuple)):
+            left -= _VALUE_COST * len(part)
+            if left > 0:
+                parts.extend(part.values() if isinstance(part, dict) else part)
+    return left <= 0
 
 
 def clock_jumps() -> bool:

@@ -10,20 +10,16 @@ are left out too.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from rollout._json.text import LARGEST_WEIGHT, MAX_JSON_DEPTH, weight_of
-from rollout.types import RolloutSample
-from rollout.types._fields import dumped, plain_number
 
-__all__ = ["fit", "is_large"]
+__all__ = ["as_float", "dumped", "fit", "plain_number"]
 
 _DROP: Any = object()
-
-_LARGE = 256 * 1024
-_VALUE_COST = 64
-"""What a value costs, where a character of a string costs 1."""
 
 _LARGEST_INT = 10**4300 - 1
 """Python reads numbers of up to 4,300 digits."""
@@ -44,23 +40,6 @@ def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]
     fitting = _Fitting(max_depth)
     fitted = fitting.any(value, None, 0)
     return (None if fitted is _DROP else fitted), fitting.dropped
-
-
-def is_large(*values: Any) -> bool:
-    """Whether it takes more than a few milliseconds to copy, fit or write samples or JSON."""
-    left = _LARGE
-    parts = list(values)
-    while parts and left > 0:
-        part = parts.pop()
-        if isinstance(part, str):
-            left -= len(part)
-        elif isinstance(part, RolloutSample):
-            parts += part.messages, part.metrics, part.extra_fields
-        elif isinstance(part, (dict, list, tuple)):
-            left -= _VALUE_COST * len(part)
-            if left > 0:
-                parts.extend(part.values() if isinstance(part, dict) else part)
-    return left <= 0
 
 
 # The way to a value, innermost step first: (the way to its parent, key or index).
@@ -198,3 +177,47 @@ def _number(value: Any) -> int | float | None:
     except (AttributeError, TypeError):
         return number
     return int(whole)
+
+
+def dumped(value: Any) -> dict[str, Any] | None:
+    """Return the dict that an object with ``model_dump`` makes of itself, ``None`` without one.
+
+    Fields that are ``None`` are left out, as clients of model APIs leave them out.
+    """
+    if not hasattr(type(value), "model_dump"):
+        return None
+    try:
+        made = value.model_dump(mode="json", exclude_none=True)
+    except Exception:  # noqa: BLE001 - a foreign method may raise anything
+        return None
+    return made if isinstance(made, dict) else None
+
+
+def plain_number(value: Any) -> float | None:
+    """Turn a foreign number scalar into a plain finite float; ``None`` for anything else.
+
+    See `as_float` for what is taken.
+    """
+    number = as_float(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def as_float(value: Any) -> float | None:
+    """Turn a foreign number scalar into a float, NaN and infinities too; ``None`` for others.
+
+    A whole number beyond the range of floats counts as infinite.
+
+    Takes what `numbers.Real` covers (NumPy registers its scalars there), decimals, and
+    zero-dimensional arrays or tensors that unwrap with ``item()``. A foreign class may raise
+    anything at all while it is asked; then it is no number.
+    """
+    try:
+        if not isinstance(value, (numbers.Real, Decimal)):
+            value = value.item()
+            if not isinstance(value, (numbers.Real, Decimal)):
+                return None
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except Exception:  # noqa: BLE001 - see above
+        return None

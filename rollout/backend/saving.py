@@ -9,10 +9,10 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rollout._json.fit import fit, is_large
+from rollout._json.fit import fit
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
-from rollout._threads import run_by_size
+from rollout._threads import is_large, run_by_size
 from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp
 from rollout.context import RolloutContext
 from rollout.trajectory import build_trajectory

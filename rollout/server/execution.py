@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollout._json.fit import is_large
-from rollout._threads import RESULTS, run_off_loop
+from rollout._threads import RESULTS, is_large, run_off_loop
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.failures import categorize_exception, describe_exception, source_of
 from rollout.backend.usercode import Outcome

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rollout._json.fit import fit, is_large
+from rollout._json.fit import fit, plain_number
 from rollout._json.text import utf8
 from rollout._logs import get_logger
+from rollout._threads import is_large
 from rollout.backend.failures import redact
 from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp, unstructure
 from rollout.rules.status import TERMINAL_STATUSES
@@ -24,7 +25,6 @@ from rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
-from rollout.types._fields import plain_number
 
 __all__ = ["encode", "encode_state", "result_of"]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 from rollout._checks import is_finite
+from rollout._json.fit import dumped, plain_number
 from rollout.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -96,20 +94,6 @@ def as_messages(value: Any) -> Any:
     if isinstance(value, list) and not all(isinstance(item, dict) for item in value):
         return [dumped(item) or item for item in value]
     return value
-
-
-def dumped(value: Any) -> dict[str, Any] | None:
-    """Return the dict that an object with ``model_dump`` makes of itself, ``None`` without one.
-
-    Fields that are ``None`` are left out, as clients of model APIs leave them out.
-    """
-    if not hasattr(type(value), "model_dump"):
-        return None
-    try:
-        made = value.model_dump(mode="json", exclude_none=True)
-    except Exception:  # noqa: BLE001 - a foreign method may raise anything
-        return None
-    return made if isinstance(made, dict) else None
 
 
 def strings(_: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -205,36 +189,6 @@ def timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a number of seconds", kind="type_error")
     if not is_finite(value):
         raise InvalidFieldError(attribute.name, "must be finite; leave it out to run unbounded")
-
-
-def plain_number(value: Any) -> float | None:
-    """Turn a foreign number scalar into a plain finite float; ``None`` for anything else.
-
-    See `as_float` for what is taken.
-    """
-    number = as_float(value)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def as_float(value: Any) -> float | None:
-    """Turn a foreign number scalar into a float, NaN and infinities too; ``None`` for others.
-
-    A whole number beyond the range of floats counts as infinite.
-
-    Takes what `numbers.Real` covers (NumPy registers its scalars there), decimals, and
-    zero-dimensional arrays or tensors that unwrap with ``item()``. A foreign class may raise
-    anything at all while it is asked; then it is no number.
-    """
-    try:
-        if not isinstance(value, (numbers.Real, Decimal)):
-            value = value.item()
-            if not isinstance(value, (numbers.Real, Decimal)):
-                return None
-        return float(value)
-    except OverflowError:
-        return math.inf
-    except Exception:  # noqa: BLE001 - see above
-        return None
 
 
 def finite_number(field: str, value: Any) -> float | None:

@@ -7,8 +7,9 @@ from typing import Any, TypeAlias, cast
 
 from attrs import define, field
 
+from rollout._json.fit import as_float
 from rollout.errors import InvalidFieldError
-from rollout.types._fields import as_float, as_messages, instance_of, messages, optional
+from rollout.types._fields import as_messages, instance_of, messages, optional
 
 __all__ = ["AgentWorkflowOutput", "MessageDict", "Messages", "coerce_output"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rollout.types._fields import plain_number
+from rollout._json.fit import plain_number
 
 __all__ = ["TrialError", "TrialFacts", "facts_of"]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from rollout._json.fit import plain_number
 from rollout._redaction import redact
 from rollout.backend.executions import failure
 from rollout.backend.harbor.errors import UserCodeError
@@ -24,7 +25,6 @@ from rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
-from rollout.types._fields import plain_number
 
 __all__ = ["REWARD", "STORAGE_ERRORS", "categorize_trial_error", "outcome_of"]
 

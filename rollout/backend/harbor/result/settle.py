@@ -13,6 +13,7 @@ import attrs
 from attrs import define, field
 
 from rollout._files.trees import tame_tree
+from rollout._json.fit import plain_number
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.backend.failures import describe_exception
@@ -29,7 +30,6 @@ from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.backend.harbor.trial.workspaces import remove_workspace
 from rollout.types import RolloutSample
-from rollout.types._fields import plain_number
 
 __all__ = ["Settled", "agent_sample", "settle"]
 
