@@ -96,9 +96,8 @@ async def chat(
         raise InvalidFieldError("stream", "must not be set: this helper returns whole replies")
     context = active_rollout()
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
-    transport = RecordingTransport(
-        endpoint, recorder_of(context) if record else None, conversation=conversation
-    )
+    recorder = recorder_of(context, ConversationRecorder) if record else None
+    transport = RecordingTransport(endpoint, recorder, conversation=conversation)
     body = {"model": model, "messages": list(messages), **options}
     if tools is not None:
         body["tools"] = list(tools)

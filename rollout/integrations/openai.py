@@ -154,7 +154,7 @@ def _transport(
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
     transport = RecordingTransport(
         endpoint,
-        recorder_of(context) if record else None,
+        recorder_of(context, ConversationRecorder) if record else None,
         conversation=conversation,
         stream_usage=ask_usage,
     )

@@ -15,6 +15,7 @@ have added stay.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,10 +27,9 @@ from rollout.integrations.frameworks.adapters import (
     AgentStream,
     Framework,
     rollout_openai,
-    settle,
     trio_tool,
 )
-from rollout.integrations.frameworks.source import FrameworkSource, source_of, the_rollout
+from rollout.integrations.frameworks.source import FrameworkSource, framework_source
 from rollout.integrations.recording.responses import items_as_messages
 
 __all__ = ["AgentStream", "rollout_model", "run_agent", "stream_agent", "trio_tool"]
@@ -130,7 +130,7 @@ async def run_agent(
         BaseException: What the run raised; an error of a tool (with
             ``failure_error_function=None``) out of the ``UserError`` around it.
     """
-    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    sdk, source = _sdk(), framework_source(record=record)
     run = partial(sdk.Runner.run, agent, as_items(prompt), session=session, **options)
     return await get_bridge().run(_run, sdk, source, run, session)
 
@@ -213,7 +213,7 @@ async def stream_agent(
     Raises:
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
-    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    sdk, source = _sdk(), framework_source(record=record)
     stream: AgentStream[Any] = AgentStream()
     start = partial(sdk.Runner.run_streamed, agent, as_items(prompt), session=session, **options)
     events = partial(_events, sdk, source, stream, start, session)
@@ -238,7 +238,8 @@ async def _events(
         if not result.is_complete:
             result.cancel()
         # The run is a task of its own; the connection of its call is closed once that has ended.
-        await settle(result.run_loop_task)
+        if result.run_loop_task is not None:
+            await asyncio.wait([result.run_loop_task])
         if source is not None:
             await _take(sdk, source, result, session, failed=stream.result is None)
     raise failed

@@ -29,7 +29,7 @@ from rollout.integrations.frameworks.adapters import (
     rollout_openai,
     trio_tool,
 )
-from rollout.integrations.frameworks.source import FrameworkSource, source_of, the_rollout
+from rollout.integrations.frameworks.source import FrameworkSource, framework_source
 
 __all__ = ["AgentStream", "rollout_model", "run_agent", "stream_agent", "trio_tool"]
 
@@ -123,7 +123,7 @@ async def run_agent(
         InvalidFieldError: A part of the prompt has no counterpart in PydanticAI.
         BaseException: What the run raised, intact.
     """
-    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    sdk, source = _sdk(), framework_source(record=record)
     run = partial(agent.run, **_arguments(sdk, prompt, options))
     return await get_bridge().run(_run, sdk, source, run)
 
@@ -182,7 +182,7 @@ async def stream_agent(
     Raises:
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
-    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    sdk, source = _sdk(), framework_source(record=record)
     stream: AgentStream[Any] = AgentStream()
     start = partial(agent.run_stream_events, **_arguments(sdk, prompt, options))
     events = partial(_events, sdk, source, stream, start)

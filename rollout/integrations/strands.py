@@ -31,7 +31,7 @@ from rollout.integrations.frameworks.adapters import (
     rollout_openai,
     trio_tool,
 )
-from rollout.integrations.frameworks.source import FrameworkSource, source_of, the_rollout
+from rollout.integrations.frameworks.source import FrameworkSource, framework_source
 
 __all__ = ["AgentStream", "rollout_model", "run_agent", "stream_agent", "trio_tool"]
 
@@ -122,7 +122,7 @@ async def run_agent(
         InvalidFieldError: A part of the prompt has no counterpart in Strands.
         BaseException: What the run raised, out of the ``EventLoopException`` around it.
     """
-    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    sdk, source = _sdk(), framework_source(record=record)
     run = partial(agent.invoke_async, _prepared(agent, prompt), **options)
     return await get_bridge().run(_run, sdk, source, agent, run)
 
@@ -215,7 +215,7 @@ async def stream_agent(
     Raises:
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
-    sdk, source = _sdk(), source_of(the_rollout()) if record else None
+    sdk, source = _sdk(), framework_source(record=record)
     stream: AgentStream[dict[str, Any]] = AgentStream()
     start = partial(agent.stream_async, _prepared(agent, prompt), **options)
     events = partial(_events, sdk, source, agent, stream, start)

@@ -11,10 +11,12 @@ __all__ = [
     "final_metrics",
     "is_number",
     "is_timestamp",
+    "read_usage",
     "take_metrics",
     "take_timestamp",
     "token_count",
     "token_totals",
+    "whole_numbers",
 ]
 
 _COSTS = ("cost_usd", "cost", "response_cost")
@@ -54,10 +56,10 @@ def take_metrics(rest: dict[str, Any]) -> dict[str, Any] | None:
     for key in ("usage", "usage_metadata"):
         usage = rest.get(key)
         if isinstance(usage, dict) and usage and not metrics:
-            metrics = _usage(rest.pop(key))
+            metrics = read_usage(rest.pop(key))
     _take_first(rest, metrics, "cost_usd", _COSTS, _cost)
     for name, keys in _TOKEN_IDS.items():
-        _take_first(rest, metrics, name, keys, _whole_numbers)
+        _take_first(rest, metrics, name, keys, whole_numbers)
     _take_logprobs(rest, metrics)
     return metrics or None
 
@@ -76,7 +78,8 @@ def _take_first(
             del rest[key]
 
 
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+def read_usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics that a usage names, in any of its forms."""
     metrics: dict[str, Any] = {}
     extra = dict(usage)
     for name, keys in (
@@ -136,7 +139,8 @@ def is_number(value: Any) -> bool:
     return type(value) is int and abs(value) < 1e300  # noqa: PLR2004 - what a float can hold
 
 
-def _whole_numbers(value: Any) -> list[int] | None:
+def whole_numbers(value: Any) -> list[int] | None:
+    """Return a list of whole numbers that is not empty; ``None`` for anything else."""
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         return value
     return None

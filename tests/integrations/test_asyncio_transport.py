@@ -13,7 +13,8 @@ from integrations.scripted import Step, call, others, refuse, say, scripted_endp
 
 from rollout import RolloutContext
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
-from rollout.integrations.frameworks.source import source_of
+from rollout.integrations.frameworks.source import FrameworkSource
+from rollout.integrations.recording.recorder import recorder_of
 from rollout.integrations.transport import connections
 from rollout.integrations.transport.recording import NO_KEY, AsyncioTransport, Endpoint, ReadAlong
 from rollout.trajectory import build_trajectory, trajectory_problems
@@ -30,7 +31,7 @@ class Side:
     def __init__(self, endpoint, bridge, context):
         self.endpoint = endpoint
         self.bridge = bridge
-        self.source = source_of(context)
+        self.source = recorder_of(context, FrameworkSource)
         self.context = context
 
     def client(self, *, record=True):

@@ -1,11 +1,11 @@
-"""What the adapters of asyncio frameworks share: versions, clients, tools, streams."""
+"""Versions, clients, tools and streams of asyncio frameworks, for their adapters."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import importlib
+import re
 from collections.abc import Awaitable, Callable
+from functools import cache, partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
@@ -13,12 +13,12 @@ from attrs import define, field, frozen
 
 from rollout.errors import IntegrationError
 from rollout.integrations.asyncio_bridge import AsyncioStream, run_in_trio
-from rollout.integrations.frameworks.source import source_of, the_rollout
-from rollout.integrations.recording.recorder import MAIN
+from rollout.integrations.frameworks.source import FrameworkSource
+from rollout.integrations.recording.recorder import MAIN, recorder_of, the_rollout
 from rollout.integrations.transport.openai_client import load_sdk, make_client
 from rollout.integrations.transport.recording import AsyncioTransport, Endpoint
 
-__all__ = ["AgentStream", "Framework", "rollout_openai", "settle", "trio_tool"]
+__all__ = ["AgentStream", "Framework", "rollout_openai", "trio_tool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,8 +32,8 @@ class Framework:
         module: What is imported.
         distribution: What is installed.
         extra: The extra of this package that brings it.
-        versions: The oldest version that does, and the first one that does not.
-        openai: The same of the OpenAI SDK that it works with.
+        versions: The oldest version that works, and the first one that does not.
+        openai: The same for the OpenAI SDK.
     """
 
     module: str
@@ -48,39 +48,31 @@ class Framework:
         Raises:
             IntegrationError: It is missing, or its version or that of the OpenAI SDK is wrong.
         """
-        if self not in _checked:
-            self._check(self.distribution, self.versions)
-            self._check("openai", self.openai)
-            _checked.add(self)
+        _check(self)
         return importlib.import_module(self.module + submodule)
 
-    def _check(self, distribution: str, versions: tuple[str, str]) -> None:
-        low, high = versions
-        advice = f'pip install "trio-rollout[{self.extra}]"'
+
+@cache  # looking versions up takes milliseconds
+def _check(framework: Framework) -> None:
+    advice = f'pip install "trio-rollout[{framework.extra}]"'
+    wanted = {framework.distribution: framework.versions, "openai": framework.openai}
+    for distribution, (low, high) in wanted.items():
         try:
             found = version(distribution)
         except PackageNotFoundError:
             raise IntegrationError(f"{distribution} is not installed: {advice}") from None
         if not _number(low) <= _number(found) < _number(high):
             raise IntegrationError(
-                f"{distribution} {found} is installed, but {self.module} here needs "
+                f"{distribution} {found} is installed, but {framework.module} here needs "
                 f">= {low} and < {high}: {advice}, in an environment of its own if another "
                 "package there wants other versions"
             )
 
 
-_checked: set[Framework] = set()
-"""Whose versions are right; looking them up takes milliseconds."""
-
-
 def _number(text: str) -> tuple[int, ...]:
-    numbers = []
-    for part in text.split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    """Return the release of a version as numbers, for comparisons."""
+    release = re.match(r"\d+(\.\d+){0,2}", text)
+    return tuple(int(part) for part in release[0].split(".")) if release else ()
 
 
 def rollout_openai(
@@ -100,10 +92,9 @@ def rollout_openai(
     """
     context = the_rollout()
     load_sdk()
+    source = recorder_of(context, FrameworkSource) if record else None
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
-    transport = AsyncioTransport(
-        endpoint, source_of(context) if record else None, conversation=MAIN
-    )
+    transport = AsyncioTransport(endpoint, source, conversation=MAIN)
     return make_client(
         endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
     )
@@ -116,9 +107,9 @@ def trio_tool(fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     the context variables of its caller, and is cancelled when its caller is; see `run_in_trio`.
     """
 
-    @functools.wraps(fn)
+    @wraps(fn)
     async def tool(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await run_in_trio(functools.partial(fn, *args, **kwargs))
+        return await run_in_trio(partial(fn, *args, **kwargs))
 
     return tool
 
@@ -145,9 +136,3 @@ class AgentStream(Generic[T]):
     async def __anext__(self) -> T:
         assert self._events is not None  # noqa: S101 - it is attached before anybody has it
         return await anext(self._events)
-
-
-async def settle(task: asyncio.Task[Any] | None) -> None:
-    """Wait until a task has ended, whatever it ends with; on the asyncio side."""
-    if task is not None:
-        await asyncio.wait([task])

@@ -20,41 +20,29 @@ import trio
 from attrs import frozen
 
 from rollout._json.fit import fit
-from rollout.context import RolloutContext
-from rollout.errors import SampleSourceError
 from rollout.integrations.recording.calls import Answer, Call, Choice
-from rollout.integrations.recording.recorder import ConversationRecorder, the_rollout
+from rollout.integrations.recording.recorder import ConversationRecorder, recorder_of, the_rollout
 from rollout.types import RolloutSample
 
-__all__ = ["FrameworkSource", "source_of", "the_rollout"]
+__all__ = ["FrameworkSource", "framework_source"]
 
 _MOST_OTHERS = 50
 _SYSTEM = ("system", "developer")
 
 
-def source_of(context: RolloutContext) -> FrameworkSource:
-    """Return the sample source of a rollout; the first call registers it.
+def framework_source(*, record: bool) -> FrameworkSource | None:
+    """Return the sample source of the rollout that runs here, ``None`` if *record* is false.
 
     Raises:
+        IntegrationError: No rollout is running here.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    source = context.sample_source
-    if isinstance(source, FrameworkSource):
-        return source
-    if source is not None:
-        raise SampleSourceError(
-            f"this rollout has a sample source already ({type(source).__name__}), so what its "
-            "framework says cannot be its sample too; record=False leaves it alone, here and for "
-            "clients of rollout.integrations.openai"
-        )
-    created = FrameworkSource(secrets=tuple(context.secrets), info=context.info)
-    context.set_sample_source(created)
-    return created
+    return recorder_of(the_rollout(), FrameworkSource) if record else None
 
 
 @frozen
 class _History:
-    """What a framework has kept of one run, in its own form and in chat form."""
+    """The history of one run as a framework keeps it, in its own form and in chat form."""
 
     messages: list[dict[str, Any]]
     chat: list[dict[str, Any]]
@@ -62,20 +50,23 @@ class _History:
 
 @frozen
 class _Place:
-    """Where in a history a reply belongs: behind so many messages, the last of which says this."""
+    """The place of a reply in a history: after *count* messages, the last of which says *said*."""
 
     count: int = 0
     said: str = ""
 
     def behind(self, message: dict[str, Any]) -> _Place:
-        """Return the next one; frameworks do not have the system's messages in their histories."""
+        """Return the place after a further message.
+
+        System messages do not count: frameworks do not keep them in their histories.
+        """
         if message.get("role") in _SYSTEM:
             return self
         return _Place(self.count + 1, _text(message))
 
 
 class FrameworkSource(ConversationRecorder):
-    """Records the calls of a framework, and takes its histories.
+    """Records the calls of a framework, and keeps its histories.
 
     Both sides of the bridge use it, so each step holds a lock for its short time.
     """
@@ -93,7 +84,7 @@ class FrameworkSource(ConversationRecorder):
     def start(
         self, body: dict[str, Any], *, api: str, conversation: str, at: datetime, retry: int = 0
     ) -> Call:
-        """Take a request that is about to be sent, see `ConversationRecorder.start`."""
+        """Record a request that is about to be sent, see `ConversationRecorder.start`."""
         with self._lock:
             call = super().start(body, api=api, conversation=conversation, at=at, retry=retry)
             head = _system_message(body)
@@ -103,7 +94,7 @@ class FrameworkSource(ConversationRecorder):
         return call
 
     def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
-        """Take the answer of a call, see `ConversationRecorder.finish`."""
+        """Record the answer of a call, see `ConversationRecorder.finish`."""
         with self._lock:
             if call.number in self._sent:
                 self._asked[call.number] = _end_of(
@@ -118,7 +109,7 @@ class FrameworkSource(ConversationRecorder):
         *,
         from_chat: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> None:
-        """Take the history of a run.
+        """Keep the history of a run.
 
         It replaces those that it goes on with. The last one is the sample.
 
@@ -180,7 +171,7 @@ class FrameworkSource(ConversationRecorder):
             )
 
     def _not_kept(self, chat: list[dict[str, Any]]) -> dict[str, Any] | None:
-        """Return the reply of the last call, if it was the answer to a history and is not in it."""
+        """Return the reply of the last call if it answers a history that does not hold it."""
         last = next((each for each in reversed(self.calls) if each.complete and each.choices), None)
         if last is None or self._asked[last.number] != _end_of(chat):
             return None
@@ -228,7 +219,7 @@ class FrameworkSource(ConversationRecorder):
     def _find(
         self, message: dict[str, Any], calls: list[Call], place: _Place
     ) -> tuple[Call, Choice] | None:
-        """Return which reply a message is: to the same question, or else the first one like it."""
+        """Find the call that brought a message: the same question's, or else the first alike."""
         alike = [
             (call, choice)
             for call in calls

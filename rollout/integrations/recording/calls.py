@@ -14,6 +14,7 @@ from attrs import define, field
 
 from rollout._json.fit import fit
 from rollout.integrations.recording.responses import items_as_messages
+from rollout.trajectory.totals import whole_numbers
 
 __all__ = [
     "Answer",
@@ -30,7 +31,6 @@ __all__ = [
     "read_response",
     "reply_message",
     "text",
-    "token_ids",
 ]
 
 _LONGEST_MESSAGE = 500
@@ -243,7 +243,7 @@ def read_head(body: dict[str, Any]) -> Answer:
         response_id=text(body.get("id")),
         model=text(body.get("model")),
         usage=usage if isinstance(usage, dict) and usage else None,
-        prompt_token_ids=token_ids(body.get("prompt_token_ids")),
+        prompt_token_ids=whole_numbers(body.get("prompt_token_ids")),
     )
 
 
@@ -258,7 +258,7 @@ def _read_completion(body: dict[str, Any]) -> Answer:
                     index=index if type(index) is int else place,
                     messages=[reply_message(message)],
                     finish_reason=text(raw.get("finish_reason")),
-                    token_ids=token_ids(raw.get("token_ids")),
+                    token_ids=whole_numbers(raw.get("token_ids")),
                     logprobs=raw.get("logprobs"),
                 )
             )
@@ -312,12 +312,6 @@ def _response_logprobs(items: list[dict[str, Any]]) -> Any:
 def text(value: Any) -> str | None:
     """Return a text that is not empty; ``None`` for anything else."""
     return value if isinstance(value, str) and value else None
-
-
-def token_ids(value: Any) -> list[int] | None:
-    """Return a list of whole numbers that is not empty; ``None`` for anything else."""
-    whole = isinstance(value, list) and value and all(type(item) is int for item in value)
-    return value if whole else None
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""Records what an agent says to its model: the sample of a rollout, without a line of its code."""
+"""Records the calls of an agent to its model, which become the sample of its rollout."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -18,21 +18,18 @@ from rollout.integrations.recording.calls import Answer, Call
 from rollout.integrations.recording.conversations import Conversation, Conversations, Entry
 from rollout.integrations.recording.responses import input_as_messages
 from rollout.trajectory.build import DETAILS, with_details
-from rollout.trajectory.totals import token_count
+from rollout.trajectory.totals import read_usage
 from rollout.types import RolloutSample
 
 __all__ = ["MAIN", "ConversationRecorder", "active_rollout", "get_recorder", "the_rollout"]
 
 logger = get_logger(__name__)
 
+R = TypeVar("R", bound="ConversationRecorder")
+
 MAIN = "main"
 _MOST_PROBLEMS = 50
 _MOST_BRANCHES = 100
-_CACHED = (
-    ("prompt_tokens_details", "cached_tokens"),
-    ("input_tokens_details", "cached_tokens"),
-    ("prompt_cache_hit_tokens",),
-)
 
 
 def active_rollout(*, threads: bool = False) -> RolloutContext:
@@ -42,13 +39,13 @@ def active_rollout(*, threads: bool = False) -> RolloutContext:
         threads: Whether a worker thread of trio will do as well.
 
     Raises:
-        IntegrationError: None does, or it names no endpoint, or here is no trio.
+        IntegrationError: No rollout is running, it names no endpoint, or this is not trio.
     """
     if not trio.lowlevel.in_trio_run() and not (threads and _is_worker_thread()):
         raise IntegrationError(
-            "this runs on trio alone, and here is no trio: not in a worker thread (make the "
-            "workflow's run an async function, or use sync_rollout_client of "
-            "rollout.integrations.openai), nor in asyncio code behind a bridge"
+            "call this from trio, not from a worker thread or asyncio code: make the workflow's "
+            "run an async function, or use sync_rollout_client of rollout.integrations.openai "
+            "in a thread, rollout_client of rollout.integrations.asyncio_client behind a bridge"
         )
     return the_rollout()
 
@@ -65,19 +62,17 @@ def the_rollout() -> RolloutContext:
     """Return the context of the rollout that runs here, on either side of the bridge.
 
     Raises:
-        IntegrationError: None does, or it names no endpoint.
+        IntegrationError: No rollout is running, or it names no endpoint.
     """
     context = get_rollout_context()
     if context is None:
         raise IntegrationError(
-            "no rollout is running here, so there is no endpoint to talk to. Call this inside of "
-            "a workflow or a grader; in a test or a script, enter a context around it: "
-            "`with RolloutContext(chat_completions_url=..., api_key=...):`"
+            "no rollout is running here: call this inside of a workflow or a grader; in a test or "
+            "a script, enter `with RolloutContext(chat_completions_url=..., api_key=...):` first"
         )
     if not context.chat_completions_url:
         raise IntegrationError(
-            "the rollout that runs here has no chat_completions_url, so there is no endpoint to "
-            "talk to"
+            "the rollout that runs here has no chat_completions_url, so it has no model to call"
         )
     return context
 
@@ -91,20 +86,24 @@ def get_recorder() -> ConversationRecorder:
         IntegrationError: No rollout is running here.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    return recorder_of(active_rollout(threads=True))
+    return recorder_of(active_rollout(threads=True), ConversationRecorder)
 
 
-def recorder_of(context: RolloutContext) -> ConversationRecorder:
-    """Return the recorder of a rollout, see `get_recorder`."""
+def recorder_of(context: RolloutContext, kind: type[R]) -> R:
+    """Return the recorder of a rollout; the first call registers it as the sample source.
+
+    Raises:
+        SampleSourceError: The rollout has a sample source of another kind.
+    """
     source = context.sample_source
-    if isinstance(source, ConversationRecorder):
+    if isinstance(source, kind):
         return source
     if source is not None:
         raise SampleSourceError(
             f"this rollout has a sample source already ({type(source).__name__}), so its calls "
-            "cannot be recorded as its sample; ask for a client with record=False"
+            "cannot be recorded as its sample: pass record=False to call the model unrecorded"
         )
-    recorder = ConversationRecorder(secrets=tuple(context.secrets), info=context.info)
+    recorder = kind(secrets=tuple(context.secrets), info=context.info)
     context.set_sample_source(recorder)
     return recorder
 
@@ -143,12 +142,12 @@ class ConversationRecorder(SampleSource):
             f"{len(self._conversations)} conversations>"
         )
 
-    # --- what the transport tells ---------------------------------------------------------------
+    # --- for the transport ---------------------------------------------------------------
 
     def start(
         self, body: dict[str, Any], *, api: str, conversation: str, at: datetime, retry: int = 0
     ) -> Call:
-        """Take a request that is about to be sent.
+        """Record a request that is about to be sent.
 
         Args:
             body: Its body. What is kept of it is copied.
@@ -186,7 +185,7 @@ class ConversationRecorder(SampleSource):
         return call
 
     def finish(self, call: Call, answer: Answer, latency_sec: float) -> None:
-        """Take the answer of a call, or as much of it as there is. Only the first one counts."""
+        """Record the answer of a call, or as much of it as there is. Only the first one counts."""
         sent = self._sent.pop(call.number, None)
         if sent is None:
             return
@@ -203,16 +202,15 @@ class ConversationRecorder(SampleSource):
             self._last_unanswered = sent
 
     def note_unrecorded(self, path: str, *, warn: bool = True) -> None:
-        """Take a request that a conversation cannot be made of.
+        """Count a request that is not part of a conversation.
 
         Args:
             path: Its route.
-            warn: Whether it may well have been meant to be part of one.
+            warn: Whether it may have been meant to be part of one.
         """
         if warn and not self._unrecorded[path]:
             logger.warning(
-                "a call of %s was not recorded: a conversation is made of chat completions and "
-                "responses only",
+                "a call of %s was not recorded: only chat completions and responses are",
                 path,
             )
         self._unrecorded[path] += 1
@@ -252,9 +250,9 @@ class ConversationRecorder(SampleSource):
         return copy.deepcopy(main.messages if main is not None else self._only_sent())
 
     def metrics(self) -> dict[str, Any]:
-        """Return what all calls took so far, branches included.
+        """Return the totals of all calls so far, branches included.
 
-        Tokens are left out where no answer tells of them.
+        Tokens are left out where no answer names them.
         """
         calls = self.calls
         retries = sum(1 for call in calls if call.retry)
@@ -274,12 +272,9 @@ class ConversationRecorder(SampleSource):
             ),
             "latency_sec": sum(call.latency_sec or 0.0 for call in answered),
         }
-        for name, ways in (
-            ("prompt_tokens", (("prompt_tokens",), ("input_tokens",))),
-            ("completion_tokens", (("completion_tokens",), ("output_tokens",))),
-            ("cached_tokens", _CACHED),
-        ):
-            counts = [count for call in calls if (count := _tokens(call.usage, ways)) is not None]
+        usages = [read_usage(call.usage) for call in calls if call.usage is not None]
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            counts = [usage[name] for usage in usages if name in usage]
             if counts:
                 metrics[name] = sum(counts)
         return metrics
@@ -305,7 +300,7 @@ class ConversationRecorder(SampleSource):
         return self._chosen or self._conversations.best(self._chosen_name)
 
     def _only_sent(self) -> list[dict[str, Any]]:
-        """Return what was sent last where nothing was ever answered."""
+        """Return the messages that were sent last, for a rollout without any answer."""
         sent = next(reversed(self._sent.values()), self._last_unanswered)
         return [entry.message for entry in sent]
 
@@ -329,9 +324,7 @@ class ConversationRecorder(SampleSource):
 
 
 def _branch(branch: Conversation, main: Conversation) -> dict[str, Any]:
-    shared = 0
-    if branch.name == main.name:
-        shared = main.shared(branch.entries)
+    shared = main.shared(branch.entries) if branch.name == main.name else 0
     return {
         "conversation": branch.name,
         "after": shared,
@@ -341,14 +334,3 @@ def _branch(branch: Conversation, main: Conversation) -> dict[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _tokens(usage: dict[str, Any] | None, ways: tuple[tuple[str, ...], ...]) -> int | None:
-    for way in ways:
-        value: Any = usage
-        for key in way:
-            value = value.get(key) if isinstance(value, dict) else None
-        count = token_count(value)
-        if count is not None:
-            return count
-    return None

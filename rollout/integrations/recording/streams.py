@@ -23,8 +23,8 @@ from rollout.integrations.recording.calls import (
     read_response,
     reply_message,
     text,
-    token_ids,
 )
+from rollout.trajectory.totals import whole_numbers
 
 __all__ = ["Events", "StreamedAnswer"]
 
@@ -139,7 +139,7 @@ class _Growing:
                 elif value is not None:
                     _merge(self.message, name, value)
         self.finish_reason = text(raw.get("finish_reason")) or self.finish_reason
-        self.token_ids += token_ids(raw.get("token_ids")) or ()
+        self.token_ids += whole_numbers(raw.get("token_ids")) or ()
         logprobs = raw.get("logprobs")
         if isinstance(logprobs, dict):
             self.logprobs = self.logprobs or {}

@@ -14,7 +14,7 @@ from integrations.scripted import Step, refuse, say, scripted_endpoint
 from rollout import RolloutContext
 from rollout.integrations.chat import share_connections
 from rollout.integrations.recording.calls import read_answer
-from rollout.integrations.recording.recorder import recorder_of
+from rollout.integrations.recording.recorder import ConversationRecorder, recorder_of
 from rollout.integrations.recording.responses import input_as_messages, items_as_messages
 from rollout.integrations.recording.streams import StreamedAnswer
 from rollout.integrations.transport.recording import Endpoint, ReadAlong, RecordingTransport
@@ -27,7 +27,7 @@ async def posted(step, body, *, route="/chat/completions"):
     """What a caller over httpx gets, and the recorder of its rollout."""
     async with scripted_endpoint(step) as endpoint:
         with RolloutContext(chat_completions_url=endpoint.url, api_key="key-of-it") as rollout:
-            recorder = recorder_of(rollout)
+            recorder = recorder_of(rollout, ConversationRecorder)
             transport = RecordingTransport(
                 Endpoint.of(endpoint.url, "key-of-it"), recorder, conversation="main"
             )
@@ -106,7 +106,7 @@ async def test_an_error_whose_body_cannot_be_decompressed():
         Step(raw=b"no gzip", status=500, headers={"content-encoding": "gzip"})
     ) as endpoint:
         with RolloutContext(chat_completions_url=endpoint.url) as rollout:
-            recorder = recorder_of(rollout)
+            recorder = recorder_of(rollout, ConversationRecorder)
             transport = RecordingTransport(
                 Endpoint.of(endpoint.url, None), recorder, conversation="main"
             )
@@ -144,7 +144,7 @@ class Sent(httpx.AsyncByteStream):
 async def left_unread(monkeypatch, body, status=429):
     """Leave an answer unread; return the record of its call."""
     with RolloutContext(chat_completions_url="http://h/v1") as rollout:
-        recorder = recorder_of(rollout)
+        recorder = recorder_of(rollout, ConversationRecorder)
         transport = RecordingTransport(Endpoint.of("http://h/v1", None), recorder, conversation="m")
 
         async def send(request):
@@ -163,7 +163,7 @@ async def test_a_refusal_that_nobody_reads_is_recorded_and_its_connection_kept(m
     monkeypatch.setattr(ReadAlong, "rest_sec", 20.0)
     async with scripted_endpoint(refuse(429, "slow down")) as endpoint, share_connections():
         with RolloutContext(chat_completions_url=endpoint.url) as rollout:
-            recorder = recorder_of(rollout)
+            recorder = recorder_of(rollout, ConversationRecorder)
             transport = RecordingTransport(
                 Endpoint.of(endpoint.url, None), recorder, conversation="main"
             )
@@ -228,7 +228,7 @@ async def test_a_compressed_stream_that_is_left_keeps_what_it_has_said(monkeypat
     body = Sent(data + packer.flush(zlib.Z_SYNC_FLUSH))
     headers = {"content-type": "text/event-stream", "content-encoding": "gzip"}
     with RolloutContext(chat_completions_url="http://h/v1") as rollout:
-        recorder = recorder_of(rollout)
+        recorder = recorder_of(rollout, ConversationRecorder)
         transport = RecordingTransport(Endpoint.of("http://h/v1", None), recorder, conversation="m")
 
         async def send(request):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout.errors import IntegrationError
-from rollout.integrations.frameworks.adapters import Framework, _number
+from rollout.integrations.frameworks.adapters import Framework, _check, _number
 from rollout.integrations.openai_agents import as_chat, as_items
 from rollout.trajectory import build_trajectory, trajectory_problems
 
@@ -115,7 +115,7 @@ def test_a_wrong_version_is_said(monkeypatch, installed, problem):
         return installed[name]
 
     monkeypatch.setattr("rollout.integrations.frameworks.adapters.version", version)
-    monkeypatch.setattr("rollout.integrations.frameworks.adapters._checked", set())
+    _check.cache_clear()
     framework = Framework("trio", "trio", "some-extra", ("0.2", "1"), ("3", "4"))
     if problem is None:
         assert framework.load().__name__ == "trio"
