@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
@@ -20,7 +21,14 @@ from attrs import define
 
 from rollout.errors import InvalidFieldError
 
-__all__ = ["SpreadTransport", "is_loopback", "limits_of_pools", "proxy_for", "tls_context"]
+__all__ = [
+    "SpreadTransport",
+    "is_loopback",
+    "is_loopback_host",
+    "limits_of_pools",
+    "proxy_for",
+    "tls_context",
+]
 
 REQUESTS_PER_POOL = 32
 
@@ -33,6 +41,18 @@ _KEEP_ALIVE_EXPIRY_SEC = 4.0
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables that name trusted certificates; the first that is set counts."""
 _KEY_LOG = "SSLKEYLOGFILE"
+
+_LOOPBACK_NAMES = frozenset(
+    {
+        "localhost",
+        "localhost.localdomain",
+        "localhost4",
+        "localhost6",
+        "localhost6.localdomain6",
+        "ip6-localhost",
+        "ip6-loopback",
+    }
+)
 
 
 def limits_of_pools(*, kept: bool = True) -> httpx.Limits:
@@ -120,15 +140,34 @@ class SpreadTransport(httpx.AsyncBaseTransport):
 
 def is_loopback(url: str) -> bool:
     """Whether a URL leads to this machine itself."""
-    host = _host(url)
-    if host == "localhost" or host.endswith(".localhost"):
+    return is_loopback_host(_host(url))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a host means the machine that says it: by its name or its number alone.
+
+    The address of all interfaces, ``0.0.0.0`` or ``::``, counts: it is for listening, and whoever
+    connects to it reaches itself.
+    """
+    name = host.strip("[]").rstrip(".").lower()
+    if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
         return True
+    address = _address(name)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address is not None and (address.is_loopback or address.is_unspecified)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(host)
+        return ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        return False
-    # Connecting to 0.0.0.0 or :: reaches this machine too.
-    return address.is_loopback or address.is_unspecified
+        pass
+    try:
+        # Older ways to write one, as 127.1 or 0x7f000001, which resolvers still take.
+        return ipaddress.IPv4Address(socket.inet_aton(name))
+    except (OSError, ValueError):
+        return None
 
 
 def proxy_for(url: str) -> str | None:

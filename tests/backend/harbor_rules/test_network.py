@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rollout._http import is_loopback_host
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.trial.network import (
     agent_extra_hosts,
     chat_host,
     check_chat_url,
-    is_loopback,
 )
 from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.context import RolloutContext
@@ -73,7 +73,7 @@ def test_no_hosts(url):
      "0:0:0:0:0:0:0:1", "127.1", "0x7f.1", "2130706433", "0"],
 )  # fmt: skip
 def test_loopback(host):
-    assert is_loopback(host)
+    assert is_loopback_host(host)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_loopback(host):
      "localhost.example", "notlocalhost", "fe80::1%eth0", "::ffff:10.0.0.1", "128.0.0.1", ""],
 )  # fmt: skip
 def test_no_loopback(host):
-    assert not is_loopback(host)
+    assert not is_loopback_host(host)
 
 
 # --- the allowlist --------------------------------------------------------------------------------

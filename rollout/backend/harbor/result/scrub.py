@@ -18,12 +18,14 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from attrs import define, field
 
 from rollout._files.trees import remove_tree, tame_tree
+from rollout._json.text import utf8
 from rollout._redaction import RedactedStream, Redactor
 
 __all__ = ["ScrubReport", "scrub_folder"]
@@ -137,71 +139,68 @@ class _Scrub:
             return
         if not tame_tree(self.folder, self._tell):
             self.fail("something in it cannot be removed")
-        for place in _entries(self.folder):
+        for path in _entries(self.folder):
             try:
-                self._clean(place)
+                self._clean(path)
             except _HeldError as error:
-                self._delete(place, str(error))
+                self._delete(path, str(error))
             except OSError as error:
                 full = error.errno == errno.ENOSPC
                 reason = "there is no room to write it anew" if full else error.strerror
-                self._delete(place, reason or type(error).__name__)
+                self._delete(path, reason or type(error).__name__)
 
     def fail(self, reason: str) -> None:
         """Take down why the folder cannot be called clean; the first reason stays."""
         self.report.reason = self.report.reason or self._said(reason)
 
     def _said(self, text: str) -> str:
-        return self.redactor.text(text.encode("utf-8", "replace").decode())
+        return self.redactor.text(utf8(text))
 
     def _tell(self, path: str, reason: str) -> None:
         self.report.deleted.append(self._said(f"{path}: {reason}"))
 
-    def _delete(self, place: _Place, reason: str) -> None:
-        self._tell(place.shown, reason)
-        try:
-            if place.is_folder:
-                if remove_tree(self.folder / place.shown):
-                    self.fail(f"{place.shown} cannot be removed")
-            else:
-                os.unlink(place.name, dir_fd=place.parent)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.fail(f"{place.shown} cannot be removed: {error.strerror}")
+    def _shown(self, path: str) -> str:
+        return os.path.relpath(path, self.folder)
+
+    def _delete(self, path: str, reason: str) -> None:
+        shown = self._shown(path)
+        self._tell(shown, reason)
+        if remove_tree(Path(path)):
+            self.fail(f"{shown} cannot be removed")
 
     # One entry
 
-    def _clean(self, place: _Place) -> None:
-        if place.is_link:
-            if self.redactor.holds(os.fsencode(os.readlink(place.name, dir_fd=place.parent))):
+    def _clean(self, path: str) -> None:
+        if os.path.islink(path):  # noqa: PTH114 - any bytes
+            if self.redactor.holds(os.fsencode(os.readlink(path))):  # noqa: PTH115 - the same
                 raise _HeldError("the key is in where it leads")
-        elif not place.is_folder:
-            self._clean_file(place)
-        name = os.fsencode(place.name)
-        clean = self.redactor.data(name)
-        if clean != name:
-            self._rename(place, os.fsdecode(clean[:_LONGEST_NAME]))
+        elif not os.path.isdir(path):  # noqa: PTH112 - the same
+            with suppress(FileNotFoundError):
+                self._clean_file(path)
+        folder, _, name = path.rpartition(os.sep)
+        clean = self.redactor.data(os.fsencode(name))
+        if clean != os.fsencode(name):
+            self._rename(path, os.path.join(folder, os.fsdecode(clean[:_LONGEST_NAME])))  # noqa: PTH118
 
-    def _rename(self, place: _Place, stem: str) -> None:
+    def _rename(self, path: str, stem: str) -> None:
         fresh, number = stem, 1
-        while _there(fresh, place.parent):
+        while os.path.lexists(fresh):
             number += 1
             fresh = f"{stem} ({number})"
-        os.rename(place.name, fresh, src_dir_fd=place.parent, dst_dir_fd=place.parent)
+        os.rename(path, fresh)  # noqa: PTH104 - any bytes
         self.report.cleaned += 1
 
-    def _clean_file(self, place: _Place) -> None:
-        descriptor = os.open(place.name, _OPEN, dir_fd=place.parent)
+    def _clean_file(self, path: str) -> None:
+        descriptor = os.open(path, _OPEN)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise _HeldError("it is a special file")
             self._clean_attributes(descriptor)
             try:
                 if self._holds(_pieces(file)):
-                    self._write_anew(place, file)
+                    self._write_anew(path, file)
                 else:
-                    self._search_packed(place, file)
+                    self._search_packed(path, file)
             except _LimitError:
                 raise _HeldError("there is too much to search") from None
 
@@ -229,31 +228,31 @@ class _Scrub:
             tail = data[max(len(data) - self.redactor.longest, 0) :]
         return False
 
-    def _write_anew(self, place: _Place, file: IO[bytes]) -> None:
+    def _write_anew(self, path: str, file: IO[bytes]) -> None:
         """Put a clean copy into the place of a text; other names of it keep what they have."""
-        found = os.fstat(file.fileno())
-        fresh = f".{tokens.token_hex(8)}.clean"
-        descriptor = os.open(fresh, _MAKE, 0o600, dir_fd=place.parent)
+        fresh = os.path.join(os.path.dirname(path), f".{tokens.token_hex(8)}.clean")  # noqa: PTH118, PTH120
         try:
             stream = RedactedStream(self.keys)
-            with open(descriptor, "wb") as target:  # noqa: PTH123 - as above
+            with open(os.open(fresh, _MAKE, 0o600), "wb") as target:  # noqa: PTH123 - as above
                 for piece in _pieces(file):
                     if b"\0" in piece:
                         raise _HeldError("the key is in it, and it is no text")  # noqa: TRY301
                     target.write(stream.feed(piece))
                 target.write(stream.rest())
-            with open(os.open(fresh, _OPEN, dir_fd=place.parent), "rb") as written:  # noqa: PTH123
+            with open(fresh, "rb") as written:  # noqa: PTH123 - any bytes
                 if self._holds(_pieces(written)):
                     raise _HeldError("the key is in it, in several lines")  # noqa: TRY301
-            os.chmod(fresh, stat.S_IMODE(found.st_mode), dir_fd=place.parent)
-            os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=place.parent)
-            os.replace(fresh, place.name, src_dir_fd=place.parent, dst_dir_fd=place.parent)
+            found = os.fstat(file.fileno())
+            os.chmod(fresh, stat.S_IMODE(found.st_mode))  # noqa: PTH101 - any bytes
+            os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.replace(fresh, path)  # noqa: PTH105 - any bytes
         except BaseException:
-            os.unlink(fresh, dir_fd=place.parent)
+            with suppress(FileNotFoundError):
+                os.unlink(fresh)  # noqa: PTH108 - any bytes
             raise
         self.report.cleaned += 1
 
-    def _search_packed(self, place: _Place, file: IO[bytes]) -> None:
+    def _search_packed(self, path: str, file: IO[bytes]) -> None:
         file.seek(0)
         head = file.read(6)
         kind = next((kind for mark, kind in _NOT_OPENED.items() if head.startswith(mark)), None)
@@ -271,7 +270,7 @@ class _Scrub:
             why = "too much is packed into it" if limit else type(error).__name__
             reason = f"it cannot be searched to its end ({why})"
         if reason is not None:
-            self.report.unsearched.append(self._said(f"{place.shown}: {reason}"))
+            self.report.unsearched.append(self._said(f"{self._shown(path)}: {reason}"))
 
 
 def _bounded(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -322,46 +321,12 @@ def _inflated(file: IO[bytes]) -> Iterator[bytes]:
         raise EOFError
 
 
-@define
-class _Place:
-    """An entry of a folder.
-
-    Attributes:
-        parent: A descriptor of the folder, open while the entry is dealt with.
-        name: The entry's name.
-        shown: Its path within the tree.
-        is_folder: Whether it is a folder.
-        is_link: Whether it is a link.
-    """
-
-    parent: int
-    name: str
-    shown: str
-    is_folder: bool
-    is_link: bool
-
-
-def _entries(folder: Path) -> Iterator[_Place]:
+def _entries(folder: Path) -> Iterator[str]:
     """Walk through a tree; what is in a folder comes before the folder."""
-    for way, folders, files, parent in os.fwalk(
-        folder, topdown=False, follow_symlinks=False, onerror=_raise
-    ):
+    for way, folders, files in os.walk(folder, topdown=False, onerror=_raise):
         for name in (*files, *folders):
-            try:
-                mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-            except FileNotFoundError:
-                continue
-            shown = os.path.relpath(os.path.join(way, name), folder)  # noqa: PTH118 - any bytes
-            yield _Place(parent, name, shown, stat.S_ISDIR(mode), stat.S_ISLNK(mode))
+            yield os.path.join(way, name)  # noqa: PTH118 - any bytes
 
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _there(name: str, parent: int) -> bool:
-    try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

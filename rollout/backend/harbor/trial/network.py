@@ -9,31 +9,19 @@ before its trial starts.
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from rollout._http import is_loopback_host
 from rollout.errors import InvalidFieldError
 
 if TYPE_CHECKING:
     from rollout.backend.harbor.environment import EnvironmentSpec
     from rollout.backend.harbor.trial.plan import TrialPlan
 
-__all__ = ["agent_extra_hosts", "chat_host", "check_chat_url", "is_loopback"]
+__all__ = ["agent_extra_hosts", "chat_host", "check_chat_url"]
 
 _FIELD = "chat_completions_url"
-_LOOPBACK_NAMES = frozenset(
-    {
-        "localhost",
-        "localhost.localdomain",
-        "localhost4",
-        "localhost6",
-        "localhost6.localdomain6",
-        "ip6-localhost",
-        "ip6-loopback",
-    }
-)
 
 
 def chat_host(url: str) -> str:
@@ -52,33 +40,6 @@ def chat_host(url: str) -> str:
     except ValueError:
         pass
     raise InvalidFieldError(_FIELD, "is a URL of HTTP or HTTPS")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host means the machine that says it: by its name or its number alone.
-
-    The address of all interfaces, ``0.0.0.0`` or ``::``, counts: it is for listening, and whoever
-    connects to it reaches itself.
-    """
-    name = host.strip("[]").rstrip(".").lower()
-    if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
-        return True
-    address = _address(name)
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address is not None and (address.is_loopback or address.is_unspecified)
-
-
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        pass
-    try:
-        # Older ways to write one, as 127.1 or 0x7f000001, which resolvers still take.
-        return ipaddress.IPv4Address(socket.inet_aton(name))
-    except (OSError, ValueError):
-        return None
 
 
 def agent_extra_hosts(plan: TrialPlan, *, agent_on_host: bool = False) -> list[str]:
@@ -119,7 +80,7 @@ def check_chat_url(plan: TrialPlan, *, agent_on_host: bool, environment: Environ
             "from the host (such as terminus-2), or give the task network_mode = "
             '"allowlist"; the endpoint\'s host is then added to it',
         )
-    if is_loopback(host) and not environment.shares_host_network:
+    if is_loopback_host(host) and not environment.shares_host_network:
         raise InvalidFieldError(
             _FIELD,
             f"is a loopback address, which within a sandbox of {environment.name} leads back "
