@@ -6,15 +6,15 @@ however it ends. A mark without a lock means that nobody will tidy up any more. 
 
 from __future__ import annotations
 
-import glob
 import os
-import secrets
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rollout._files.trees import remove_tree
+from rollout._json.text import utf8
 from rollout._logs import get_logger
 
 fcntl: Any
@@ -23,13 +23,14 @@ try:
 except ImportError:  # a platform without locks: nothing is ever taken for abandoned there
     fcntl = None
 
-__all__ = ["MARK", "Claim", "abandoned", "is_claimed", "make_claimed", "sweep_claimed"]
+__all__ = ["MARK", "Claim", "abandoned", "sweep_claimed"]
 
 logger = get_logger(__name__)
 
 MARK = ".running"
 """The file that claims the folder that it is in."""
 
+_MOST_NAMES = 20
 _FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -52,35 +53,6 @@ class Claim:
             os.close(descriptor)
 
 
-def make_claimed(folder: Path) -> Claim:
-    """Make a folder for this user alone that is claimed from the moment when it is there.
-
-    Raises:
-        FileExistsError: There is one already.
-        OSError: It cannot be made.
-    """
-    if folder.exists():
-        raise FileExistsError(f"there is one already: {folder}")
-    fresh = folder.with_name(f".new-{secrets.token_hex(8)}")
-    fresh.mkdir(mode=0o700)
-    claim: Claim | None = None
-    try:
-        os.chmod(fresh, 0o700)  # noqa: PTH101 - whatever the umask says
-        claim = Claim(fresh)
-        fresh.rename(folder)
-    except BaseException:
-        if claim is not None:
-            claim.release()
-        remove_tree(fresh)
-        raise
-    return claim
-
-
-def is_claimed(folder: Path) -> bool:
-    """Whether a folder has a mark, be it of a process that has ended."""
-    return (folder / MARK).is_symlink() or (folder / MARK).exists()
-
-
 @contextmanager
 def abandoned(folder: Path) -> Iterator[bool]:
     """Say whether a folder has a mark of this user's that nobody holds; hold it for the block."""
@@ -94,32 +66,34 @@ def abandoned(folder: Path) -> Iterator[bool]:
             os.close(descriptor)
 
 
-def sweep_claimed(parent: Path, prefix: str) -> list[Path]:
+def sweep_claimed(parent: Path, names: str) -> list[Path]:
     """Remove the folders of this user that nobody holds any more.
 
     Args:
         parent: Where they were made.
-        prefix: What their names begin with.
+        names: A regular expression for their names.
 
     Returns:
         The removed ones.
     """
     removed = []
-    for folder in sorted(parent.glob(f"{glob.escape(prefix)}*")):
+    for folder in sorted(parent.glob("*")):
+        if not re.fullmatch(names, folder.name, re.ASCII):
+            continue
         if folder.is_symlink() or not folder.is_dir():
             continue
         with abandoned(folder) as is_abandoned:
             problems = remove_tree(folder) if is_abandoned else []
         if problems:
-            logger.warning("%s cannot be removed completely: %s", folder, problems[0])
+            logger.warning("%s cannot be removed completely: %s", folder, utf8(problems[0]))
         elif is_abandoned:
             removed.append(folder)
     if removed:
         logger.warning(
-            "removed %d folders %s* in %s, of a process that was killed",
+            "removed %d folders in %s, of a process that was killed: %s",
             len(removed),
-            prefix,
             parent,
+            ", ".join(folder.name for folder in removed[:_MOST_NAMES]),
         )
     return removed
 

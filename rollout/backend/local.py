@@ -27,14 +27,14 @@ from rollout.backend.failures import (
 )
 from rollout.backend.references import class_with, config_of
 from rollout.backend.saving import RolloutFiles, settle_end
-from rollout.backend.usercode import Outcome, UserCall
+from rollout.backend.usercode import Outcome, UserCall, check_graded, checked_sample
 from rollout.context import (
     AgentWorkflowContext,
     GraderContext,
     RolloutContext,
     get_rollout_context,
 )
-from rollout.errors import DuplicateRolloutError, InvalidFieldError
+from rollout.errors import DuplicateRolloutError
 from rollout.grader import Grader
 from rollout.types import (
     MODEL_ENDPOINT,
@@ -253,7 +253,7 @@ class LocalBackend(SlotBackend):
                 workflow = self.workflow_cls(config)
                 output = coerce_output(await call.invoke(workflow.run, inner))
                 if output is None:
-                    return _labelled(_sample(await context.get_sample()), request.label)
+                    return _labelled(checked_sample(await context.get_sample()), request.label)
             context.info.update(output.info)
             if output.messages is None:
                 return None
@@ -291,7 +291,7 @@ class LocalBackend(SlotBackend):
             with context:
                 grader = self.grader_cls(config)
                 returned = await call.invoke(grader.grade, inner)
-            _check_graded(_sample(inner.sample), returned)
+            check_graded(inner.sample, returned)
 
         outcome = await execution.run(call, body)
         ended = phase.interruption(execution, outcome.ended) or _user_failure(
@@ -365,26 +365,8 @@ def _user_failure(
     return failed
 
 
-def _sample(value: Any) -> RolloutSample | None:
-    if value is None or isinstance(value, RolloutSample):
-        return value
-    raise TypeError(f"the sample must be a RolloutSample, not {type(value).__name__}")
-
-
 def _labelled(sample: RolloutSample | None, label: str | None) -> RolloutSample | None:
     """Give a sample out of a source the request's label, unless it has one of its own."""
     if sample is not None and sample.label is None:
         sample.label = label
     return sample
-
-
-def _check_graded(sample: RolloutSample | None, returned: Any) -> None:
-    if sample is None:
-        raise InvalidFieldError(
-            "sample",
-            "is missing: the workflow returned no messages and registered no sample source, "
-            "so there is nothing to grade",
-        )
-    if sample.reward is None and not sample.remove_sample:
-        hint = "" if returned is None else " (a value that grade() returns is ignored)"
-        raise InvalidFieldError("reward", f"was not set by the grader: call set_reward{hint}")

@@ -20,8 +20,10 @@ from attrs import define, field
 from rollout._logs import get_logger
 from rollout._tasks import sole_error
 from rollout.backend.alarms import await_with_alarms
+from rollout.errors import InvalidFieldError
+from rollout.types import RolloutSample
 
-__all__ = ["Outcome", "UserCall"]
+__all__ = ["Outcome", "UserCall", "check_graded", "checked_sample"]
 
 logger = get_logger(__name__)
 
@@ -243,3 +245,38 @@ def _without_cancelled(group: BaseExceptionGroup[BaseException]) -> BaseExceptio
         return group.split(trio.Cancelled)[1]
     except Exception:  # noqa: BLE001 - too deep, or a subclass that cannot be split
         return group
+
+
+def checked_sample(value: Any) -> RolloutSample | None:
+    """Return a sample that user code made, if it is one.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if value is None or isinstance(value, RolloutSample):
+        return value
+    raise TypeError(f"the sample must be a RolloutSample, not {type(value).__name__}")
+
+
+def check_graded(value: Any, returned: Any) -> RolloutSample:
+    """Return a sample that a grader has graded.
+
+    Args:
+        value: The sample.
+        returned: What the grader returned.
+
+    Raises:
+        TypeError: It is no sample.
+        InvalidFieldError: There is none, or it has no reward.
+    """
+    sample = checked_sample(value)
+    if sample is None:
+        raise InvalidFieldError(
+            "sample",
+            "is missing: the workflow returned no messages and registered no sample source, "
+            "so there is nothing to grade",
+        )
+    if sample.reward is None and not sample.remove_sample:
+        hint = "" if returned is None else " (a value that grade() returns is ignored)"
+        raise InvalidFieldError("reward", f"was not set by the grader: call set_reward{hint}")
+    return sample

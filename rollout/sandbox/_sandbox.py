@@ -576,7 +576,7 @@ def remove_abandoned(parent: Path) -> list[Path]:
     Returns:
         The removed ones.
     """
-    return sweep_claimed(parent, PREFIX)
+    return sweep_claimed(parent, f"{PREFIX}.*")
 
 
 def _place_for(source: str, target: Path) -> Path:

@@ -33,7 +33,7 @@ from rollout.backend.harbor.trial.execution import TrialExecution
 from rollout.backend.harbor.trial.logs import harbor_logs
 from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
 from rollout.backend.harbor.trial.runtime import Runtime
-from rollout.backend.harbor.trial.workspaces import prune_kept, sweep_workspaces
+from rollout.backend.harbor.trial.workspaces import NAMES, prune_kept
 from rollout.backend.harbor.validation import require_harbor
 from rollout.backend.references import class_with, config_of
 from rollout.context import RolloutContext, get_rollout_context
@@ -289,11 +289,11 @@ class HarborBackend(SlotBackend):
 
 def _tidy_up(settings: HarborSettings) -> None:
     """Remove what a server that was killed has left, and what is kept of old trials. Blocking."""
-    sweep_workspaces(settings.trials_dir)
+    sweep_claimed(settings.trials_dir, NAMES)
     if settings.environment.name == NAMESPACE:
         folder = settings.environment.kwargs.get("folder") or tempfile.gettempdir()
         remove_abandoned(Path(folder))
-    sweep_claimed(Path(tempfile.gettempdir()), AGENT_PREFIX)
+    sweep_claimed(Path(tempfile.gettempdir()), f"{AGENT_PREFIX}.*")
     prune_kept(settings.trials_dir, settings.max_kept_trials)
 
 

@@ -17,9 +17,8 @@ from rollout.backend.failures import (
 )
 from rollout.backend.harbor.errors import GraderError
 from rollout.backend.harbor.trial.handover import Handover
-from rollout.backend.usercode import UserCall
+from rollout.backend.usercode import UserCall, check_graded
 from rollout.context import GraderContext
-from rollout.errors import InvalidFieldError
 from rollout.types import RolloutSample
 
 __all__ = ["grade"]
@@ -55,7 +54,7 @@ async def grade(handover: Handover) -> RolloutSample:
         with plan.context:
             grader = handover.grader_cls(config)
             returned = await call.invoke(grader.grade, inner)
-        return _graded(inner.sample, returned)
+        return check_graded(inner.sample, returned)
 
     async with handover.grader_slots or nullcontext():
         outcome = await call.run_in_task(body)
@@ -86,18 +85,3 @@ async def _artifacts_dir(folder: Path) -> Path | None:
         return folder
 
     return await trio.to_thread.run_sync(make, abandon_on_cancel=True)
-
-
-def _graded(sample: object, returned: object) -> RolloutSample:
-    if sample is None:
-        raise InvalidFieldError(
-            "sample",
-            "is missing: the workflow returned no messages and registered no sample source, "
-            "so there is nothing to grade",
-        )
-    if not isinstance(sample, RolloutSample):
-        raise TypeError(f"the sample must be a RolloutSample, not {type(sample).__name__}")
-    if sample.reward is None and not sample.remove_sample:
-        hint = "" if returned is None else " (a value that grade() returns is ignored)"
-        raise InvalidFieldError("reward", f"was not set by the grader: call set_reward{hint}")
-    return sample

@@ -30,7 +30,7 @@ from rollout.backend.harbor.inside.documents import (
     load_config,
 )
 from rollout.backend.references import class_with
-from rollout.backend.usercode import UserCall
+from rollout.backend.usercode import UserCall, checked_sample
 from rollout.codec import parse_json
 from rollout.context import AgentWorkflowContext, RolloutContext
 from rollout.types import RolloutErrorCategory, RolloutSample
@@ -85,7 +85,7 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> WorkflowRes
             workflow = workflow_cls(config)
             output = coerce_output(await call.invoke(workflow.run, inner))
             if output is None:
-                return _checked(await context.get_sample())
+                return checked_sample(await context.get_sample())
         if output.messages is None:
             return None
         return RolloutSample(messages=output.messages, metrics=dict(output.metrics))
@@ -113,12 +113,6 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> WorkflowRes
 
 def _failed(message: str, category: RolloutErrorCategory) -> WorkflowResult:
     return WorkflowResult(failure=WorkflowFailure(message=message, category=category))
-
-
-def _checked(value: Any) -> RolloutSample | None:
-    if value is None or isinstance(value, RolloutSample):
-        return value
-    raise TypeError(f"the sample must be a RolloutSample, not {type(value).__name__}")
 
 
 def _folder(name: str) -> Path | None:

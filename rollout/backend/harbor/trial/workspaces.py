@@ -8,24 +8,23 @@ is kept has the trial's folder alone, and no mark. Blocking.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollout._files.claims import MARK, Claim, abandoned, is_claimed, make_claimed
+from rollout._files.claims import MARK, Claim
 from rollout._files.trees import remove_tree
+from rollout._json.text import utf8
 from rollout._logs import get_logger
 
-__all__ = ["TRIALS", "make_workspace", "prune_kept", "remove_workspace", "sweep_workspaces"]
+__all__ = ["NAMES", "TRIALS", "make_workspace", "prune_kept", "remove_workspace"]
 
 logger = get_logger(__name__)
 
 TRIALS = "trials"
 """The folder of a workspace that Harbor makes the trial's folder in."""
 
-_NAME = re.compile(r"[a-z0-9-]+-[0-9a-f]{10}", re.ASCII)
-_UNFINISHED = re.compile(r"\.new-[0-9a-f]{16}", re.ASCII)
-_HOUR = 3600.0
+NAMES = r"[a-z0-9-]+-[0-9a-f]{10}"
+"""A regular expression for the names of workspaces."""
 
 _claims: dict[Path, Claim] = {}
 """Of this process, by workspace."""
@@ -39,7 +38,13 @@ def make_workspace(root: Path, name: str) -> Path:
     """
     root.mkdir(parents=True, exist_ok=True)
     workspace = root / name
-    _claims[workspace] = make_claimed(workspace)
+    workspace.mkdir()
+    try:
+        workspace.chmod(0o700)  # whatever the umask says
+        _claims[workspace] = Claim(workspace)
+    except BaseException:
+        remove_tree(workspace)
+        raise
     return workspace
 
 
@@ -66,7 +71,7 @@ def remove_workspace(rollout_id: str, workspace: Path, *, keep: Path | None = No
             "rollout %s: %s cannot be removed completely: %s",
             rollout_id,
             workspace,
-            "; ".join(map(_said, problems[:3])),
+            "; ".join(map(utf8, problems[:3])),
         )
     return not problems
 
@@ -83,31 +88,6 @@ def _remove_around(folder: Path, keep: Path) -> list[str]:
     return problems
 
 
-def sweep_workspaces(root: Path) -> list[str]:
-    """Remove the folders of trials whose server was killed, which nobody has freed of a key.
-
-    Those of servers that run are locked, and stay.
-
-    Returns:
-        The names of the removed ones.
-    """
-    removed = []
-    for folder in _folders(root):
-        if _UNFINISHED.fullmatch(folder.name) and _is_young(folder):
-            continue  # its lock may be about to be taken
-        with abandoned(folder) as is_abandoned:
-            problems = remove_tree(folder) if is_abandoned else []
-        if problems:
-            logger.warning("%s cannot be removed completely: %s", folder, _said(problems[0]))
-        elif is_abandoned:
-            removed.append(folder.name)
-    if removed:
-        logger.warning(
-            "removed what trials of a server that was killed had left in %s: %s", root, removed
-        )
-    return removed
-
-
 def prune_kept(root: Path, most: int | None) -> list[str]:
     """Remove the oldest folders of trials that were kept, until no more than *most* are left.
 
@@ -121,39 +101,21 @@ def prune_kept(root: Path, most: int | None) -> list[str]:
     for _, folder in kept[most:]:
         problems = remove_tree(folder)
         if problems:
-            logger.warning("%s cannot be removed completely: %s", folder, _said(problems[0]))
+            logger.warning("%s cannot be removed completely: %s", folder, utf8(problems[0]))
         else:
             removed.append(folder.name)
     return removed
 
 
 def _kept(root: Path) -> Iterator[tuple[float, Path]]:
-    for folder in _folders(root):
+    for folder in sorted(root.iterdir()):
+        if not re.fullmatch(NAMES, folder.name, re.ASCII) or folder.is_symlink():
+            continue
         try:
-            if is_claimed(folder) or [path.name for path in folder.iterdir()] != [TRIALS]:
+            # Nothing but the trial's folder, and so no mark either.
+            if [path.name for path in folder.iterdir()] != [TRIALS]:
                 continue
             if [path.name for path in (folder / TRIALS).iterdir()] == [folder.name]:
                 yield folder.stat().st_mtime, folder
-        except OSError:  # somebody else removes it at the moment
+        except OSError:  # a file, or somebody else removes it at the moment
             continue
-
-
-def _is_young(folder: Path) -> bool:
-    try:
-        return time.time() - folder.stat().st_mtime < _HOUR
-    except OSError:  # it is gone, or has its name by now
-        return True
-
-
-def _folders(root: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(root.iterdir())
-        if (_NAME.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name))
-        and path.is_dir()
-        and not path.is_symlink()
-    ]
-
-
-def _said(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
