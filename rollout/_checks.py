@@ -1,7 +1,7 @@
 """Checks of numbers, flags, choices and API keys, mostly those of settings.
 
 Nothing is coerced: ``True`` and ``"5"`` are not numbers, ``1`` and ``"false"`` not flags. A message
-names the setting and says what it takes.
+names the setting and the values that it takes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def is_finite(value: float) -> bool:
-    """Whether *value* is a number that a float can hold and that is neither NaN nor infinite."""
+    """Whether a number fits a float, and is neither NaN nor infinite."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -36,12 +36,12 @@ def is_finite(value: float) -> bool:
 
 
 def is_finite_number(value: object) -> bool:
-    """Whether *value* is an int or a float, no boolean, and finite."""
+    """Whether a value is a finite int or float, and not a boolean."""
     return not isinstance(value, bool) and isinstance(value, (int, float)) and is_finite(value)
 
 
 def is_whole_from_one(value: object) -> bool:
-    """Whether *value* is a whole number from 1 up, and no boolean."""
+    """Whether a value is a whole number from 1 up, and not a boolean."""
     return not isinstance(value, bool) and isinstance(value, int) and value >= 1
 
 
@@ -79,7 +79,7 @@ def check_number(
         name: The setting's name.
         value: Its value.
         least: The smallest number that it takes.
-        above: What it has to exceed.
+        above: A number that it has to exceed.
         none: Whether it takes ``None`` too.
 
     Raises:

@@ -1,9 +1,9 @@
-"""What HTTP clients here share: connection pools, proxies and TLS contexts.
+"""Shared parts of HTTP clients: connection pools, proxies and TLS contexts.
 
-What a pool of httpx does for each request and each response takes time in proportion to the
-requests that it has in flight, so a thousand long polls in one pool cost a million steps. With
-`SpreadTransport` a pool takes a few dozen, and the next one is made when all are full. The first
-pools are filled first, so that connections are used again when the load goes down.
+The work of an httpx pool for each request grows with the requests that it has in flight, so a
+thousand long polls in one pool cost a million steps. With `SpreadTransport` a pool takes a few
+dozen, and the next one is made when all are full. The first pools are filled first, so that
+connections are used again when the load goes down.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _host(url: str) -> str:
 
 
 def tls_context(url: httpx.URL | str) -> ssl.SSLContext:
-    """Return what verifies the server at a URL; for plain http, one that trusts nobody.
+    """Return a TLS context for the server at a URL; for plain http, one that trusts nobody.
 
     Raises:
         InvalidFieldError: A file that the environment names cannot be used.

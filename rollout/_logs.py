@@ -1,4 +1,4 @@
-"""Text from elsewhere, made unable to forge a line of a log or to drive a terminal."""
+"""Loggers and printing that foreign text cannot use to forge log lines or drive a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets: those in a URL, and their redaction from text in whatever form they stand there."""
+"""Redaction of secrets from text, in whatever form they stand there, and the secrets in a URL."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Redactor:
     shares with its neighbours, a few bits stay.
 
     Args:
-        secrets: What must not be left; ``None`` and empty ones are passed over. A word of less
+        secrets: The secrets; ``None`` and empty ones are ignored. A word of less
             than eight characters is looked for after ``Bearer`` alone, and so is a well-known
             dummy such as ``not-needed``.
 
@@ -100,12 +100,12 @@ class Redactor:
 
     @cached_property
     def longest(self) -> int:
-        """How many bytes a form of a secret has at most."""
+        """The largest size of a form of a secret, in bytes."""
         return _WIDEST * max(map(len, self._secrets), default=0)
 
     @cached_property
     def _needles(self) -> list[bytes]:
-        """Bytes without one of which there is no secret."""
+        """Byte strings of which any data that holds a secret has at least one."""
         needles: set[str] = set()
         for secret in self._secrets:
             if _is_secret(secret):
@@ -117,7 +117,7 @@ class Redactor:
         return [needle.encode("utf-8", "surrogatepass") for needle in needles]
 
     def holds(self, data: bytes) -> bool:
-        """Whether a secret stands in bytes."""
+        """Whether bytes hold a secret."""
         return self.data(data) != data
 
     def data(self, data: bytes) -> bytes:
@@ -204,7 +204,7 @@ class RedactedStream:
         self._pending = b""
 
     def feed(self, data: bytes | bytearray) -> bytes:
-        """Return what may be written by now."""
+        """Add bytes; return those that are complete, redacted."""
         self._pending += data
         end = self._pending.rfind(b"\n") + 1
         if not end and len(self._pending) > _LONGEST_LINE:
@@ -216,7 +216,7 @@ class RedactedStream:
         return self._redactor.data(whole)
 
     def rest(self) -> bytes:
-        """Return what is left at the end."""
+        """Return the last bytes, redacted."""
         whole, self._pending = self._pending, b""
         return self._redactor.data(whole)
 
@@ -227,7 +227,7 @@ def redact(text: str, secrets: Iterable[str | None]) -> str:
 
 
 def public_url(url: str) -> str:
-    """Return a URL without what may be secret in it: user, password, query and fragment."""
+    """Return a URL without the parts that may be secret: user, password, query and fragment."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -236,14 +236,14 @@ def public_url(url: str) -> str:
 
 
 def url_secrets(url: str) -> list[str]:
-    """List what must not be left of a URL where somebody repeats it, as HTTP errors do.
+    """List the parts of a URL that must not be repeated, as HTTP errors do.
 
     Short ones, a user's name beside a password, and the version of an API may be words of any
     text, so they are listed within their surroundings alone.
     """
     try:
         return list(dict.fromkeys(_parts_to_hide(url)))
-    except ValueError:  # it is no URL, so nobody can say which part of it is secret
+    except ValueError:  # not a URL, so any part of it may be secret
         return [url]
 
 

@@ -1,12 +1,12 @@
-"""Where the files of rollouts are kept: ``<root>/<rollout_id>/``.
+"""Storage of the files of rollouts, below ``<root>/<rollout_id>/``.
 
 Theory of operation: an `ArtifactStore` stands for one root. It does its work in a few threads,
 so that a slow disk never stops the event loop, and nothing that it meets fails a rollout:
 storage that cannot be used gives no folder and one warning. Storage that hangs holds up a
 rollout for a bounded time at most, and is then left alone until it answers.
 
-What is done once for many rollouts is to open the root and to try whether it takes files: that
-holds for all that had asked before it was done.
+The root is opened, and tried for whether it takes files, once for all rollouts that had asked
+before.
 
 Below the root no link and no special file is followed, and ids that cannot be the name of a
 folder get another one, so no rollout writes anywhere else.
@@ -41,10 +41,10 @@ ARTIFACT_ROOT_VARIABLE = "ROLLOUT_ARTIFACT_ROOT"
 
 ARTIFACTS = "artifacts"
 LONGEST_WAIT_SEC = 8.0
-"""For how long storage may take; less than a server's shutdown gives to what it ends by force.
+"""How long storage may take; less than a server's shutdown leaves to what it ends by force.
 
-A rollout waits longer while others' files are written one after the other, since storage that
-has much to do is no storage that hangs."""
+A rollout waits longer while others' files are written one after the other: busy storage does
+not hang."""
 
 _PATIENCE_SEC = 0.25
 """How long a call waits before another thread is called, since one may be stuck."""
@@ -120,7 +120,7 @@ class ArtifactStore:
     def take_in(
         self, rollout_id: str, name: str, tree: Path, *, move: bool, without: Collection[str] = ()
     ) -> None:
-        """Put a folder into a rollout's folder, in the place of what has its name. Blocking.
+        """Put a folder into a rollout's folder, replacing what has its name. Blocking.
 
         For threads that have the time that it takes. Links in the folder must not lead out of
         it (see `rollout._files.trees.tame_tree`). It is in its place as a whole or not at all.
@@ -189,7 +189,7 @@ class ArtifactStore:
             since = trio.current_time()
 
     def _hangs(self) -> bool:
-        """Whether a thread is at it for too long, and no other one gets anywhere either."""
+        """Whether a thread has worked for too long, and no other one made progress either."""
         self._abandoned = [call for call in self._abandoned if not call.ended and call.of_this_run]
         if not self._abandoned:
             return False
@@ -215,7 +215,7 @@ class ArtifactStore:
 
     def _name(self, root: Folder, rollout_id: str) -> str:
         if self._exact_case is None:
-            self._exact_case = root.tells_case_apart()
+            self._exact_case = root.is_case_sensitive()
         return folder_name(rollout_id, exact_case=self._exact_case)
 
     def _make(self, root: _Root, rollout_id: str) -> Path:
@@ -247,7 +247,7 @@ class ArtifactStore:
 
 
 class _Root:
-    """The root of a store, as a thread has it that does one call after the other.
+    """The open root of a store, for the calls that one thread does.
 
     Attributes:
         tried_for: Up to which call it is known that files can be written below it.
@@ -269,18 +269,18 @@ class _Root:
         self.close()
 
     def next(self, number: int) -> None:
-        """Take the number of the call that is next."""
+        """Begin the call of that number."""
         self._call = number
         if number > self._opened_for:
             self.close()
 
     @property
     def tried(self) -> bool:
-        """Whether the call that is under way need not find out whether files can be written."""
+        """Whether it is known for the current call that files can be written."""
         return self.tried_for >= self._call
 
     def open(self) -> Folder:
-        """Return it, opened after the call that is under way was asked for.
+        """Return the root's folder, opened after the current call was submitted.
 
         Raises:
             OSError: It cannot be opened.
@@ -293,18 +293,18 @@ class _Root:
         return self._folder
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the folder."""
         self._folder = None
         self.tried_for = 0
         self._stack.close()
 
 
 class _Call(Job, Generic[T]):
-    """One function for a thread.
+    """A call of a function in a thread.
 
     Attributes:
         value: What it returned.
-        trouble: What kept it from returning, for people and to tell one reason from another.
+        trouble: The reason of a failure, for people, and a key for its kind.
     """
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
@@ -324,7 +324,7 @@ class _Call(Job, Generic[T]):
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Take down what went wrong; not the error itself, whose traceback leads back here."""
+        """Record a failure, without the error itself: its traceback would lead back here."""
         self.trouble = _reason(error), (type(error), getattr(error, "errno", None))
         self.ended = True
 

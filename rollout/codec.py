@@ -1,8 +1,8 @@
 """Bytes to types and back: strict JSON, one strict cattrs converter.
 
 Reading is strict where the default tools are lenient: UTF-8 only, no NaN and no infinity
-(also not as ``1e400``), no duplicate keys, a bounded depth, and no coercion: ``"7"`` is no
-number, ``1`` is no boolean, ``true`` is no number. Unknown fields are ignored, so that newer
+(also not as ``1e400``), no duplicate keys, a bounded depth, and no coercion: ``"7"`` is not a
+number, ``1`` not a boolean, ``true`` not a number. Unknown fields are ignored, so that newer
 peers keep working. Everything that is wrong with a body is said at once, by field, and never
 with the value, which may be a secret.
 
@@ -222,7 +222,7 @@ def structure(value: Any, kind: type[T]) -> T:
     """Build a *kind* from parsed JSON.
 
     Raises:
-        InvalidBodyError: The value is no object or a field breaks its rule.
+        InvalidBodyError: The value is not an object, or a field breaks its rule.
     """
     if not isinstance(value, dict):
         raise InvalidBodyError([FieldProblem((), "the body must be a JSON object", "type_error")])
@@ -233,7 +233,7 @@ def structure(value: Any, kind: type[T]) -> T:
 
 
 def unstructure(value: Any) -> Any:
-    """Turn one of the protocol's types into what `dump_json` takes."""
+    """Turn one of the protocol's types into plain JSON types, for `dump_json`."""
     return converter.unstructure(value)
 
 

@@ -1,4 +1,4 @@
-"""What users' code is handed while a rollout runs.
+"""Contexts: the arguments of users' code while a rollout runs.
 
 Theory of operation: a `RolloutContext` stands for the rollout as a whole. The server enters
 one around each execution, so that a context variable carries it to everything that the
@@ -41,7 +41,7 @@ TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig)
 
 
 class SampleSource(ABC):
-    """Makes the sample of a rollout out of whatever an agent keeps.
+    """Makes the sample of a rollout from whatever an agent keeps.
 
     An integration registers one with `RolloutContext.set_sample_source`; the backend asks it
     once the workflow has returned ``None``. A rollout has exactly one sample, so it takes one
@@ -59,13 +59,13 @@ class SampleSource(ABC):
 
 
 class RolloutProgress(Protocol):
-    """Where a context reports to. The server provides it."""
+    """Receives the reports of a context; the server provides it."""
 
     def report_status(self, status: RolloutStatus) -> None:
-        """Take a status report; one that does not lead forward is ignored."""
+        """Record a status; one that does not lead forward is ignored."""
 
     def report_agent_started(self) -> None:
-        """Take the moment of the agent's start; only the first one counts."""
+        """Record that the agent starts now; only the first call counts."""
 
     @property
     def agent_started_at(self) -> datetime | None:
@@ -118,7 +118,7 @@ class RolloutContext:
 
     @property
     def secrets(self) -> list[str | None]:
-        """What nobody may repeat: the key, and what is secret in the endpoint's URL."""
+        """Secrets that nobody may repeat: the key, and those in the endpoint's URL."""
         return [self.api_key, *url_secrets(self.chat_completions_url)]
 
     def __enter__(self) -> Self:
@@ -203,7 +203,7 @@ class RolloutContext:
 
 @define
 class GraderContext:
-    """What `Grader.grade` is handed.
+    """The argument of `Grader.grade`.
 
     Attributes:
         label: The request's label.
@@ -224,7 +224,7 @@ class GraderContext:
         """Give the sample its reward.
 
         Raises:
-            InvalidFieldError: There is no sample, or the reward is no finite number.
+            InvalidFieldError: There is no sample, or the reward is not a finite number.
         """
         if self.sample is None:
             raise InvalidFieldError("sample", "is missing, so it cannot get a reward")
@@ -233,7 +233,7 @@ class GraderContext:
 
 @define
 class AgentWorkflowContext(Generic[TConfig]):
-    """What `AgentWorkflow.run` is handed; all of it belongs to this rollout alone.
+    """The argument of `AgentWorkflow.run`; all of it belongs to this rollout alone.
 
     Attributes:
         prompt: A copy of the initial messages.

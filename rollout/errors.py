@@ -100,7 +100,7 @@ class FieldProblem:
 
 
 class InvalidBodyError(RolloutError, ValueError):
-    """A body is no strict JSON, or does not fit its type.
+    """A body is not strict JSON, or does not fit its type.
 
     Attributes:
         problems: Everything that is wrong with it, in order of the fields.
@@ -163,7 +163,7 @@ class RolloutHandleCancelled(RolloutError):  # noqa: N818 - the name mirrors tri
 
 
 class NotOnTrioError(RolloutError, RuntimeError):
-    """What runs on trio was called from somewhere else, such as a program on asyncio."""
+    """A trio API was called from elsewhere, such as from an asyncio program."""
 
 
 class RolloutClientNotEnteredError(RolloutError, RuntimeError):
@@ -243,7 +243,7 @@ class BridgeError(RolloutError, RuntimeError):
 class BridgeCancelledError(BridgeError):
     """A coroutine behind a bridge ended with `asyncio.CancelledError` of its own accord.
 
-    Something on the asyncio side cancelled it. A cancellation by trio is no error: it stays
+    Something on the asyncio side cancelled it. A cancellation by trio is not an error: it stays
     `trio.Cancelled`.
     """
 
@@ -253,7 +253,7 @@ class IntegrationError(RolloutError, RuntimeError):
 
     Raised by `rollout.integrations.openai` and `rollout.integrations.chat`: no rollout is
     running, it names no endpoint, an optional package is missing; and by
-    `rollout.integrations.chat.chat` for an answer that is none.
+    `rollout.integrations.chat.chat` for an answer without a message.
 
     Attributes:
         status_code: The HTTP status of the endpoint's answer, ``None`` if there is none.
@@ -318,7 +318,7 @@ class EvaluationInputsChangedError(EvaluationError, ValueError):
 
 
 class EvaluationDamagedError(EvaluationError, ValueError):
-    """A file of an evaluation is damaged elsewhere than at its end, or is none of ours.
+    """A file of an evaluation is damaged elsewhere than at its end, or not one of ours.
 
     Nothing is repaired, since nothing is guessed: the message names file and line.
     """

@@ -1,4 +1,4 @@
-"""What users subclass to say what a sample is worth."""
+"""Graders: classes of the user's that rate a sample."""
 
 from __future__ import annotations
 

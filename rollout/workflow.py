@@ -1,4 +1,4 @@
-"""What users subclass to say how an agent runs."""
+"""Workflows: classes of the user's that run an agent."""
 
 from __future__ import annotations
 

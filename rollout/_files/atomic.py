@@ -1,4 +1,4 @@
-"""Write files so that a reader, or a crash, never sees half of one. Blocking; use a thread.
+"""Atomic writes: neither a reader nor a crash leaves half of a file. Blocking; use a thread.
 
 They are for their user alone: prompts and answers are in them.
 """
@@ -48,7 +48,7 @@ def write_atomic(
 
     Args:
         path: The file; its folder exists. With *dir_fd* its name within that folder.
-        data: What it is to hold.
+        data: Its content.
         sync: Whether the data has to be on the disk before the file gets its name.
         sync_name: Whether the name has to be on the disk, too, which costs a sync of the
             folder. Without it a crash of the machine may leave what was there before.
@@ -89,11 +89,11 @@ def writing_atomic(
 
 
 def write_quickly(name: str, data: bytes, dir_fd: int) -> None:
-    """Do as `write_atomic` without syncing anything, in as few steps as there can be.
+    """Replace a file like `write_atomic`, without syncing it and with the fewest system calls.
 
     Args:
         name: The file's name.
-        data: What it is to hold.
+        data: Its content.
         dir_fd: A descriptor of its folder.
 
     Raises:
@@ -119,17 +119,17 @@ def _temporary(name: str) -> str:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a file of that name was being written by `write_atomic` when its process died."""
+    """Whether a file name is one of those that `write_atomic` writes to before it renames."""
     return name.startswith(".") and name.endswith(_SUFFIX)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error, that of the system without its number."""
+    """Return the text of an error; of an `OSError` without its number."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk; nothing where folders cannot be synced."""
+    """Sync the names in a folder to the disk, where the platform can."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -45,7 +45,7 @@ _MADE = re.compile(r".*~[0-9a-f]{40}")
 
 
 def folder_name(rollout_id: str, *, exact_case: bool = True) -> str:
-    """Return the name of the folder of a rollout: its id, if that can be one everywhere.
+    """Return the name of a rollout's folder: its id, if that is a valid name on every platform.
 
     Ids that are too long, hidden (a leading dot), reserved on Windows or hold characters that
     some file system refuses or changes get a readable beginning and a digest instead, so that
@@ -136,7 +136,7 @@ class Folder:
         try:
             os.mkdir(target, PRIVATE, dir_fd=self.descriptor)
         except FileExistsError:
-            return False  # what it is, opening it tells
+            return False  # opening it fails if it is not a folder
         return True
 
     def _open(self, name: str) -> int:
@@ -173,7 +173,7 @@ class Folder:
             return
 
     def check_writable(self) -> None:
-        """Write a file and remove it.
+        """Check that files can be written here: write one and remove it.
 
         Raises:
             OSError: That does not work.
@@ -192,8 +192,8 @@ class Folder:
             os.close(descriptor)
         return name
 
-    def tells_case_apart(self) -> bool:
-        """Whether names in here are different that differ by case only.
+    def is_case_sensitive(self) -> bool:
+        """Whether names that differ by case alone are different files here.
 
         Raises:
             OSError: No file can be written.
@@ -207,12 +207,12 @@ class Folder:
 
 @contextmanager
 def open_root(path: Path) -> Generator[Folder, None, None]:
-    """Open the root for the length of the block, and make it, private, if it is missing.
+    """Open the root folder for the block; make it, for this user alone, if it is missing.
 
     The root, and what leads to it, may be a link: whoever names it decides where it is.
 
     Raises:
-        OSError: It cannot be made or opened, or is no folder.
+        OSError: It cannot be made or opened, or is not a folder.
     """
     if not _DESCRIPTORS:
         path.mkdir(PRIVATE, parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def open_root(path: Path) -> Generator[Folder, None, None]:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a link, or anything else than a folder.
+    """Raise an error if a path is a link, or not a folder.
 
     Raises:
         OSError: It is one, or it is missing.

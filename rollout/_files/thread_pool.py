@@ -26,13 +26,13 @@ _QUEUED_FOR_EACH = 4
 
 
 class Job:
-    """Something to be done in a thread.
+    """A blocking job for a thread.
 
     Attributes:
         number: Jobs that were asked for later have higher ones.
         started: When the loop asked for it (trio time).
         begun: Whether a thread has taken it.
-        ended: Whether that is through with it.
+        ended: Whether the thread has finished it.
         dropped: Whether nobody waits for it any longer; a thread does not begin it then.
     """
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def of_this_run(self) -> bool:
-        """Whether it was asked for under the clock that runs now."""
+        """Whether it was submitted in the trio run that is under way."""
         token = trio.lowlevel.current_trio_token()
         return self._outbox is not None and self._outbox.token is token
 
@@ -63,7 +63,7 @@ J = TypeVar("J", bound=Job)
 
 
 class ThreadPool(Generic[J]):
-    """Threads that do jobs.
+    """Threads that work off a queue of jobs.
 
     Args:
         work: Does jobs, one after the other, in a thread; must not raise. It sets `Job.ended`
@@ -94,7 +94,7 @@ class ThreadPool(Generic[J]):
         """Queue a job; from the event loop.
 
         Raises:
-            RuntimeError: There is no thread, and none is to be had.
+            RuntimeError: No thread is running, and none can be started.
         """
         token = trio.lowlevel.current_trio_token()
         if self._outbox is None or self._outbox.token is not token:
@@ -119,12 +119,12 @@ class ThreadPool(Generic[J]):
             raise
 
     def reinforce(self) -> None:
-        """Call one more thread, if there can be one: those at work may be stuck."""
+        """Start one more thread, if the limit allows it: those at work may be stuck."""
         with self._lock:
             if not self._queue or self._threads >= self._most:
                 return
             self._threads += 1
-        with suppress(RuntimeError):  # then there is none
+        with suppress(RuntimeError):  # no thread can be started
             self._start()
 
     def _start(self) -> None:
@@ -184,4 +184,4 @@ class _Outbox:
 
 
 def _ignore(_: object) -> None:
-    """Take what a thread returned: nothing."""
+    """Ignore what a thread returned."""

@@ -1,4 +1,4 @@
-"""Trees of files that somebody else has made, and may have made hard to deal with.
+"""Trees of files that untrusted code has made: made safe, moved and removed.
 
 Everything is done relative to descriptors of folders, so that no link is ever followed, and
 with a bounded depth, so that neither a path nor a recursion gets too long. Nobody who has made
@@ -33,8 +33,8 @@ _FILE = _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _OWNER_FOLDER = 0o700
 _OWNER_FILE = 0o600
 
-Tell = Callable[[str, str], None]
-"""Called with a path within the tree and with what became of it."""
+Report = Callable[[str, str], None]
+"""Called with a path within the tree, and why it was removed."""
 
 
 # --- removing ---------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def _remove(
 
 @contextmanager
 def _entered(parent: int, name: str, found: os.stat_result) -> Generator[int, None, None]:
-    """Open the folder *name*, and give its owner all rights first."""
+    """Open the folder *name*, after giving its owner all rights."""
     if found.st_mode & _OWNER_FOLDER != _OWNER_FOLDER:
         _set_mode(parent, name, stat.S_IMODE(found.st_mode) | _OWNER_FOLDER)
     descriptor = os.open(name, _READ | _NOFOLLOW, dir_fd=parent)
@@ -107,7 +107,7 @@ def _entered(parent: int, name: str, found: os.stat_result) -> Generator[int, No
 
 
 def _set_mode(parent: int, name: str, mode: int) -> None:
-    """Change the mode of what is no link; without following it if it has become one."""
+    """Change the mode of a file or folder, without following it if it has become a link."""
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
         return
@@ -124,8 +124,8 @@ def _set_mode(parent: int, name: str, mode: int) -> None:
 # --- taming -----------------------------------------------------------------------------------
 
 
-def tame_tree(path: Path, tell: Tell) -> bool:
-    """Make a tree one that can be read, moved and removed without surprises.
+def tame_tree(path: Path, report: Report) -> bool:
+    """Make a tree safe to read, move and remove.
 
     Its owner may read and write everything; nothing runs as somebody else. What is neither a
     file nor a folder nor a link within the tree is removed, and so is what is nested too
@@ -133,15 +133,15 @@ def tame_tree(path: Path, tell: Tell) -> bool:
 
     Args:
         path: A folder.
-        tell: Told of everything that was removed, and of what could not be.
+        report: Called for everything that was removed or could not be.
 
     Returns:
         Whether all of it is tame now.
     """
     outcome = [True]
     with _root(path) as folder:
-        _tame(folder, "", 0, tell, outcome)
-    drop_links_out(path, tell)
+        _tame(folder, "", 0, report, outcome)
+    drop_links_out(path, report)
     return outcome[0]
 
 
@@ -156,19 +156,19 @@ def _root(path: Path) -> Generator[int, None, None]:
         os.close(parent)
 
 
-def _tame(folder: int, way: str, depth: int, tell: Tell, outcome: list[bool]) -> None:
+def _tame(folder: int, way: str, depth: int, report: Report, outcome: list[bool]) -> None:
     for name in os.listdir(folder):
         here = f"{way}/{name}" if way else name
         try:
-            reason = _tame_one(folder, name, here, depth, tell, outcome)
+            reason = _tame_one(folder, name, here, depth, report, outcome)
         except OSError as error:
             reason = error.strerror or type(error).__name__
         if reason is not None:
-            _drop(folder, name, here, reason, tell, outcome)
+            _drop(folder, name, here, reason, report, outcome)
 
 
 def _tame_one(
-    folder: int, name: str, here: str, depth: int, tell: Tell, outcome: list[bool]
+    folder: int, name: str, here: str, depth: int, report: Report, outcome: list[bool]
 ) -> str | None:
     """Tame one entry; say why it has to go, if it has."""
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -181,7 +181,7 @@ def _tame_one(
             mode = stat.S_IMODE(found.st_mode)
             if mode & 0o777 | _OWNER_FOLDER != mode:
                 os.fchmod(inner, mode & 0o777 | _OWNER_FOLDER)
-            _tame(inner, here, depth + 1, tell, outcome)
+            _tame(inner, here, depth + 1, report, outcome)
         return None
     if stat.S_ISREG(found.st_mode):
         mode = stat.S_IMODE(found.st_mode)
@@ -191,19 +191,21 @@ def _tame_one(
     return None if stat.S_ISLNK(found.st_mode) else "it is a special file"
 
 
-def _drop(folder: int, name: str, here: str, reason: str, tell: Tell, outcome: list[bool]) -> None:
+def _drop(
+    folder: int, name: str, here: str, reason: str, report: Report, outcome: list[bool]
+) -> None:
     if _remove_all(folder, name):
         outcome[0] = False
         reason = f"{reason}, and it cannot be removed"
-    tell(here, reason)
+    report(here, reason)
 
 
-def drop_links_out(path: Path, tell: Tell) -> None:
+def drop_links_out(path: Path, report: Report) -> None:
     """Remove the links in a tree that lead out of it.
 
     Args:
         path: A tame folder.
-        tell: Told of each of them.
+        report: Called for each of them.
 
     Raises:
         OSError: One of them cannot be removed.
@@ -219,7 +221,8 @@ def drop_links_out(path: Path, tell: Tell) -> None:
                 and _within(os.path.realpath(os.path.join(way, target)), root)  # noqa: PTH118
             ):
                 os.unlink(name, dir_fd=folder)
-                tell(os.path.relpath(os.path.join(way, name), path), "it is a link that leads out")  # noqa: PTH118
+                inside = os.path.relpath(os.path.join(way, name), path)  # noqa: PTH118
+                report(inside, "it is a link that leads out")
 
 
 def _within(path: str, folder: str) -> bool:
@@ -233,7 +236,7 @@ def _within(path: str, folder: str) -> bool:
 def put_tree(
     source: Path, target: Folder, name: str, *, move: bool, without: Collection[str] = ()
 ) -> None:
-    """Put a tame folder into another one, in the place of what has its name there.
+    """Put a tame folder into another one, replacing what has its name there.
 
     Args:
         source: The folder.

@@ -47,7 +47,7 @@ _Way = tuple[Any, str | int] | None
 
 
 class _Fitting:
-    """One run over a value.
+    """The state of fitting one value.
 
     Attributes:
         above: The ids of the lists and objects that the current value is in.
@@ -209,7 +209,7 @@ def as_float(value: Any) -> float | None:
 
     Takes what `numbers.Real` covers (NumPy registers its scalars there), decimals, and
     zero-dimensional arrays or tensors that unwrap with ``item()``. A foreign class may raise
-    anything at all while it is asked; then it is no number.
+    anything at all while it is asked; then it is not a number.
     """
     try:
         if not isinstance(value, (numbers.Real, Decimal)):

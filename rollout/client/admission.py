@@ -1,4 +1,4 @@
-"""The admission of a rollout: asking until the server has room, or the time is up."""
+"""Admission of a rollout: asking until the server has room, or the time is up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Progress:
     agent_started_at: datetime | None = None
 
     def hear(self, result: RolloutResultResponse) -> None:
-        """Keep what a result says of the start."""
+        """Record the start time that a result has."""
         self.agent_started_at = result.agent_started_at
 
 

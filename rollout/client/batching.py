@@ -77,10 +77,10 @@ class _Batch:
     """One request, from the moment when it counts as sent.
 
     Attributes:
-        items: What it asks for.
+        items: The rollouts that it asks for.
         callers: How many still wait for its answer.
         scope: Cancels it.
-        over: Set once each of its items has what it gets.
+        over: Set once each of its items is over.
     """
 
     items: list[_Item] = field(factory=list)
@@ -142,7 +142,7 @@ class AdmissionBatcher:
         return item.answer
 
     async def run(self) -> None:
-        """Send what is queued; when this ends, the rest goes by the single route."""
+        """Send queued items; when this ends, the rest goes by the single route."""
         async with trio.open_nursery() as nursery:
             try:
                 while self.usable:
@@ -161,7 +161,7 @@ class AdmissionBatcher:
                     item.over.set()
 
     def _take(self) -> _Batch:
-        """Make a batch of what is queued; from now on it counts as sent."""
+        """Make a batch of queued items; from now on it counts as sent."""
         batch = _Batch()
         size = 0
         while self._queue and len(batch.items) < _MOST and size < _MOST_BYTES:

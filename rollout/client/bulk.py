@@ -1,8 +1,8 @@
-"""Run many rollouts with a bound on how many are in flight.
+"""Many rollouts at once, with a bound on how many are in flight.
 
 Theory of operation: a feeder pulls the next request only when a place is free, and starts a
 task for it, or sets it aside if its group has no place; each task runs one rollout to its end,
-puts what came of it into a channel, in order of completion, and hands its place on. The channel
+puts its outcome into a channel, in order of completion, and hands its place on. The channel
 holds as many outcomes as there are places, so a consumer that stops reading stops the feeder,
 not the rollouts that run.
 """
@@ -153,11 +153,11 @@ class Runner:
         )
 
     def admitted(self) -> list[str]:
-        """Return the ids of what was admitted and has not ended."""
+        """Return the ids of rollouts that were admitted and have not ended."""
         return [name for progress, name in self._running.items() if progress.admitted == "yes"]
 
     async def cancel(self, rollout_ids: list[str]) -> None:
-        """Cancel on the server what nobody waits for any longer; bounded, whatever happens."""
+        """Cancel rollouts on the server, within a bounded time; never raises a request's error."""
         if not rollout_ids:
             return
         with trio.move_on_after(CANCEL_BUDGET_SEC, shield=True) as scope:
@@ -221,7 +221,7 @@ class _Bulk:
 
 
 class Puller:
-    """Pulls requests out of an iterable of either kind."""
+    """Pulls requests out of a plain or an async iterable."""
 
     def __init__(self, requests: Requests) -> None:
         self._async = aiter(requests) if isinstance(requests, AsyncIterable) else None

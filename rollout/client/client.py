@@ -119,7 +119,7 @@ class RolloutClient:
 
     @property
     def http_client(self) -> httpx.AsyncClient:
-        """What sends the requests."""
+        """The HTTP client that sends the requests."""
         return self._wire.http
 
     # --- lifetime -----------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class RolloutClient:
         max_in_flight_per_key: int | None = None,
         retry: RolloutRetry | None = None,
     ) -> AsyncGenerator[trio.MemoryReceiveChannel[FinishedRollout], None]:
-        """Run many rollouts, and receive what comes of them in order of completion.
+        """Run many rollouts, and receive their outcomes in order of completion.
 
         Example::
 
@@ -365,7 +365,7 @@ class RolloutClient:
         `run_rollout` raised. An exception of *requests* itself ends the block.
 
         Args:
-            requests: What to run, an iterable or an async iterable.
+            requests: The requests, an iterable or an async iterable.
             max_in_flight: How many may be in flight at a time, from admission to result.
             key: Sorts requests into groups, for *max_in_flight_per_key*.
             max_in_flight_per_key: How many of one group may be in flight at a time. Requests of
@@ -374,7 +374,7 @@ class RolloutClient:
                 its place until then, and only its last attempt is handed over.
 
         Raises:
-            ValueError: A limit is no whole number from 1 up.
+            ValueError: A limit is not a whole number from 1 up.
 
         Leaving the block, in whatever way, cancels what is left, on the server too: one cancel
         request, shielded and bounded, for what this block has admitted. A rollout whose
@@ -425,7 +425,7 @@ class RolloutClient:
             retry: Which rollouts are run again, under a new id; none by default.
 
         Raises:
-            ValueError: A number is no whole number from 1 up, or the deadline is not positive
+            ValueError: A number is not a whole number from 1 up, or the deadline is not positive
                 and finite.
 
         Leaving the block, in whatever way, cancels what is left, as `run_rollouts` does.
@@ -462,7 +462,7 @@ class RolloutClient:
             ``failures`` of this list has those that ended without success.
 
         Raises:
-            ValueError: A number is no whole number from 1 up.
+            ValueError: A number is not a whole number from 1 up.
         """
         self._check_usable()
         return await first_successes(self._runner(retry), requests, k, max_in_flight=max_in_flight)

@@ -98,7 +98,7 @@ class Followed:
     """A rollout that somebody waits for.
 
     Attributes:
-        poller: Knows what has been seen, and the lease.
+        poller: Keeps the state seen so far, and the lease.
         attached: Whether the open feed reports it.
         asked: Whether a feed was ever asked for it, so that failures of feeds concern it.
         retry_at: When its backoff is over.
@@ -135,7 +135,7 @@ class Followed:
         return self.poller.admission.polling_lease_timeout_sec
 
     def claim(self) -> dict[str, str]:
-        """Return what a request that opens a feed says of it."""
+        """Return the rollout's entry in a request that opens a feed."""
         return {
             "rollout_id": self.rollout_id,
             "polling_lease_token": self.poller.admission.polling_lease_token,
@@ -197,13 +197,13 @@ class ResultFeed:
     # --- admissions under way -----------------------------------------------------------------
 
     def expect(self, rollout_id: str) -> Expectation:
-        """Keep what the feed says of a rollout whose admission is still under way."""
+        """Record what the feed reports of a rollout whose admission is still under way."""
         expectation = Expectation(rollout_id)
         self._expected.setdefault(rollout_id, []).append(expectation)
         return expectation
 
     def forget(self, expectation: Expectation) -> None:
-        """Keep it no longer: nobody is going to follow that rollout."""
+        """Drop an expectation: nobody is going to follow that rollout."""
         expected = self._expected.get(expectation.rollout_id, [])
         if expectation in expected:
             expected.remove(expectation)
@@ -215,7 +215,7 @@ class ResultFeed:
         self._left_behind = True
 
     async def wait_until_open(self, timeout_sec: float) -> None:
-        """Let a feed that is being opened come first, so that it can take rollouts in."""
+        """Wait for a feed that is being opened, so that it can report the next batch."""
         await trio.lowlevel.checkpoint()
         if self.usable and self.token is None and self._missing:
             with trio.move_on_after(timeout_sec):
@@ -289,7 +289,7 @@ class ResultFeed:
         result: RolloutResultResponse | None = None,
         failure: Exception | None = None,
     ) -> None:
-        """Let it go, with a result, an error, or neither: then it polls by itself."""
+        """End following, with a result, an error, or neither: then the rollout is polled."""
         self._remove(followed)
         if result is not None:
             followed.result = result
@@ -366,7 +366,7 @@ class ResultFeed:
         return self._short_lives > _MOST_SHORT_LIVES
 
     async def _back_off(self, kind: FailureKind, failure: Exception) -> None:
-        """Wait as the rules have it; give up on those that they allow no further attempt.
+        """Wait as the retry rules say; give up on rollouts that have no further attempt.
 
         The earliest backoff counts. Those whose own is not over yet have lost no attempt.
         """
@@ -484,14 +484,14 @@ class ResultFeed:
     def _take_line(self, line: bytes) -> None:
         value = _object(line)
         if value is None:
-            raise _FeedUnusableError("a line is no JSON object")
+            raise _FeedUnusableError("a line is not a JSON object")
         if "rollout_id" not in value:
             self._take_notice(value)
             return
         try:
             result = structure(value, RolloutResultResponse)
         except InvalidBodyError:
-            raise _FeedUnusableError("a line is no result") from None
+            raise _FeedUnusableError("a line is not a result") from None
         if result.status is RolloutStatus.UNKNOWN:
             raise _FeedUnusableError("a line has status 'unknown'")
         self._short_lives, self._opened_at = 0, None
@@ -506,7 +506,7 @@ class ResultFeed:
             self._end(followed, result=merged)
 
     def _take_notice(self, value: dict[str, Any]) -> None:
-        """Take a line that is no result. Those that we do not know are of later versions."""
+        """Handle a line that is not a result; unknown ones are of later versions, and ignored."""
         taken_over = value.get("taken_over")
         for rollout_id in taken_over if isinstance(taken_over, list) else ():
             followed = self._followed.get(rollout_id) if isinstance(rollout_id, str) else None

@@ -1,4 +1,4 @@
-"""What came of a rollout, and whether it is worth another attempt."""
+"""Outcomes of rollouts, and which of them are worth another attempt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _RequestAndOutcome(NamedTuple):
 
 
 class FinishedRollout(_RequestAndOutcome):
-    """What came of one request; unpacks into request and outcome.
+    """The outcome of one request; unpacks into request and outcome.
 
     Attributes:
         request: The request.
@@ -68,7 +68,7 @@ class FinishedRollout(_RequestAndOutcome):
         agent_started_at: datetime | None = None,
         attempts: int = 1,
     ) -> Self:
-        """Make one; what is left out is taken from the outcome."""
+        """Make one; fields that are left out are taken from the outcome."""
         self = super().__new__(cls, request, outcome)
         if isinstance(outcome, RolloutResultResponse):
             self.admitted, self.agent_started_at = "yes", outcome.agent_started_at

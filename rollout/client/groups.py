@@ -31,10 +31,10 @@ _OPEN_GROUPS = 2
 
 @define(eq=False, kw_only=True)
 class RolloutGroup:
-    """What came of the rollouts of one prompt; each of them is in exactly one of the two lists.
+    """The rollouts of one prompt, each in exactly one of the two lists.
 
     Attributes:
-        prompt: What their requests were made of.
+        prompt: The request that theirs were made of.
         finished: Those that have ended, in order of completion.
         stragglers: The requests of those that were cancelled, because the deadline had passed
             or there were enough samples without them.
@@ -61,10 +61,10 @@ def _sample_of(ended: FinishedRollout) -> RolloutSample | None:
 
 
 class FirstSuccesses(list[FinishedRollout]):
-    """What `RolloutClient.first_successes` found, in order of completion.
+    """The successes that `RolloutClient.first_successes` found, in order of completion.
 
     Attributes:
-        failures: Those that ended without success until then.
+        failures: Rollouts that had ended without success until then.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The handle of an admitted rollout.
 
-Theory of operation: a task of the client's nursery polls, and tells the handle what it
+Theory of operation: a task of the client's nursery polls, and reports to the handle what it
 learned. Each subscriber of the statuses has a memory channel of its own, buffered for every
 status there can be; statuses only move forward, so sending never blocks the poller. The end,
 whether result, error or cancellation, is kept in the handle and given to every awaiter.
@@ -47,7 +47,7 @@ class StatusStream:
         try:
             return await self._channel.receive()
         except trio.EndOfChannel:
-            failure = self._handle._tell_failure()  # noqa: SLF001 - the two are one concept
+            failure = self._handle._failure_to_raise()  # noqa: SLF001 - the two are one concept
         except trio.ClosedResourceError:
             failure = None
         self._channel.close()
@@ -72,7 +72,7 @@ class StatusStream:
         await trio.lowlevel.checkpoint()
 
     def __del__(self) -> None:
-        # Leaving a loop early is no mistake, so the channel must not warn about it.
+        # Leaving a loop early is fine, so the channel must not warn about it.
         self._channel.close()
 
 
@@ -127,7 +127,7 @@ class RolloutHandle:
         Cancelling this wait leaves the handle polling.
         """
         await self._finished.wait()
-        failure = self._tell_failure()
+        failure = self._failure_to_raise()
         if failure is not None:
             raise failure
         assert self._result is not None  # noqa: S101 - a finished handle has one or the other
@@ -193,7 +193,7 @@ class RolloutHandle:
 
     @property
     def _unseen_failure(self) -> Exception | None:
-        """An error that nobody was told of yet."""
+        """The error that no awaiter has raised yet."""
         if self._failure_seen or isinstance(self._failure, RolloutHandleCancelled):
             return None
         return self._failure
@@ -245,8 +245,8 @@ class RolloutHandle:
         self._subscribers.clear()
         self._finished.set()
 
-    def _tell_failure(self) -> Exception | None:
-        """Return what ended the polling, for one more awaiter to raise."""
+    def _failure_to_raise(self) -> Exception | None:
+        """Return a copy of the error that ended the polling, for one more awaiter to raise."""
         if self._failure is None:
             return None
         self._failure_seen = True

@@ -31,12 +31,12 @@ _PIECE = 1024
 
 
 def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
-    """Take a base URL apart: without credentials and trailing slash, and the credentials.
+    """Split a base URL into URL, without trailing slash, and credentials.
 
     Kept in the URL, a password would stand in every line that logs a request.
 
     Raises:
-        InvalidFieldError: It is no ``http`` or ``https`` URL with a host, or has a query.
+        InvalidFieldError: It is not an ``http`` or ``https`` URL with a host, or has a query.
     """
     if not isinstance(url, str):
         raise InvalidFieldError("url", "must be a string", kind="type_error")
@@ -45,7 +45,7 @@ def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except (ValueError, httpx.InvalidURL):
-        # What is wrong with it is not repeated, since that may quote a part of a password.
+        # Without the reason, which may quote a part of a password.
         raise InvalidFieldError("url", "cannot be read as a URL") from None
     if parsed.scheme not in {"http", "https"} or not host or not parsed.host:
         raise InvalidFieldError("url", "must be an http:// or https:// URL with a host")
@@ -97,7 +97,7 @@ class BearerAuth(httpx.Auth):
 
 
 def secrets_of(credentials: httpx.BasicAuth | None) -> list[str]:
-    """Return what a server may repeat of credentials: the password, and all of them encoded."""
+    """Return the forms of credentials that a server may repeat: the password, and both encoded."""
     if credentials is None:
         return []
     request = next(credentials.auth_flow(httpx.Request("GET", "http://localhost")))

@@ -1,4 +1,4 @@
-"""Wait until a server has nothing left to do."""
+"""Waiting until a server has no active rollout."""
 
 from __future__ import annotations
 

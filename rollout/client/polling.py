@@ -56,7 +56,7 @@ class Poller:
 
     @property
     def admission(self) -> RolloutInitResponse:
-        """What the server answered when it admitted the rollout."""
+        """The server's answer that admitted the rollout."""
         return self.admitted.response
 
     @property
@@ -86,7 +86,7 @@ class Poller:
 
     @property
     def seen(self) -> SeenState:
-        """What is known so far, as a server is told."""
+        """The state seen so far, as a request sends it."""
         return SeenState(self.status, self.agent_started_at is not None)
 
     def take(self, result: RolloutResultResponse) -> RolloutResultResponse:

@@ -88,7 +88,7 @@ class Refused:
     """Any other answer to a request for admission.
 
     Attributes:
-        error: What the server said.
+        error: The error for the caller, with what the server said.
         certain: Whether it proves that nothing was admitted. A 503 does if it has a detail, as
             those of a rollout server have: one of a gateway may stand for a lost answer.
     """
@@ -115,11 +115,11 @@ class StreamedAnswer:
 
 @define(eq=False)
 class Wire:
-    """The four routes of one server.
+    """Requests to the routes of one server.
 
     Attributes:
         url: The base URL, without credentials and without a trailing slash.
-        http: What sends the requests.
+        http: The HTTP client that sends the requests.
     """
 
     url: str
@@ -454,7 +454,7 @@ def _expect_id(answered: str, asked: str, status_code: int, route: str) -> None:
 
 
 def _detail(body: Any) -> str:
-    """Read what a refusal says. Of a list only places and messages: inputs may be secrets."""
+    """Read the detail of a refusal; of a list only places and messages: inputs may be secrets."""
     detail = body.get("detail") if isinstance(body, dict) else None
     if isinstance(detail, list):
         lines = [

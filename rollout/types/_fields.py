@@ -1,4 +1,4 @@
-"""Converters and validators that several types share. Pure, and silent about values."""
+"""Converters and validators that several types share; no message repeats a value."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 V = TypeVar("V", bound="Callable[..., None]")
 
 RULES: dict[Any, dict[str, Any]] = {}
-"""What validators check beyond the type of their field, by validator, in JSON Schema."""
+"""JSON Schema of the checks beyond a field's type, by validator."""
 
 
 def rule(**schema: Any) -> Callable[[V], V]:
-    """Say in JSON Schema what a validator checks beyond the type of its field."""
+    """Register the JSON Schema of what a validator checks beyond the type of its field."""
 
     def noted(validator: V) -> V:
         RULES[validator] = schema

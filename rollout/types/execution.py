@@ -1,4 +1,4 @@
-"""What a backend is asked for, and what it answers."""
+"""Requests to a backend, and their outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExecutionRequest:
     Attributes:
         id: The rollout's id; one path segment.
         prompt: The initial messages.
-        label: What a grader compares with.
+        label: The text that a grader compares with.
         metadata: The caller's own data.
         agent_timeout_sec: Time for the agent in seconds, queue time included; ``None`` runs
             unbounded, zero or below is a deadline that has already passed.
@@ -98,7 +98,7 @@ class ExecutionResult:
 
 @define(kw_only=True)
 class ExecutionOutcome:
-    """What one execution made: the workflow's result and, if it came so far, the grader's.
+    """The outcome of one execution: the workflow's result and, if it came so far, the grader's.
 
     Raises:
         InvalidFieldError: One of them is no `ExecutionResult`.

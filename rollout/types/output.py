@@ -1,4 +1,4 @@
-"""What a workflow hands back."""
+"""The output of a workflow."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 EXTENSIONS = ("batch-admission", "result-feed")
-"""What a server of this library offers beyond the protocol, as it announces it.
+"""The extensions that a server of this library announces.
 
 ``batch-admission``: ``POST /rollouts`` admits many rollouts. ``result-feed``:
 ``POST /rollouts/feed`` streams the results of all that a client waits for, and
@@ -87,7 +87,7 @@ class RolloutInitRequest:
             secret; `repr` does not show them.
         llm_api_key: The key for that endpoint; hidden from `repr`, never logged. One of less
             than eight characters is a dummy, which is not looked for in messages and files.
-        label: What a grader compares with.
+        label: The text that a grader compares with.
         metadata: The caller's own data.
         extra_fields: More of it, kept with the trajectory.
         grade: Whether the rollout is graded.
@@ -117,7 +117,7 @@ class RolloutInitRequest:
 
     @property
     def secrets(self) -> list[str | None]:
-        """What nobody may repeat: the key, and what is secret in the endpoint's URL."""
+        """Secrets that nobody may repeat: the key, and those in the endpoint's URL."""
         return [self.llm_api_key, *url_secrets(self.chat_completions_url)]
 
 
@@ -250,14 +250,14 @@ class CancelRolloutsRequest:
 
 @define(kw_only=True)
 class CancelRolloutsResponse:
-    """What became of a cancel request, by id.
+    """The outcome of a cancel request, by id.
 
     Attributes:
         dispositions: ``cancelled_queued``, ``cancelled_running``, or ``not_found`` for an id
             that is unknown or has already ended.
 
     Raises:
-        InvalidFieldError: It is no mapping from strings to strings.
+        InvalidFieldError: It is not a mapping from strings to strings.
     """
 
     dispositions: dict[str, str] = field(validator=string_map)
@@ -265,7 +265,7 @@ class CancelRolloutsResponse:
 
 @define(kw_only=True)
 class RolloutLifecycle:
-    """What a server does as a whole, whatever its backend.
+    """The state of a server as a whole, whatever its backend.
 
     Attributes:
         accepting_rollouts: Whether admissions are open.
