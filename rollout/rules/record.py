@@ -134,16 +134,6 @@ class RolloutRecord:
         self._end(result)
         return True
 
-    def snapshot(self) -> RolloutResultResponse:
-        """Answer a poll: the terminal result, or the status alone while in flight."""
-        if self.result is not None:
-            return self.result
-        return RolloutResultResponse(
-            rollout_id=self.rollout_id,
-            status=self.status,
-            agent_started_at=self.agent_started_at,
-        )
-
     def has_news(self, seen: SeenState) -> bool:
         """Whether a poll whose caller has *seen* that much is to be answered at once."""
         return (

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.errors import InvalidFieldError
 from rollout.rules import RolloutRecord, ServingClock
-from rollout.server.finalize import encode_state, result_of
+from rollout.server.results import encode, encode_state, result_of
 from rollout.types import (
     ExecutionOutcome,
     RolloutErrorCategory,
@@ -88,8 +89,8 @@ class Entry:
         polled_at: When the caller was last heard of (trio time).
         executing: Whether that call has not ended yet.
         changed: Set, and replaced, whenever a poll may have something to report.
-        encoding: Whether its end is being encoded in a thread, and comes when that is done.
-        body: The encoded terminal result.
+        encoding: Whether its end is being encoded, and comes when that is done.
+        body: The encoded terminal result; maybe there a moment before it is published.
         disposition: What the first effective cancel request was answered with.
         retained_until: When the terminal result may be forgotten (serving time).
         clock: The registry's clock of serving time.
@@ -139,7 +140,8 @@ class Entry:
     def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
         """Decide that the rollout ends with *outcome*, unless its end is decided already.
 
-        May be called in a thread that trio started, which then does the slow part.
+        The end is encoded, too. May be called in a thread that trio started, which then does
+        the slow parts.
         """
         result = self.record.end
         if result is None:
@@ -149,8 +151,13 @@ class Entry:
                 log_failure(self.rollout_id, "result", error, self.secrets)
                 result = crash_result(self.rollout_id)
         if self._in_its_loop:
-            return self._decide(result)
-        return trio.from_thread.run_sync(self._decide, result)
+            decided = self._decide(result)
+        else:
+            decided = trio.from_thread.run_sync(self._decide, result)
+        if self.body is None:
+            with suppress(Exception):  # whoever publishes the result meets it again, and logs it
+                self.body = encode(decided)
+        return decided
 
     def _decide(self, result: RolloutResultResponse) -> RolloutResultResponse:
         return self.record.settle(result, self.clock.time(trio.current_time()))
@@ -201,9 +208,9 @@ class Entry:
 
     def current_body(self) -> bytes:
         """Return the encoded response that says where it stands now."""
-        if self.body is not None:
-            return self.body
         record = self.record
+        if record.result is not None and self.body is not None:
+            return self.body
         return encode_state(record.rollout_id, record.status, record.agent_started_at)
 
 

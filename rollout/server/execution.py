@@ -1,38 +1,29 @@
-"""One execution: call the backend in the rollout's context, and make a result of what comes."""
+"""One execution: call the backend in the rollout's context, and settle how the rollout ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollout._threads import RESULTS, is_large, run_off_loop
+from rollout._threads import run_by_size
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.failures import categorize_exception, describe_exception, source_of
-from rollout.backend.usercode import Outcome
 from rollout.context import RolloutContext
 from rollout.server.entry import Entry, log_failure
-from rollout.server.finalize import encode
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,
     ExecutionResult,
     RolloutInitRequest,
-    RolloutResultResponse,
     RolloutStatus,
 )
 
 __all__ = ["run_backend"]
 
 
-async def run_backend(
-    backend: ExecutionBackend, entry: Entry, request: RolloutInitRequest
-) -> tuple[RolloutResultResponse | None, bytes | None]:
-    """Run one rollout on its backend.
+async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutInitRequest) -> None:
+    """Run one rollout on its backend, and settle its end by what that returned or raised.
 
-    Returns:
-        Its terminal result, ``None`` if the call was cancelled by force, and the encoded form
-        of a large one. Whatever the backend raises or returns is a result too, unless it has
-        settled one before.
+    A call that is cancelled by force settles nothing.
     """
 
     async def body() -> ExecutionOutcome:
@@ -57,36 +48,20 @@ async def run_backend(
             )
 
     run = entry.call.run if backend.isolates_user_code else entry.call.run_in_task
-    outcome = await run(body)
-    if outcome.interrupted:
-        return None, None
-    finish = partial(_result, entry, outcome, request.secrets)
-    if not is_large(getattr(getattr(outcome.value, "result", None), "sample", None)):
-        return finish(), None
-    entry.encoding = True
-    return await run_off_loop(partial(_encoded, finish), RESULTS)
-
-
-def _encoded(
-    finish: Callable[[], RolloutResultResponse],
-) -> tuple[RolloutResultResponse, bytes | None]:
-    result = finish()
-    try:
-        return result, encode(result)
-    except Exception:  # noqa: BLE001 - whoever publishes the result meets it again, and logs it
-        return result, None
-
-
-def _result(entry: Entry, outcome: Outcome, secrets: Sequence[str | None]) -> RolloutResultResponse:
-    value = outcome.value
-    if outcome.error is not None:
-        log_failure(entry.rollout_id, "execute", outcome.error, secrets)
-        value = ExecutionOutcome(
+    returned = await run(body)
+    if returned.interrupted:
+        return
+    outcome = returned.value
+    if returned.error is not None:
+        log_failure(entry.rollout_id, "execute", returned.error, request.secrets)
+        outcome = ExecutionOutcome(
             workflow=ExecutionResult(
                 status=RolloutStatus.FAILURE,
-                err_message=describe_exception(outcome.error, secrets),
-                err_category=categorize_exception(outcome.error),
-                err_source=source_of(outcome.error),
+                err_message=describe_exception(returned.error, request.secrets),
+                err_category=categorize_exception(returned.error),
+                err_source=source_of(returned.error),
             )
         )
-    return entry.settle(value)
+    entry.encoding = True
+    sample = getattr(getattr(outcome, "result", None), "sample", None)
+    await run_by_size(partial(entry.settle, outcome), sample)

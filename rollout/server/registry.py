@@ -4,20 +4,17 @@ Theory of operation: every admitted rollout has an `Entry` around the pure
 `rollout.rules.RolloutRecord`. Its execution is a task in the registry's own nursery, started
 at admission, so no request and no disconnect has a hold on it. Whatever changes an entry does
 so without awaiting, hence a handler that is cancelled at any checkpoint leaves it whole.
-Polls wait for the entry's `changed` event. One task watches all leases and retention times
-in two heaps; renewals only move a deadline, and the heap catches up when it is due.
+Polls wait for the entry's `changed` event.
 """
 
 from __future__ import annotations
 
 import contextvars
 import hmac
-import itertools
 import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from heapq import heappop, heappush
 
 import trio
 from attrs import evolve
@@ -34,8 +31,9 @@ from rollout.errors import (
     RolloutCapacityError,
     UnknownRolloutError,
 )
-from rollout.rules import PollingLease, RolloutRecord, SeenState, ServingClock
+from rollout.rules import PollingLease, RolloutRecord, SeenState
 from rollout.rules.status import TERMINAL_STATUSES
+from rollout.server.deadlines import Deadlines
 from rollout.server.entry import (
     Entry,
     RegistryHooks,
@@ -45,7 +43,7 @@ from rollout.server.entry import (
     token_digest,
 )
 from rollout.server.execution import run_backend
-from rollout.server.finalize import encode
+from rollout.server.results import encode
 from rollout.types import (
     RolloutInitRequest,
     RolloutLifecycle,
@@ -105,11 +103,9 @@ class RolloutRegistry:
         self._active = 0
         self._idle = trio.Event()
         self._delivered = trio.Event()
-        self._clock = ServingClock(self.polling_lease_timeout_sec / _TICKS_PER_LEASE)
-        self._sequence = itertools.count()
-        self._leases: list[tuple[float, int, Entry]] = []
-        self._retained: list[tuple[float, int, Entry]] = []
-        self._wake = trio.Event()
+        tick_sec = self.polling_lease_timeout_sec / _TICKS_PER_LEASE
+        self._deadlines = Deadlines(tick_sec, self._due)
+        self._clock = self._deadlines.clock
         self._nursery: trio.Nursery | None = None
         self._context = contextvars.Context()
         self._polls_closed = False
@@ -122,7 +118,7 @@ class RolloutRegistry:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._context = contextvars.copy_context()
-            nursery.start_soon(self._watch)
+            nursery.start_soon(self._deadlines.watch)
             self.accepting = True
             try:
                 yield
@@ -225,7 +221,7 @@ class RolloutRegistry:
         )
         self._entries[request.rollout_id] = entry
         self._active += 1
-        self._push_lease(entry)
+        self._deadlines.add(lease.deadline, entry)
         entry.tell("admitted")
         # A fresh copy of the registry's own context: that of the request would live as long
         # as the rollout does, with the request's body in it.
@@ -252,18 +248,15 @@ class RolloutRegistry:
     # --- execution ----------------------------------------------------------------------------
 
     async def _execute(self, entry: Entry) -> None:
-        request = entry.request
-        result: RolloutResultResponse | None = None
-        body: bytes | None = None
         entry.tell("execution-started")
         try:
-            if request is not None:
-                result, body = await run_backend(self.backend, entry, request)
+            if entry.request is not None:
+                await run_backend(self.backend, entry, entry.request)
         finally:
             entry.executing = False
             self._release(entry)
             entry.request = None
-            self._end(entry, result or _cancelled(entry.rollout_id), body)
+            self._end(entry, "cancelled")
             entry.tell("execution-ended")
             self._active -= 1
             if not self._active:
@@ -276,20 +269,23 @@ class RolloutRegistry:
         except Exception as error:  # noqa: BLE001 - a backend is not ours
             log_failure(entry.rollout_id, "release", error, entry.secrets)
 
-    def _end(self, entry: Entry, result: RolloutResultResponse, body: bytes | None = None) -> None:
-        """Publish a terminal result unless there is one already; *body* is its encoded form."""
+    def _end(self, entry: Entry, message: str) -> None:
+        """Publish the end of a rollout: as it was settled, else as cancelled."""
         if entry.record.result is not None:
             self._forget_if_over(entry)
             return
-        entry.record.finish(result, self._clock.time(trio.current_time()))
-        self._published(entry, body)
+        cancelled = RolloutResultResponse(
+            rollout_id=entry.rollout_id, status=RolloutStatus.CANCELLED, err_message=message
+        )
+        entry.record.finish(cancelled, self._clock.time(trio.current_time()))
+        self._published(entry)
 
-    def _published(self, entry: Entry, body: bytes | None = None) -> None:
+    def _published(self, entry: Entry) -> None:
         result = entry.record.result
         if result is None:
             return
         try:
-            entry.body = body or encode(result)
+            entry.body = entry.body or encode(result)
         except Exception as error:  # noqa: BLE001 - no result may take the server down
             log_failure(entry.rollout_id, "result", error, entry.secrets)
             result = evolve(
@@ -300,8 +296,7 @@ class RolloutRegistry:
         result.sample = None  # the bytes are all that is needed of it from here on
         until = self._clock.time(trio.current_time()) + self.result_retention_sec
         entry.retained_until = until
-        heappush(self._retained, (until, next(self._sequence), entry))
-        self._due_at(until)
+        self._deadlines.add(until, entry)
         entry.tell("finished")
         entry.notify()
         logger.debug("rollout %s: %s", entry.rollout_id, result.status)
@@ -310,14 +305,7 @@ class RolloutRegistry:
         """Publish an end for executions that cannot be stopped; return their ids."""
         stuck = [entry for entry in self._entries.values() if entry.executing]
         for entry in stuck:
-            self._end(
-                entry,
-                RolloutResultResponse(
-                    rollout_id=entry.rollout_id,
-                    status=RolloutStatus.CANCELLED,
-                    err_message="the server shut down and the execution did not stop in time",
-                ),
-            )
+            self._end(entry, "the server shut down and the execution did not stop in time")
         return [entry.rollout_id for entry in stuck]
 
     # --- polls --------------------------------------------------------------------------------
@@ -460,6 +448,16 @@ class RolloutRegistry:
 
     # --- time ---------------------------------------------------------------------------------
 
+    def _due(self, entry: Entry, now: float) -> None:
+        """Act on a deadline of an entry: its lease has ended, or its retention is over."""
+        lease = entry.record.lease
+        if entry.record.result is not None:
+            self._forget_if_over(entry)
+        elif lease.deadline > self._clock.time(now):
+            self._deadlines.add(lease.deadline, entry)  # it was renewed
+        else:
+            self._expire(entry, now)
+
     def _expire(self, entry: Entry, now: float) -> None:
         if not entry.encoding and entry.record.expire(self._clock.time(now)):
             logger.warning("rollout %s: its polling lease expired", entry.rollout_id)
@@ -467,66 +465,8 @@ class RolloutRegistry:
             if entry.executing:
                 self._request_stop(entry)
 
-    def _push_lease(self, entry: Entry) -> None:
-        deadline = entry.record.lease.deadline
-        heappush(self._leases, (deadline, next(self._sequence), entry))
-        self._due_at(deadline)
-
-    def _due_at(self, deadline: float) -> None:
-        """Wake the watch in time for a deadline, in serving time."""
-        if self._clock.due is None:
-            # At once: what blocks the loop before the watch gets to run must not count.
-            self._clock.tick(trio.current_time(), at_most=deadline)
-            self._wake.set()
-        elif self._clock.at(deadline) < self._clock.due:
-            self._wake.set()
-
-    async def _watch(self) -> None:
-        while True:
-            self._wake = trio.Event()
-            now = trio.current_time()
-            next_end = min(self._expire_leases(now), self._forget_results(now))
-            if next_end == math.inf:
-                self._clock.stop(now)
-                wake_at = math.inf
-            else:
-                wake_at = self._clock.tick(now, at_most=next_end)
-            with trio.move_on_at(wake_at):
-                await self._wake.wait()
-
-    def _expire_leases(self, now: float) -> float:
-        """Expire what is due; return the next lease deadline (serving time)."""
-        serving = self._clock.time(now)
-        while self._leases:
-            deadline, _, entry = self._leases[0]
-            if entry.record.result is not None:
-                heappop(self._leases)
-            elif entry.record.lease.deadline > deadline:
-                heappop(self._leases)
-                self._push_lease(entry)
-            elif deadline <= serving:
-                heappop(self._leases)
-                self._expire(entry, now)
-            else:
-                return deadline
-        return math.inf
-
-    def _forget_results(self, now: float) -> float:
-        """Forget results whose retention is over; return when the next one's is (serving time)."""
-        serving = self._clock.time(now)
-        while self._retained and self._retained[0][0] <= serving:
-            _, _, entry = heappop(self._retained)
-            self._forget_if_over(entry)
-        return self._retained[0][0] if self._retained else math.inf
-
     def _forget_if_over(self, entry: Entry) -> None:
         over = entry.retained_until <= self._clock.time(trio.current_time())
         if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
             del self._entries[entry.rollout_id]
             entry.tell("forgotten")
-
-
-def _cancelled(rollout_id: str) -> RolloutResultResponse:
-    return RolloutResultResponse(
-        rollout_id=rollout_id, status=RolloutStatus.CANCELLED, err_message="cancelled"
-    )

@@ -24,7 +24,7 @@ from support import connected, fresh_id, local_backend, make_app, prompt
 
 from rollout.server.admission import admit_batch
 from rollout.server.feed import MAX_CLAIMS
-from rollout.server.finalize import encode
+from rollout.server.results import encode, is_large
 from rollout.types import POLLING_LEASE_HEADER
 
 TERMINAL = {"success", "failure", "cancelled"}
@@ -345,10 +345,11 @@ async def test_a_large_result_is_encoded_in_a_thread_and_comes_whole(monkeypatch
     threads = []
 
     def encode_here(result):
-        threads.append(threading.current_thread() is not threading.main_thread())
+        if is_large(result.sample):
+            threads.append(threading.current_thread() is not threading.main_thread())
         return encode(result)
 
-    monkeypatch.setattr("rollout.server.execution.encode", encode_here)
+    monkeypatch.setattr("rollout.server.entry.encode", encode_here)
     answer = "\U0001f600x" * 100_000
     async with served_http(make_app()) as http, open_feed(http) as feed:
         bodies = [

@@ -121,7 +121,7 @@ async def test_a_lease_expiry_says_whether_the_agent_had_started(never: bool, au
 @pytest.mark.parametrize("never", [False, True])
 async def test_a_result_that_cannot_be_encoded_says_so_too(never: bool, monkeypatch):
     """A crash of the server's own."""
-    from rollout.server import registry
+    from rollout.server import entry, registry
 
     encode = registry.encode
     calls = []
@@ -132,7 +132,8 @@ async def test_a_result_that_cannot_be_encoded_says_so_too(never: bool, monkeypa
             raise LookupError("a defect of the server")
         return encode(response)
 
-    monkeypatch.setattr(registry, "encode", crash_once)
+    for module in (entry, registry):
+        monkeypatch.setattr(module, "encode", crash_once)
     async with in_process_http(make_app(Late())) as http:
         result = await run(http, initial_messages=prompt(never=never))
         assert (result["status"], result["err_category"]) == ("failure", "internal_error")

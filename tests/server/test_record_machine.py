@@ -108,16 +108,16 @@ class RecordMachine(RuleBasedStateMachine):
     @rule()
     def a_poll_is_answered(self) -> None:
         news = self.record.has_news(self.seen)
-        answer = self.record.snapshot()
-        self.record.answered()
-        now_seen = SeenState(answer.status, answer.agent_started_at is not None)
-        assert news == (now_seen != self.seen or is_terminal(answer.status))
+        record = self.record
+        record.answered()
+        now_seen = SeenState(record.status, record.agent_started_at is not None)
+        assert is_terminal(record.status) == (record.result is not None)
+        assert news == (now_seen != self.seen or is_terminal(record.status))
         self.seen = now_seen
         assert self.record.reported == now_seen
-        assert self.record.delivered == is_terminal(answer.status)
-        if not is_terminal(answer.status):
-            assert answer.sample is None
-            assert not self.record.has_news(self.seen)
+        assert record.delivered == is_terminal(record.status)
+        if not is_terminal(record.status):
+            assert not record.has_news(self.seen)
 
     @precondition(lambda self: self.seen.status is not RolloutStatus.QUEUED)
     @rule()

@@ -7,7 +7,7 @@ from datetime import UTC
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.server.finalize import encode, encode_state
+from rollout.server.results import encode, encode_state
 from rollout.types import RolloutResultResponse, RolloutStatus
 
 

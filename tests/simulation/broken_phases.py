@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import trio
 from simulation.mutants import interrupted, mutant, wrap, written
@@ -9,7 +11,7 @@ from simulation.mutants import interrupted, mutant, wrap, written
 from rollout.backend.executions import Execution, Phase, Slots
 from rollout.backend.local import LocalBackend
 from rollout.rules import PollingLease, RolloutRecord
-from rollout.server.registry import RolloutRegistry
+from rollout.server.deadlines import Deadlines
 from rollout.simulation import (
     Caller,
     Course,
@@ -276,17 +278,17 @@ def a_result_beats_a_lease_that_ended_first(monkeypatch: pytest.MonkeyPatch) -> 
 @mutant("lease-safety", UNSEEN)
 def a_result_is_compared_with_the_last_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a lease ended before the result is asked as of when leases were last looked at."""
-    looked_at: dict[RolloutRecord, float] = {}
+    looked_at = -math.inf
 
-    def expire_leases(honest, registry, now):
-        for entry in registry._entries.values():
-            looked_at[entry.record] = registry._clock.time(now)
-        return honest(registry, now)
+    def handle_due(honest, deadlines, now):
+        nonlocal looked_at
+        looked_at = deadlines.clock.time(now)
+        return honest(deadlines, now)
 
     def settle(honest, record, result, now):
-        return honest(record, result, looked_at.get(record, now))
+        return honest(record, result, looked_at)
 
-    wrap(monkeypatch, RolloutRegistry, "_expire_leases", expire_leases)
+    wrap(monkeypatch, Deadlines, "_handle_due", handle_due)
     wrap(monkeypatch, RolloutRecord, "settle", settle)
     wrap(monkeypatch, RolloutRecord, "finish", settle)
 

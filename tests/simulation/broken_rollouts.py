@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 import trio
@@ -125,11 +124,10 @@ def the_start_is_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def the_end_forgets_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal result has no start time."""
 
-    def end(honest, record, result):
-        honest(record, result)
-        record.result = evolve(record.result, agent_started_at=None)
+    def settle(honest, record, result, now):
+        return evolve(honest(record, result, now), agent_started_at=None)
 
-    wrap(monkeypatch, RolloutRecord, "_end", end)
+    wrap(monkeypatch, RolloutRecord, "settle", settle)
 
 
 # --- lease-safety ---------------------------------------------------------------------------------
@@ -170,7 +168,12 @@ def a_poll_revives_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutant("lease-safety")
 def nobody_watches_the_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lease ever ends by itself."""
-    wrap(monkeypatch, RolloutRegistry, "_expire_leases", lambda *_: math.inf)
+    wrap(monkeypatch, RolloutRegistry, "_due", _forget_alone)
+
+
+def _forget_alone(honest, registry, entry, now):
+    if entry.record.result is not None:
+        honest(registry, entry, now)
 
 
 @mutant("lease-safety")

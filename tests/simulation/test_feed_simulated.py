@@ -24,6 +24,7 @@ from rollout.client.batching import AdmissionBatcher
 from rollout.client.feed import Followed, ResultFeed
 from rollout.client.wire import Admitted, Wire
 from rollout.rules import SeenState
+from rollout.server.deadlines import Deadlines
 from rollout.server.feed import Feed, FeedHub
 from rollout.server.registry import RolloutRegistry
 from rollout.simulation import (
@@ -305,15 +306,15 @@ def each_lease_is_renewed_at_its_own_moment(monkeypatch: pytest.MonkeyPatch) -> 
 def one_lease_ends_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of leases that end together, the next one is looked at when the task is scheduled again."""
 
-    def expire_leases(honest, registry, now):
-        first, *later = registry._leases or [None]
-        registry._leases = [first] if first else []
-        honest(registry, now)
+    def handle_due(honest, deadlines, now):
+        first, *later = deadlines._heap or [None]
+        deadlines._heap = [first] if first else []
+        honest(deadlines, now)
         for each in later:
-            heappush(registry._leases, each)
-        return registry._leases[0][0] if registry._leases else math.inf
+            heappush(deadlines._heap, each)
+        return deadlines._heap[0][0] if deadlines._heap else math.inf
 
-    wrap(monkeypatch, RolloutRegistry, "_expire_leases", expire_leases)
+    wrap(monkeypatch, Deadlines, "_handle_due", handle_due)
 
 
 @mutant(

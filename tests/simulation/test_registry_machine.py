@@ -321,8 +321,9 @@ def expires_without_a_stop(self, entry, now):
         self._published(entry)
 
 
-def expires_only_when_polled(self, now):
-    return math.inf
+def expires_only_when_polled(self, entry, now):
+    if entry.record.result is not None:
+        self._forget_if_over(entry)
 
 
 def wakes_no_poll(self, *_):
@@ -347,7 +348,7 @@ BROKEN = [
     (RolloutRegistry, "_forget_if_over", forgets_when_the_execution_ends),
     (RolloutRegistry, "_forget_if_over", never_forgets),
     (RolloutRegistry, "_expire", expires_without_a_stop),
-    (RolloutRegistry, "_expire_leases", expires_only_when_polled),
+    (RolloutRegistry, "_due", expires_only_when_polled),
     (RolloutRegistry, "_request_stop", stops_whatever_the_backend_says),
     (Entry, "notify", wakes_no_poll),
 ]

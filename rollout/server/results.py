@@ -1,4 +1,4 @@
-"""From what a backend returned to the bytes that every poll gets.
+"""Results: from what a backend returned to the bytes that every poll gets.
 
 A sample is user data: it may hold NaN, objects, NumPy scalars or a structure that contains
 itself. Whatever has no JSON form is left out and named; the reward is never the price.
