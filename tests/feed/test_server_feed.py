@@ -22,9 +22,10 @@ from server.faults import (
 )
 from support import connected, fresh_id, local_backend, make_app, prompt
 
+from rollout._threads import is_large
 from rollout.server.admission import admit_batch
 from rollout.server.feed import MAX_CLAIMS
-from rollout.server.results import encode, is_large
+from rollout.server.results import encode
 from rollout.types import POLLING_LEASE_HEADER
 
 TERMINAL = {"success", "failure", "cancelled"}
