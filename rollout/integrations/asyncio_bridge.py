@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar, TypeVarTuple, Unpack
 
 import trio
+from attrs import define, field
 
 from rollout._checks import check_number
 from rollout._logs import get_logger
@@ -336,6 +337,7 @@ class AsyncioBridge:
             call.lose(BridgeError(f"{self._why_closed}; {call.name} was running"))
 
 
+@define(eq=False, repr=False)
 class AsyncioStream(Generic[T]):
     """Items of an iteration on the asyncio side. `AsyncioBridge.iterate` opens one.
 
@@ -347,21 +349,19 @@ class AsyncioStream(Generic[T]):
     Any number of tasks may iterate over it; each item goes to one of them.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        token: trio.lowlevel.TrioToken,
-        fn: Callable[..., AsyncIterable[T] | Awaitable[AsyncIterable[T]]],
-        args: tuple[Any, ...],
-        buffer_size: int,
-    ) -> None:
-        self._loop = loop
-        self._token = token
-        self._fn = fn
-        self._args = args
-        self._credits = asyncio.Semaphore(buffer_size)  # of the loop's thread only
-        self._send, self._receive = trio.open_memory_channel[T](buffer_size)
-        self._call: Call[None]
+    _loop: asyncio.AbstractEventLoop
+    _token: trio.lowlevel.TrioToken
+    _fn: Callable[..., AsyncIterable[T] | Awaitable[AsyncIterable[T]]]
+    _args: tuple[Any, ...]
+    _buffer_size: int
+    _credits: asyncio.Semaphore = field(init=False)  # of the loop's thread only
+    _send: trio.MemorySendChannel[T] = field(init=False)
+    _receive: trio.MemoryReceiveChannel[T] = field(init=False)
+    _call: Call[None] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._credits = asyncio.Semaphore(self._buffer_size)
+        self._send, self._receive = trio.open_memory_channel[T](self._buffer_size)
 
     def __repr__(self) -> str:
         return f"<AsyncioStream {name_of(self._fn)}>"

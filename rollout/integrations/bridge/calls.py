@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 
 import outcome
 import trio
+from attrs import define, field
 
 from rollout._logs import get_logger
 from rollout.errors import BridgeCancelledError, BridgeError
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 def name_of(fn: Callable[..., object]) -> str:
-    """Return what logs call a function. Never its arguments: they may be secrets."""
+    """Return the name of a function for logs. Never its arguments: they may be secrets."""
     inner = getattr(fn, "func", fn)  # a partial has no name of its own
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
@@ -52,7 +53,7 @@ def refuse_coroutine(fn: object) -> None:
 
 
 def without_cancellation(error: BaseException) -> BaseException | None:
-    """Return what remains of an error if asyncio's cancellations do not count."""
+    """Return an error without asyncio's cancellations, ``None`` if nothing else is in it."""
     if isinstance(error, asyncio.CancelledError):
         return None
     if isinstance(error, BaseExceptionGroup):
@@ -60,42 +61,38 @@ def without_cancellation(error: BaseException) -> BaseException | None:
     return error
 
 
+@define(eq=False, repr=False)
 class Call(Generic[T]):
     """A coroutine function that runs as one task of the loop, as its trio side sees it.
 
     Attributes:
-        name: What logs call it.
         finished: Set, on the trio side, once the task is done or lost.
         abandoned: Nobody waits for it any more.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        token: trio.lowlevel.TrioToken,
-        fn: Callable[..., Awaitable[T]],
-        args: tuple[Any, ...],
-        on_finished: Callable[[Call[Any]], None],
-    ) -> None:
-        self.name = name_of(fn)
-        self.finished = trio.Event()
-        self.abandoned = False
-        self._loop = loop
-        self._token = token
-        self._fn = fn
-        self._args = args
-        self._on_finished = on_finished
-        self._context: Context = copy_context()
-        self._outcome: outcome.Outcome[T] | None = None
-        self._cancelled_at: float | None = None  # the last time
-        # The loop's half.
-        self._task: asyncio.Task[None] | None = None
-        self._result: outcome.Outcome[T] | None = None
-        self._cancel_delivered = False
+    _loop: asyncio.AbstractEventLoop
+    _token: trio.lowlevel.TrioToken
+    _fn: Callable[..., Awaitable[T]]
+    _args: tuple[Any, ...]
+    _on_finished: Callable[[Call[Any]], None]
+    finished: trio.Event = field(factory=trio.Event, init=False)
+    abandoned: bool = field(default=False, init=False)
+    _context: Context = field(factory=copy_context, init=False)
+    _outcome: outcome.Outcome[T] | None = field(default=None, init=False)
+    _cancelled_at: float | None = field(default=None, init=False)  # the last time
+    # The loop's half.
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _result: outcome.Outcome[T] | None = field(default=None, init=False)
+    _cancel_delivered: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
         state = "finished" if self.finished.is_set() else "running"
         return f"<Call {self.name} {state}>"
+
+    @property
+    def name(self) -> str:
+        """Its name in logs."""
+        return name_of(self._fn)
 
     # --- in the loop's thread -------------------------------------------------------------
 
@@ -145,13 +142,13 @@ class Call(Generic[T]):
             self.post(self._cancel_task)
 
     def press(self, grace_sec: float) -> float:
-        """Cancel the task, unless it has had less than a grace period since the last time.
+        """Cancel the task, but at most once in each grace period.
 
-        Its caller and the end of the bridge may both want it to end; the cleanup that one of
-        them has set off is not for the other to interrupt.
+        Its caller and the end of the bridge may both want it to end; neither interrupts the cleanup
+        that the other one has set off.
 
         Returns:
-            When to press again.
+            The time from which it may be cancelled again.
         """
         now = trio.current_time()
         if self._cancelled_at is None:
@@ -247,10 +244,10 @@ class Call(Generic[T]):
         return result.unwrap()
 
     def take_error(self, *, cancellation: bool) -> None:
-        """Raise what the call failed with, if it did and nobody has taken that.
+        """Raise the error of the call, if it failed and nobody has taken the outcome.
 
         Args:
-            cancellation: That it was cancelled by trio or by the bridge counts as a failure.
+            cancellation: Whether a cancellation by trio or by the bridge counts as a failure.
         """
         result = self._outcome
         if isinstance(result, outcome.Error) and (
@@ -277,39 +274,34 @@ class Call(Generic[T]):
         return plain
 
     def post(self, fn: Callable[[], object]) -> None:
-        """Have the loop call something, if it still runs."""
+        """Call a function in the loop, if it still runs."""
         try:
             self._loop.call_soon_threadsafe(fn)
         except RuntimeError:
             # The loop is closed; the end of its thread, which is on its way, finishes this.
-            logger.debug("%s is not reached any more: its loop is closed", self.name)
+            logger.debug("%s cannot be reached: its loop is closed", self.name)
 
 
+@define(eq=False)
 class Callback(Generic[T]):
     """A trio function that asyncio code waits for."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        token: trio.lowlevel.TrioToken,
-        fn: Callable[..., Awaitable[T]],
-        args: tuple[Any, ...],
-        on_finished: Callable[[Callback[Any]], None],
-    ) -> None:
-        self._loop = loop
-        self._token = token
-        self._fn = fn
-        self._args = args
-        self._on_finished = on_finished
-        self._name = f"asyncio:{name_of(fn)}"
-        self._context = copy_context()
-        self._scope = trio.CancelScope()
-        self._future: asyncio.Future[outcome.Outcome[T]] = loop.create_future()
+    _loop: asyncio.AbstractEventLoop
+    _token: trio.lowlevel.TrioToken
+    _fn: Callable[..., Awaitable[T]]
+    _args: tuple[Any, ...]
+    _on_finished: Callable[[Callback[Any]], None]
+    _context: Context = field(factory=copy_context, init=False)
+    _scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _future: asyncio.Future[outcome.Outcome[T]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._future = self._loop.create_future()
 
     # --- in the loop's thread -------------------------------------------------------------
 
     async def call(self, start: Callable[[Callback[Any]], None]) -> T:
-        """Have the function started in trio and wait for it, through cancellations."""
+        """Start the function in trio and wait for it, through cancellations."""
         try:
             self._token.run_sync_soon(start, self)
         except trio.RunFinishedError as error:
@@ -338,7 +330,9 @@ class Callback(Generic[T]):
 
     def start(self, nursery: trio.Nursery) -> None:
         """Run the function as a task of the nursery, with its caller's context variables."""
-        self._context.run(lambda: nursery.start_soon(self._run, name=self._name))
+        self._context.run(
+            lambda: nursery.start_soon(self._run, name=f"asyncio:{name_of(self._fn)}")
+        )
 
     def cancel(self) -> None:
         """Cancel the function."""
@@ -366,5 +360,5 @@ class Callback(Generic[T]):
         except RuntimeError:  # the loop is closed, and its caller with it
             if isinstance(result, outcome.Error):
                 logger.error(  # noqa: TRY400 - the error that counts is the function's
-                    "%s failed after its loop had ended", self._name, exc_info=result.error
+                    "%s failed after its loop had ended", name_of(self._fn), exc_info=result.error
                 )

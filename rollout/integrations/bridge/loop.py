@@ -1,4 +1,4 @@
-"""The asyncio loop of a bridge, from the inside: its thread, its errors, its clearing up."""
+"""The asyncio loop of a bridge: its thread, its error log, and the end of its tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = get_logger("rollout.integrations.asyncio_bridge")
 
 
 class LoopThread:
-    """The thread that runs the loop until it is told to stop.
+    """The thread that runs the loop until `stop`.
 
     Args:
         name: The thread's name.
@@ -54,7 +54,7 @@ class LoopThread:
             self.loop.set_debug(debug)
 
     def start(self) -> None:
-        """Start it; if there is no thread to be had, the loop is closed."""
+        """Start it; the loop is closed if no thread can be started."""
         try:
             self._thread.start()
         except BaseException:
@@ -62,7 +62,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Tell it to stop. From any thread."""
+        """Ask it to stop, from any thread."""
         with suppress(RuntimeError):  # it is closed already
             self.loop.call_soon_threadsafe(self._stop, TURNS_BEFORE_STOP)
 
@@ -147,7 +147,7 @@ async def sweep() -> None:
 
 
 def abandon_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Say which tasks the end of the loop leaves in the middle of what they do."""
+    """Log the tasks that the end of the loop leaves unfinished."""
     for task in leftovers(loop):
         logger.error("%s has not ended with its bridge and is abandoned: %r", task.get_name(), task)
         # Said already; asyncio would say it again whenever the object happens to be destroyed.
@@ -155,7 +155,7 @@ def abandon_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def close_executor(executor: ThreadPoolExecutor) -> None:
-    """Take no further work and wait for what runs. Cancelling this leaves it running."""
+    """Shut an executor down and wait for the jobs that run. Cancelling this leaves them running."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
 

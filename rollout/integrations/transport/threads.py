@@ -1,23 +1,24 @@
-"""Lets synchronous code in a worker thread call a model over the connections of the trio side.
+"""A transport for synchronous code in a worker thread, over the connections of the trio side.
 
-Theory of operation: a plain workflow runs in a worker thread and blocks there. What it sends is
+Theory of operation: a plain workflow runs in a worker thread and blocks there. Its requests are
 sent by a task on the trio side, over the transport that async workflows have, so connections are
 shared and calls are recorded in the same way; the thread waits for it. Nothing can interrupt a
-thread, so it looks up every now and then whether its rollout has been cancelled. If so, it has the
-task cancelled, waits for its end and raises `trio.Cancelled`, which ends the plain function too.
+thread, so it checks every now and then whether its rollout has been cancelled. If so, it cancels
+the task, waits for its end and raises `trio.Cancelled`, which ends the plain function too.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack, cast
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 
 import httpx
 import outcome
 import trio
+from attrs import define, field
 
 from rollout.errors import IntegrationError
 
@@ -26,7 +27,7 @@ __all__ = ["ThreadTransport", "TrioSide"]
 T = TypeVar("T")
 PosArgs = TypeVarTuple("PosArgs")
 
-_LOOK_SEC = 0.1
+_CHECK_SEC = 0.1
 """How long a cancellation may go unnoticed."""
 
 _NOT_HERE = (
@@ -40,7 +41,7 @@ class TrioSide:
     """The trio run that a worker thread belongs to.
 
     Raises:
-        IntegrationError: This is no thread of trio's.
+        IntegrationError: This is not a thread of trio's.
     """
 
     def __init__(self) -> None:
@@ -50,116 +51,97 @@ class TrioSide:
             raise IntegrationError(_NOT_HERE) from error
 
     def run(self, fn: Callable[[Unpack[PosArgs]], Awaitable[T]], *args: *PosArgs) -> T:
-        """Run an async function on the trio side and wait for what it returns.
+        """Run an async function on the trio side and return its result.
 
         Raises:
             trio.Cancelled: The thread's caller has been cancelled; the function has ended.
             trio.RunFinishedError: The trio side has ended.
         """
-        _look()
-        call = self._start(fn, args)
+        _check_cancelled()
+        scope, ended = self._start(fn, args)
         cancelled: trio.Cancelled | None = None
-        while not call.over.wait(None if cancelled else _LOOK_SEC):
+        while True:
             try:
-                _look()
-            except trio.Cancelled as error:
-                cancelled = error
-                self._token.run_sync_soon(call.cancel)
+                result = ended.result(None if cancelled else _CHECK_SEC)
+                break
+            except TimeoutError:
+                try:
+                    _check_cancelled()
+                except trio.Cancelled as error:
+                    cancelled = error
+                    self._token.run_sync_soon(scope.cancel)
         try:
-            # What was done in spite of a cancellation counts, or nobody would close a response.
-            if cancelled is not None and isinstance(call.result, outcome.Error):
+            # A result in spite of a cancellation counts, or nobody would close a response.
+            if cancelled is not None and isinstance(result, outcome.Error):
                 raise cancelled
-            return call.result.unwrap()
+            return result.unwrap()
         finally:
-            del call, cancelled
+            del result, ended, cancelled
 
     def finish(self, fn: Callable[[], Awaitable[object]]) -> None:
         """Run an async function that tidies up, cancelled or not; nothing if it is too late."""
         with suppress(trio.RunFinishedError):
-            call = self._start(fn, ())
-            call.over.wait()
-            call.result.unwrap()
+            _, ended = self._start(fn, ())
+            ended.result().unwrap()
 
-    def _start(self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> _Call[T]:
+    def _start(
+        self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+    ) -> tuple[trio.CancelScope, Future[outcome.Outcome[T]]]:
+        """Start a function as a system task, as this thread's caller has no nursery there."""
         if trio.lowlevel.in_trio_run():
             raise IntegrationError(_NOT_HERE)  # or it would wait for itself
-        call = _Call(fn, args)
-        self._token.run_sync_soon(call.start)
-        return call
+        scope, context = trio.CancelScope(), copy_context()
+        ended: Future[outcome.Outcome[T]] = Future()
+
+        async def main() -> None:
+            # Its cancellation goes to the thread too, which is the one that waits for it.
+            with scope:
+                result = await outcome.acapture(fn, *args)
+            ended.set_result(result)
+
+        def start() -> None:
+            try:
+                trio.lowlevel.spawn_system_task(main, context=context)
+            except RuntimeError:  # the trio run is at its end and starts no more tasks
+                ended.set_result(outcome.Error(trio.RunFinishedError()))
+
+        self._token.run_sync_soon(start)
+        return scope, ended
 
 
-def _look() -> None:
+def _check_cancelled() -> None:
     """Raise `trio.Cancelled` if the caller of this thread has been cancelled."""
     with suppress(RuntimeError):  # a thread that the user has started knows of no cancellation
         trio.from_thread.check_cancelled()
 
 
-class _Call(Generic[T]):
-    """A function that runs on the trio side.
+@define(eq=False)
+class ThreadTransport(httpx.BaseTransport):
+    """Sends the requests of a thread over a transport of the trio side.
 
     Attributes:
-        result: What it ended with.
-        over: Set, for the thread, once it has ended.
-    """
-
-    result: outcome.Outcome[T]
-
-    def __init__(self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> None:
-        self.over = threading.Event()
-        self._fn = fn
-        self._args = args
-        self._scope = trio.CancelScope()
-        self._context = copy_context()
-
-    def start(self) -> None:
-        """Start it as a system task: its nursery would be its caller's, who is not on this side."""
-        try:
-            trio.lowlevel.spawn_system_task(self._run, context=self._context)
-        except RuntimeError:  # the trio run is at its end and starts no more tasks
-            self.result = outcome.Error(trio.RunFinishedError())
-            self.over.set()
-
-    def cancel(self) -> None:
-        """Cancel it."""
-        self._scope.cancel()
-
-    async def _run(self) -> None:
-        # Its cancellation goes to the thread too, which is the one that waits for it.
-        with self._scope:
-            self.result = await outcome.acapture(self._fn, *self._args)
-        self.over.set()
-
-
-class ThreadTransport(httpx.BaseTransport):
-    """Has a transport of the trio side send the requests of a thread.
-
-    Args:
         transport: The transport.
-        trio_side: Where it is.
+        trio_side: The trio run that it belongs to.
     """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, trio_side: TrioSide) -> None:
-        self._transport = transport
-        self._trio_side = trio_side
-
-    def __repr__(self) -> str:
-        return f"<ThreadTransport over {self._transport!r}>"
+    transport: httpx.AsyncBaseTransport
+    trio_side: TrioSide = field(repr=False)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and wait for the head of its answer."""
         request.read()  # what it iterates over belongs to this thread
-        response = self._trio_side.run(self._transport.handle_async_request, request)
+        response = self.trio_side.run(self.transport.handle_async_request, request)
         stream = cast("httpx.AsyncByteStream", response.stream)
         return httpx.Response(
             response.status_code,
             headers=response.headers,
-            stream=_Body(stream, self._trio_side),
+            stream=_Body(stream, self.trio_side),
             extensions=response.extensions,
         )
 
     def close(self) -> None:
         """Close the transport."""
-        self._trio_side.finish(self._transport.aclose)
+        self.trio_side.finish(self.transport.aclose)
 
 
 async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
