@@ -6,7 +6,7 @@ that of client 2, since the rules for polls hold for each process by itself.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,12 @@ from rollout.client.polling import Poller
 from rollout.client.wire import Admitted
 from rollout.errors import RolloutError, RolloutProtocolError
 from rollout.rules import SeenState
-from rollout.simulation.bulk_callers import BulkCaller
 from rollout.simulation.workload import Caller, RolloutPlan
 from rollout.simulation.world import SimulatedWorld
 from rollout.types import RolloutInitRequest, RolloutResultResponse
 
-__all__ = ["run_workload"]
+__all__ = ["key_of", "run_workload"]
+
 
 _EXPECTED_FAILURES = (httpx.TransportError, RolloutError)
 _REPEAT_SEC = 30.0
@@ -55,7 +55,7 @@ async def run_workload(
                 async with trio.open_nursery() as nursery:
                     bulk = [plan for plan in plans if plan.caller is Caller.BULK]
                     if bulk:
-                        nursery.start_soon(BulkCaller(world, first, bulk).run)
+                        nursery.start_soon(_BulkCaller(world, first, bulk).run)
                     for plan in plans:
                         if plan.caller is Caller.BULK:
                             continue
@@ -90,7 +90,7 @@ class _Caller:
 
     async def run(self) -> None:
         await trio.sleep(self.plan.arrival_sec)
-        self.tell("called", caller=str(self.plan.caller))
+        self.record("called", caller=str(self.plan.caller))
         await self.attempt(_BEHAVIOURS[self.plan.caller], self)
 
     async def attempt(
@@ -100,22 +100,22 @@ class _Caller:
         try:
             await function(*args)
         except RolloutHandleCancelled:
-            self.tell("handle-was-cancelled", **about)
+            self.record("handle-was-cancelled", **about)
         except _EXPECTED_FAILURES as error:
-            self.tell("call-failed", error=type(error).__name__, **about)
+            self.record("call-failed", error=type(error).__name__, **about)
 
-    def tell(self, what: str, **detail: Any) -> None:
+    def record(self, what: str, **detail: Any) -> None:
         self.world.trace.add("caller", what, self.plan.rollout_id, **detail)
 
     def got(self, result: RolloutResultResponse, **about: Any) -> None:
-        self.tell("result", **_seen(result), **about)
+        self.record("result", **_seen(result), **about)
 
     def saw(self, result: RolloutResultResponse, **about: Any) -> None:
-        self.tell("saw-status", state=str(result.status), started=_started(result), **about)
+        self.record("saw-status", state=str(result.status), started=_started(result), **about)
 
     async def handle(self) -> RolloutHandle:
         handle = await self.client.run_rollout_async(**self.plan.arguments())
-        self.tell("has-handle")
+        self.record("has-handle")
         return handle
 
     async def admission(self) -> Admitted:
@@ -134,7 +134,7 @@ class _Caller:
     async def take_over(self, admitted: Admitted) -> None:
         """Poll with the second client, which was handed the token by the first."""
         deadline = admitted.lease_deadline - self.world.trace.started
-        self.tell("takes-over", client=2, deadline=deadline)
+        self.record("takes-over", client=2, deadline=deadline)
 
         def saw(result: RolloutResultResponse) -> None:
             self.saw(result, client=2)
@@ -153,15 +153,15 @@ class _Caller:
             if number % 2:
                 token = self.world.transport.token_of_another(self.plan.rollout_id) or token
             response = evolve(admitted.response, polling_lease_token=token)
-            self.tell("takes-over", client=2)
+            self.record("takes-over", client=2)
             try:
                 await wire.result(response, seen=SeenState(), timeout_sec=40)
             except httpx.TransportError:
-                self.tell("intrusion-failed", client=2)
+                self.record("intrusion-failed", client=2)
             except RolloutProtocolError as error:
-                self.tell("intruded", client=2, status=error.status_code)
+                self.record("intruded", client=2, status=error.status_code)
             else:
-                self.tell("intruded", client=2, status=200)
+                self.record("intruded", client=2, status=200)
             await trio.sleep(min(_SEC_BETWEEN_INTRUSIONS, max(0, over - trio.current_time())))
 
 
@@ -187,7 +187,7 @@ async def _wait(caller: _Caller) -> None:
 async def _follow(caller: _Caller) -> None:
     handle = await caller.handle()
     async for status in handle.statuses():
-        caller.tell("saw-status", state=str(status), started=_started(handle.latest_result))
+        caller.record("saw-status", state=str(status), started=_started(handle.latest_result))
     caller.got(await handle)
 
 
@@ -195,7 +195,7 @@ async def _stop(caller: _Caller) -> None:
     handle = await caller.handle()
     await trio.sleep(caller.plan.caller_sec)
     polling = handle.cancel()
-    caller.tell("handle-cancelled", was_polling=polling)
+    caller.record("handle-cancelled", was_polling=polling)
     caller.got(await handle)
 
 
@@ -204,14 +204,14 @@ async def _cancel(caller: _Caller) -> None:
     handle = await caller.handle()
     await trio.sleep(caller.plan.caller_sec)
     for _ in range(2):
-        caller.tell("cancels", done=handle.done())
+        caller.record("cancels", done=handle.done())
         try:
             answer = await caller.client.cancel_rollout(rollout_id)
         except _EXPECTED_FAILURES as error:
-            caller.tell("cancel-failed", error=type(error).__name__)
+            caller.record("cancel-failed", error=type(error).__name__)
         else:
-            caller.tell("cancel-answered", disposition=answer.dispositions.get(rollout_id))
-    caller.tell("keeps-polling", polling=not handle.done())
+            caller.record("cancel-answered", disposition=answer.dispositions.get(rollout_id))
+    caller.record("keeps-polling", polling=not handle.done())
     caller.got(await handle)
 
 
@@ -219,13 +219,13 @@ async def _vanish(caller: _Caller) -> None:
     with trio.move_on_after(caller.plan.caller_sec) as scope:
         await _wait(caller)
     if scope.cancelled_caught:
-        caller.tell("vanished")
+        caller.record("vanished")
 
 
 async def _repeat(caller: _Caller) -> None:
     await _wait(caller)
     await trio.sleep(caller.plan.caller_sec)
-    caller.tell("repeats")
+    caller.record("repeats")
     with trio.move_on_after(_REPEAT_SEC):
         await caller.client.run_rollout(**caller.plan.arguments())
 
@@ -233,7 +233,7 @@ async def _repeat(caller: _Caller) -> None:
 async def _rival(caller: _Caller) -> None:
     async def rival() -> None:
         await trio.sleep(caller.plan.caller_sec)
-        caller.tell("takes-over", client=2)
+        caller.record("takes-over", client=2)
         with trio.move_on_after(_REPEAT_SEC):
             await caller.second.run_rollout(**caller.plan.arguments())
 
@@ -281,3 +281,71 @@ _BEHAVIOURS: dict[Caller, Callable[[_Caller], Awaitable[None]]] = {
     Caller.LATE: _late,
     Caller.INTRUDE: _intrude,
 }
+
+
+_KEYS = 2
+
+
+def key_of(rollout_id: str) -> int:
+    """Return the key of a rollout, for a bound for each key."""
+    return len(rollout_id) + ord(rollout_id[-1]) % _KEYS
+
+
+@frozen
+class _BulkCaller:
+    """Runs plans with `RolloutClient.run_rollouts` or `RolloutClient.first_successes`.
+
+    It draws whether it waits for all of them, leaves the block after a while, or wants the
+    first successes, and with which bounds.
+    """
+
+    world: SimulatedWorld
+    client: RolloutClient
+    plans: Sequence[RolloutPlan]
+
+    async def run(self) -> None:
+        """Run them, and record what comes of it."""
+        draw, first = self.world.generator, self.plans[0]
+        await trio.sleep(min(plan.arrival_sec for plan in self.plans))
+        how = draw.choice(("all", "leave", "first"))
+        most = draw.choice((1, 2, 4))
+        per_key = draw.choice((None, 1))
+        ids = [plan.rollout_id for plan in self.plans]
+        bounds: dict[str, int | None] = {"most": None, "per_key": None}
+        if how != "first":
+            bounds = {"most": most, "per_key": per_key}
+        self._record("bulk-begins", ids=ids, how=how, **bounds)
+        if how == "first":
+            for rollout in await self.client.first_successes(self._requests(), min(most, len(ids))):
+                self._record("chosen", rollout.request.rollout_id)
+        else:
+            leaves_sec = first.caller_sec if how == "leave" else float("inf")
+            await self._run_all(most, per_key, leaves_sec)
+        self._record("bulk-ends", ids=ids)
+
+    async def _run_all(self, most: int, per_key: int | None, leaves_sec: float) -> None:
+        async with self.client.run_rollouts(
+            self._requests(),
+            max_in_flight=most,
+            key=lambda request: key_of(request.rollout_id),
+            max_in_flight_per_key=per_key,
+        ) as finished:
+            with trio.move_on_after(leaves_sec) as scope:
+                async for rollout in finished:
+                    self._take(rollout.request.rollout_id, rollout.outcome)
+            if scope.cancelled_caught:
+                self._record("bulk-leaves", ids=[plan.rollout_id for plan in self.plans])
+
+    def _requests(self) -> Iterator[RolloutInitRequest]:
+        for plan in self.plans:
+            self._record("called", plan.rollout_id, caller=str(plan.caller))
+            yield RolloutInitRequest(**plan.arguments())
+
+    def _take(self, rollout_id: str, outcome: RolloutResultResponse | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._record("call-failed", rollout_id, error=type(outcome).__name__)
+        else:
+            self._record("result", rollout_id, **_seen(outcome))
+
+    def _record(self, what: str, rollout_id: str = "", **detail: Any) -> None:
+        self.world.trace.add("caller", what, rollout_id, **detail)

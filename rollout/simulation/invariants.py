@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
-from rollout.simulation.bulk_checks import check_bulk
+from rollout.simulation.answer_checks import (
+    check_cancel_requests,
+    check_feeds,
+    check_polls,
+    check_tokens,
+)
 from rollout.simulation.client_checks import (
+    check_bulk,
     check_local_cancel,
     check_requests_not_replayed,
     check_retries,
     check_seen_statuses,
 )
-from rollout.simulation.end_checks import check_retention, check_shutdown
-from rollout.simulation.feed_checks import check_feeds
-from rollout.simulation.findings import Checked, Finding
-from rollout.simulation.lease_checks import check_leases
-from rollout.simulation.lives import History
-from rollout.simulation.phase_checks import check_phases
-from rollout.simulation.poll_checks import check_polls
-from rollout.simulation.request_checks import check_cancel_requests, check_tokens
-from rollout.simulation.server_checks import (
+from rollout.simulation.execution_checks import (
     check_disconnects,
     check_executions,
+    check_phases,
     check_published_statuses,
+    check_slots,
 )
-from rollout.simulation.slot_checks import check_slots
-from rollout.simulation.stories import story_of
-from rollout.simulation.trace import Event, Trace
+from rollout.simulation.history import Checked, Finding, History
+from rollout.simulation.lifetime_checks import check_leases, check_retention, check_shutdown
+from rollout.simulation.trace import Event, Trace, story_of
 from rollout.simulation.workload import RolloutPlan
 from rollout.simulation.world import ServerOptions
 
@@ -111,7 +111,7 @@ def check_trace(
     Returns:
         What did not hold, in the order of the invariants.
     """
-    checked = Checked(History.of(trace), options, {plan.rollout_id: plan for plan in workload})
+    checked = Checked(History(trace), options, {plan.rollout_id: plan for plan in workload})
     return [
         Violation(
             name,

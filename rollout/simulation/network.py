@@ -9,10 +9,13 @@ once for each of them.
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any, Self
 from urllib.parse import unquote
 
@@ -21,14 +24,16 @@ import trio
 from attrs import define, field
 
 from rollout.simulation.faults import Fate, Fault, FaultPlan, Route
-from rollout.simulation.news import FeedDelivery, news_of
 from rollout.simulation.server import Exchange, SimulatedServer
-from rollout.simulation.streams import TRICKLES, SimulatedStream
 from rollout.simulation.trace import Trace
 from rollout.types import POLLING_LEASE_HEADER, SEEN_STATE_HEADER
 
 __all__ = ["SimulatedTransport"]
 
+_TRICKLES = 10.0
+"""For how many times `Fate.after_sec` an answer trickles in."""
+
+_TERMINAL = {"success", "failure", "cancelled"}
 _FOREIGN = b'{"rollout_id":"somebody-elses","status":"running"}'
 _NOTHING: Mapping[str, dict[str, Any]] = {}
 _NO_SEEN: Mapping[str, str | None] = {}
@@ -125,6 +130,16 @@ class _Memory:
         current = self.admissions[rollout_id]
         return self.feeds.get(feed, {}).get(rollout_id, current) < current
 
+    def open(self, feed: str, request: int) -> None:
+        """Note that a request opened a feed."""
+        self.feeds[feed] = {}
+        self.opened_by[feed] = request
+
+    def close(self, feed: str) -> Iterable[str]:
+        """Forget a feed whose connection is gone; return what was attached to it."""
+        self.opened_by.pop(feed, None)
+        return self.feeds.pop(feed, {})
+
     def detach(self, feed: str, rollout_id: str) -> None:
         """Note that a feed told the end of a rollout, which it follows no further."""
         self.feeds.get(feed, {}).pop(rollout_id, None)
@@ -177,11 +192,11 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self.trace = trace
         self.client = 1
         self.feed = False
-        self._memory = _Memory()
+        self.memory = _Memory()
 
     def token_of_another(self, rollout_id: str) -> str | None:
         """Return the lease token of the latest rollout that is another one, if there is any."""
-        others = (token for name, token in self._memory.tokens.items() if name != rollout_id)
+        others = (token for name, token in self.memory.tokens.items() if name != rollout_id)
         return next(reversed([*others]), None)
 
     def of_another_client(self) -> Self:
@@ -203,67 +218,43 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             httpx.TransportError: What a real network would make of that fate.
         """
         body = await request.aread()
-        this = _describe(request, body, next(self._memory.numbers))
+        this = _describe(request, body, next(self.memory.numbers))
         if this.route is Route.RENEW:
-            this.many = dict.fromkeys(self._memory.attached(this.feed), "")
+            this.many = dict.fromkeys(self.memory.attached(this.feed), "")
         fate = self.plan.fate(this.route)
-        self._record("client", "sent", this, fault=str(fate.fault))
+        self.record("client", "sent", this, fault=str(fate.fault))
         try:
             if this.route is Route.FEED:
                 return await self._open_feed(this, fate)
             response = await self._deliver(this, fate)
         except httpx.TransportError as error:
-            self._record("client", "failed", this, error=type(error).__name__)
+            self.record("client", "failed", this, error=type(error).__name__)
             raise
         except trio.Cancelled:
-            self._record("client", "gave-up", this)
+            self.record("client", "gave-up", this)
             raise
-        news = response.extensions.get("news")
-        if news is None:
-            news = news_of(response.status_code, response.content)
+        detail = response.extensions.get("detail")
+        if detail is None:
+            detail = _detail_of(response.status_code, response.content)
         each = _outcomes(this, response.status_code, response.content)
-        self._record("client", "answered", this, each, status=response.status_code, **news)
+        self.record("client", "answered", this, each, status=response.status_code, **detail)
         return response
 
     async def _open_feed(self, this: _Request, fate: Fate) -> httpx.Response:
         """Deliver a request for a feed; its answer is delivered as it is read."""
         response = await self._reach(this, fate)
         if response is not None:
-            self._record("client", "answered", this, status=response.status_code)
+            self.record("client", "answered", this, status=response.status_code)
             return response
         exchange = Exchange(streamed=True, write_sec=fate.back_sec)
         if self.server.start(_scope(this.raw), this.body, exchange) is None:
             raise httpx.ConnectError("connection refused", request=this.raw)
-        stream = self._stream(this, fate, exchange)
+        self._record_arrival(this, self.server.number)
+        stream = _FeedStream(self, this, fate, exchange, self.server.number)
         await stream.open()
-        headers = [(k, v) for k, v in exchange.headers if k.lower() != b"content-length"]
-        return httpx.Response(exchange.status, headers=headers, stream=stream, request=this.raw)
-
-    def _stream(self, this: _Request, fate: Fate, exchange: Exchange) -> SimulatedStream:
-        """Record that a request for a feed arrives, and return the answer that begins."""
-        delivery = FeedDelivery(self._memory, this.many or {}, exchange, this.number)
-        number = self.server.number
-        self._record_arrival(this, number)
-
-        def written(chunk: bytes) -> None:
-            for about, news in delivery.written(chunk):
-                self._one("network", "server-answered", this, about, process=number, **news)
-
-        def arrived(chunk: bytes) -> None:
-            for what, about, news in delivery.arrived(chunk):
-                self._one("client", what, this, about, **news)
-
-        def gone() -> None:
-            for about in dict.fromkeys((*this.about, *delivery.close())):
-                self._one("network", "disconnected", this, about, process=number)
-
-        def ended(how: str) -> None:
-            what = "gave-up" if how == "closed" else "failed"
-            self._record("client", what, this, error=how)
-
-        exchange.on_write = written
-        timeout_sec = trio_timeout(this.raw.extensions.get("timeout", {}).get("read"))
-        return SimulatedStream(this.raw, exchange, fate, timeout_sec, arrived, ended, gone)
+        return httpx.Response(
+            exchange.status, headers=_headers(exchange), stream=stream, request=this.raw
+        )
 
     async def _reach(self, this: _Request, fate: Fate) -> httpx.Response | None:
         """Bring a request to the server, or return what a gateway answers in its place."""
@@ -282,14 +273,13 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         foreign = await self._reach(this, fate)
         if foreign is not None:
             return foreign
-        timeout = this.raw.extensions.get("timeout", {}).get("read")
         response: httpx.Response | None = None
-        with trio.move_on_after(trio_timeout(timeout)):
+        with trio.move_on_after(_read_timeout_sec(this.raw)):
             response = await self._exchange(this, fate)
         if response is None:
             raise httpx.ReadTimeout("the server did not answer in time", request=this.raw)
         if fate.fault is Fault.TRICKLE:
-            await trio.sleep(fate.after_sec * TRICKLES)
+            await trio.sleep(fate.after_sec * _TRICKLES)
         return response
 
     async def _exchange(self, this: _Request, fate: Fate) -> httpx.Response:
@@ -303,16 +293,16 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             await self._wait(this, fate, exchange)
         finally:
             if not exchange.complete:
-                self._record("network", "disconnected", this, process=number)
+                self.record("network", "disconnected", this, process=number)
             exchange.disconnect()
-        news = news_of(exchange.status, exchange.body)
-        each = _outcomes(this, exchange.status, exchange.body, self._memory.opened_by)
-        self._record(
-            "network", "server-answered", this, each, status=exchange.status, process=number, **news
+        status, detail = exchange.status, _detail_of(exchange.status, exchange.body)
+        each = _outcomes(this, status, exchange.body, self.memory.opened_by)
+        self.record(
+            "network", "server-answered", this, each, status=status, process=number, **detail
         )
-        self._memory.learn(this, exchange)
+        self.memory.learn(this, exchange)
         stale = fate.fault is Fault.STALE
-        body = self._memory.buffered(this, exchange, stale=stale, whole=self.feed)
+        body = self.memory.buffered(this, exchange, stale=stale, whole=self.feed)
         if fate.fault is Fault.LOST_AFTER:
             raise httpx.RemoteProtocolError("the server closed the connection", request=this.raw)
         if fate.fault is Fault.SILENCE:
@@ -320,7 +310,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         await trio.sleep(fate.back_sec + (fate.after_sec if fate.fault is Fault.LATE else 0.0))
         response = _answer(this.raw, fate, exchange, body)
         if response.content == exchange.body:
-            response.extensions["news"] = news  # need not be read out of it again
+            response.extensions["detail"] = detail  # need not be read out of it again
         return response
 
     async def _wait(self, this: _Request, fate: Fate, exchange: Exchange) -> None:
@@ -339,12 +329,12 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
     def _record_arrival(self, this: _Request, process: int) -> None:
         each: dict[str, dict[str, Any]] = {}
         for about in this.about:
-            each[about] = {"lease": self._memory.lease(this, about)}
+            each[about] = {"lease": self.memory.lease(this, about)}
             if about in this.seen:
                 each[about]["seen"] = this.seen[about]
-        self._record("network", "arrived", this, each, lease="", process=process)
+        self.record("network", "arrived", this, each, lease="", process=process)
 
-    def _record(
+    def record(
         self,
         who: str,
         what: str,
@@ -355,17 +345,248 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         """Record it for every rollout that the request is about, with what is said of each."""
         for rollout_id in this.about:
             more = each.get(rollout_id)
-            self._one(who, what, this, rollout_id, **(detail | more if more else detail))
+            self.record_one(who, what, this, rollout_id, **(detail | more if more else detail))
 
-    def _one(self, who: str, what: str, this: _Request, rollout_id: str, **detail: Any) -> None:
+    def record_one(
+        self, who: str, what: str, this: _Request, rollout_id: str, **detail: Any
+    ) -> None:
+        """Record it for one rollout."""
         if self.client > 1:
             detail["client"] = self.client
         self.trace.add(who, what, rollout_id, route=str(this.route), request=this.number, **detail)
 
 
-def trio_timeout(timeout_sec: float | None) -> float:
-    """Return a timeout of httpx as trio takes it."""
-    return float("inf") if timeout_sec is None else timeout_sec
+@define(eq=False, repr=False)
+class _FeedStream(httpx.AsyncByteStream):
+    """The answer to a request for a feed, chunk by chunk.
+
+    Its lines are recorded where the server writes them, and where they arrive.
+
+    Attributes:
+        network: The network that it crosses.
+        request: The request.
+        fate: What happens on the way.
+        exchange: Where the server puts what it sends.
+        process: The number of the server process.
+    """
+
+    network: SimulatedTransport
+    request: _Request
+    fate: Fate
+    exchange: Exchange
+    process: int
+    _token: str = ""
+    _rest: bytes = b""
+    _lost_at: float = math.inf
+    _taken: int = 0
+    _over: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.exchange.on_write = self._record_written
+        if self.fate.fault is Fault.LOST_DURING:
+            self._lost_at = trio.current_time() + self.fate.after_sec
+
+    @property
+    def _timeout_sec(self) -> float:
+        return _read_timeout_sec(self.request.raw)
+
+    async def open(self) -> None:
+        """Wait for the head of the answer, which a gateway in between may hold back.
+
+        Raises:
+            httpx.TransportError: There is none in time.
+        """
+        opened = False
+        try:
+            await self._next(head=True)
+            await self._hold_back()
+            opened = True
+        finally:
+            if not opened:
+                self._over = True
+                if self.fate.fault is not Fault.SILENCE:  # else the server does not learn of it
+                    self._leave()
+
+    async def _hold_back(self) -> None:
+        if self.fate.fault in {Fault.LATE, Fault.TRICKLE}:
+            times = _TRICKLES if self.fate.fault is Fault.TRICKLE else 1.0
+            held_sec = self.fate.after_sec * times
+            await trio.sleep(min(held_sec, self._timeout_sec))
+            if held_sec > self._timeout_sec:
+                raise httpx.ReadTimeout("the answer is held back", request=self.request.raw)
+
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        """Yield what arrives.
+
+        Raises:
+            httpx.TransportError: What a real network would make of the fate.
+        """
+        async with aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                self._record_arrived(chunk)
+                yield chunk
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        while True:
+            try:
+                chunk = await self._next()
+            except httpx.TransportError as error:
+                self._end("failed", type(error).__name__)
+                raise
+            if chunk is None:
+                self._end("failed", "ended")
+                return
+            cut = self.fate.fault is Fault.TRUNCATED and self._taken > 1
+            yield chunk[: len(chunk) // 2] if cut else chunk
+            if cut or (self.fate.fault is Fault.LOST_AFTER and self._taken == 1):
+                self._end("failed", "RemoteProtocolError")
+                self._leave()
+                raise httpx.RemoteProtocolError("the answer broke off", request=self.request.raw)
+
+    async def _next(self, *, head: bool = False) -> bytes | None:
+        """Wait for the next chunk, ``None`` at the end; or for the head of the answer alone."""
+        until = trio.current_time() + self._timeout_sec
+        exchange, raw = self.exchange, self.request.raw
+        await trio.lowlevel.checkpoint()
+        while True:
+            now = trio.current_time()
+            if now >= self._lost_at:
+                for _ in range(self.fate.after_steps):
+                    await trio.lowlevel.checkpoint()
+                self._leave()
+                raise httpx.ReadError("connection reset", request=raw)
+            if self.fate.fault is not Fault.SILENCE:
+                if head and exchange.status:
+                    return None
+                if not head and self._taken < len(exchange.chunks):
+                    self._taken += 1
+                    return exchange.chunks[self._taken - 1]
+                if exchange.over.is_set():
+                    if exchange.complete:
+                        return None
+                    raise httpx.RemoteProtocolError("the server process is gone", request=raw)
+            if now >= until:
+                raise httpx.ReadTimeout("the server was silent", request=raw)
+            exchange.moved = trio.Event()
+            with trio.move_on_at(min(until, self._lost_at)):
+                await exchange.moved.wait()
+
+    def _end(self, what: str, how: str) -> None:
+        if not self._over:
+            self._over = True
+            self.network.record("client", what, self.request, error=how)
+
+    def _leave(self) -> None:
+        """Tell the server that the connection is gone, and forget the feed."""
+        if self.exchange.over.is_set() or self.exchange.gone.is_set():
+            return
+        attached = self.network.memory.close(self._token)
+        for about in dict.fromkeys((*self.request.about, *attached)):
+            self._record("network", "disconnected", about, process=self.process)
+        self.exchange.disconnect()
+
+    async def aclose(self) -> None:
+        """Close the connection; the server learns of it, unless nothing gets through."""
+        self._end("gave-up", "closed")
+        if self.fate.fault is not Fault.SILENCE:
+            self._leave()
+        await trio.lowlevel.checkpoint()
+
+    # --- recording ----------------------------------------------------------------------------
+
+    def _record_written(self, chunk: bytes) -> None:
+        """Record what the server is about to tell, of which rollout."""
+        memory, status = self.network.memory, self.exchange.status
+        if status != httpx.codes.OK:
+            for rollout_id in self.request.many or ():
+                self._record_answer(rollout_id)
+            return
+        for content, line in _lines(chunk):
+            if "feed" in content:
+                self._record_opening(content)
+            for rollout_id in content.get("taken_over", ()):
+                self._record_answer(rollout_id, taken_over=True)
+            if "rollout_id" in content:
+                rollout_id = content["rollout_id"]
+                detail = _detail_of(status, line)
+                if memory.is_earlier(self._token, rollout_id):
+                    detail["earlier"] = True
+                if "digest" in detail:
+                    memory.detach(self._token, rollout_id)
+                self._record_answer(rollout_id, **detail)
+
+    def _record_opening(self, hello: dict[str, Any]) -> None:
+        self._token = hello["feed"]
+        self.network.memory.open(self._token, self.request.number)
+        for rollout_id in self.request.many or ():
+            refused = rollout_id in hello["refused"]
+            if not refused:
+                self.network.memory.attach(self._token, rollout_id)
+            write_sec = self.exchange.write_sec
+            self._record_answer(rollout_id, refused=refused, write_sec=write_sec)
+
+    def _record_arrived(self, chunk: bytes) -> None:
+        """Record what the client is told, of which rollout."""
+        status = self.exchange.status
+        if status != httpx.codes.OK:
+            self.network.record("client", "answered", self.request, status=status)
+            return
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for content, line in _lines(b"\n".join(lines)):
+            if "feed" in content:
+                for rollout_id in self.request.many or ():
+                    refused = rollout_id in content["refused"]
+                    self._record("client", "answered", rollout_id, status=status, refused=refused)
+            elif "rollout_id" in content:
+                detail = _detail_of(status, line)
+                self._record("client", "told", content["rollout_id"], status=status, **detail)
+
+    def _record_answer(self, rollout_id: str, **detail: Any) -> None:
+        about = {"process": self.process, "status": self.exchange.status, **detail}
+        self._record("network", "server-answered", rollout_id, **about)
+
+    def _record(self, who: str, what: str, rollout_id: str, **detail: Any) -> None:
+        self.network.record_one(who, what, self.request, rollout_id, **detail)
+
+
+def _lines(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield the lines of a feed, parsed and as they are; heartbeats are empty ones."""
+    for line in data.splitlines():
+        if line:
+            yield json.loads(line), line
+
+
+def _detail_of(status: int, body: bytes) -> dict[str, Any]:
+    """Return the part of an answer, or of a line of a feed, that checks look at."""
+    if status != httpx.codes.OK:
+        return {}
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return {"unreadable": True}
+    if not isinstance(content, dict) or "status" not in content:
+        return {}
+    detail = {
+        "state": content["status"],
+        "started": content.get("agent_started_at"),
+        "about": content.get("rollout_id"),
+    }
+    if content["status"] in _TERMINAL:
+        detail["category"] = content.get("err_category")
+        detail["digest"] = hashlib.sha256(body).hexdigest()[:12]
+        detail["reward"] = (content.get("sample") or {}).get("reward")
+    return detail
+
+
+def _read_timeout_sec(request: httpx.Request) -> float:
+    """Return how long the client lets a read take."""
+    timeout_sec = request.extensions.get("timeout", {}).get("read")
+    return math.inf if timeout_sec is None else float(timeout_sec)
+
+
+def _headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer, without the length of a body that faults may cut."""
+    return [(name, value) for name, value in exchange.headers if name != b"content-length"]
 
 
 def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
@@ -460,5 +681,6 @@ def _answer(
         content = content[: len(content) // 2]
     elif fate.fault is Fault.FOREIGN:
         content = _FOREIGN
-    headers = [(k, v) for k, v in exchange.headers if k.lower() != b"content-length"]
-    return httpx.Response(exchange.status, headers=headers, content=content, request=request)
+    return httpx.Response(
+        exchange.status, headers=_headers(exchange), content=content, request=request
+    )

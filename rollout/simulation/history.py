@@ -1,24 +1,75 @@
-"""A trace, sorted by what checks look at: lives on the server, calls on the client."""
+"""A trace, sorted by what the checks look at: rollouts on the server, and calls of clients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from rollout.simulation.trace import Event, Trace
+from rollout.simulation.workload import RolloutPlan
+from rollout.simulation.world import ServerOptions
 
-__all__ = ["Call", "History", "Life", "is_own_renewal"]
+__all__ = [
+    "EPSILON_SEC",
+    "Call",
+    "Checked",
+    "Finding",
+    "History",
+    "ServedRollout",
+    "is_own_poll",
+    "is_own_renewal",
+    "rank",
+]
+
+EPSILON_SEC = 1e-6
+"""Simulated times are sums of floats; anything closer than this is the same moment."""
 
 _SERVER_SIDE = {"server", "network", "workflow", "grader"}
 _CALLS = {"called", "repeats", "takes-over"}
+_ORDER = ("queued", "running", "grading")
+
+
+def rank(state: str) -> int:
+    """Return how far a status is along the way; all terminal ones are at its end."""
+    return _ORDER.index(state) if state in _ORDER else len(_ORDER)
+
+
+@frozen
+class Checked:
+    """A run, as checks see it.
+
+    Attributes:
+        history: The trace, sorted.
+        options: How the server was set up.
+        plans: The workload, by id; empty for a scenario of a user's own.
+    """
+
+    history: History
+    options: ServerOptions
+    plans: Mapping[str, RolloutPlan]
+
+
+@frozen
+class Finding:
+    """Something that should not have happened.
+
+    Attributes:
+        rollout_id: To which rollout; empty if to the server as a whole.
+        message: What happened.
+        at: When it showed.
+    """
+
+    rollout_id: str
+    message: str
+    at: float
 
 
 @define(eq=False)
-class Life:
-    """One rollout in one server process, from its admission to its being forgotten.
+class ServedRollout:
+    """One rollout in one server process, from its admission until it is forgotten.
 
     Attributes:
         process: Which server process.
@@ -45,7 +96,7 @@ class Life:
     _to_be_renewed: bool = False
 
     def add(self, event: Event) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self.events.append(event)
         self._by_kind.setdefault(event.what, []).append(event)
         if event.what == "server-answered":
@@ -68,8 +119,7 @@ class Life:
 
     def first(self, what: str) -> Event | None:
         """Return the first event of a kind."""
-        events = self._by_kind.get(what)
-        return events[0] if events else None
+        return next(iter(self.all(what)), None)
 
     def time_of(self, what: str) -> float:
         """Return when something happened first; infinity if it never did."""
@@ -84,7 +134,7 @@ class Life:
 
     @property
     def grading(self) -> bool:
-        """Whether it came as far as its grading, even if its grader never began."""
+        """Whether it reached its grading, even if its grader never began."""
         return any(event.detail["status"] == "grading" for event in self.all("status"))
 
     @property
@@ -95,20 +145,17 @@ class Life:
 
 def is_own_poll(event: Event) -> bool:
     """Whether a poll with the token of the rollout arrives."""
-    return (
-        event.what == "arrived"
-        and event.detail["route"] == "poll"
-        and event.detail["lease"] == "own"
-    )
+    return _is_own(event, {"poll"})
 
 
 def is_own_renewal(event: Event) -> bool:
     """Whether a request arrives that opens or renews a feed with a proof of the rollout's lease."""
-    return (
-        event.what == "arrived"
-        and event.detail["route"] in {"feed", "renew"}
-        and event.detail["lease"] == "own"
-    )
+    return _is_own(event, {"feed", "renew"})
+
+
+def _is_own(event: Event, routes: set[str]) -> bool:
+    detail = event.detail
+    return event.what == "arrived" and detail["route"] in routes and detail["lease"] == "own"
 
 
 @define(eq=False)
@@ -117,12 +164,10 @@ class Call:
 
     Attributes:
         rollout_id: Which rollout.
-        client: Which client process, counted from 1.
         events: What its caller and its client did, in order.
     """
 
     rollout_id: str
-    client: int = 1
     events: list[Event] = field(factory=list)
 
     def of(self, *whats: str, route: str | None = None) -> list[Event]:
@@ -136,11 +181,11 @@ class Call:
 
 @define(eq=False, slots=False)
 class History:
-    """The lives and the calls of a trace.
+    """A trace, sorted.
 
     Attributes:
         trace: The trace.
-        lives: Every life, by admission.
+        rollouts: Every admission on a server, in order.
         calls: Every call, by its beginning.
         world: What happened to the world as a whole.
         cancels: Every cancel request that arrived: in which process, and for which ids; empty
@@ -148,18 +193,25 @@ class History:
     """
 
     trace: Trace
-    lives: list[Life] = field(factory=list)
+    rollouts: list[ServedRollout] = field(factory=list)
     calls: list[Call] = field(factory=list)
     world: list[Event] = field(factory=list)
     cancels: list[tuple[int, Event]] = field(factory=list)
     _asking: dict[tuple[int, str], int] = field(factory=dict)
+    _current: dict[tuple[int, str], ServedRollout] = field(factory=dict)
+    _earlier: dict[tuple[int, str], ServedRollout] = field(factory=dict)
+    _current_calls: dict[tuple[int, str], Call] = field(factory=dict)
 
-    @classmethod
-    def of(cls, trace: Trace) -> History:
-        """Sort a trace."""
-        history = cls(trace)
-        history._sort()
-        return history
+    def __attrs_post_init__(self) -> None:
+        for event in self.trace:
+            if event.who == "world":
+                self.world.append(event)
+                if event.what in {"server-crashed", "server-down", "shutdown-ends"}:
+                    self._lose(event)
+            elif event.who in _SERVER_SIDE:
+                self._add_to_server(event)
+            elif event.rollout_id:
+                self._add_to_call(event)
 
     @property
     def ends_at(self) -> float:
@@ -194,70 +246,49 @@ class History:
         return latest
 
     def paused_within(self, since: float, until: float) -> list[float]:
-        """Return how long each of the pauses was that lie within a span of time as a whole."""
+        """Return the lengths of the pauses that lie within a span of time as a whole."""
         return [
             length
             for moment, length in self.pauses
-            if since < moment and moment + length <= until + _HAIR_SEC
+            if since < moment and moment + length <= until + EPSILON_SEC
         ]
 
-    def was_cancelled(self, life: Life, by: float) -> bool:
+    def was_cancelled(self, rollout: ServedRollout, by: float) -> bool:
         """Whether a caller had asked for a rollout to be cancelled, until some moment."""
         return any(
-            process == life.process
+            process == rollout.process
             and request.time <= by
-            and (not request.rollout_id or life.rollout_id in request.rollout_id.split(","))
+            and (not request.rollout_id or rollout.rollout_id in request.rollout_id.split(","))
             for process, request in self.cancels
         )
 
-    def _sort(self) -> None:
-        lives: dict[tuple[int, str], Life] = {}
-        earlier: dict[tuple[int, str], Life] = {}
-        calls: dict[tuple[int, str], Call] = {}
-        for event in self.trace:
-            if event.who == "world":
-                self.world.append(event)
-                if event.what in {"server-crashed", "server-down", "shutdown-ends"}:
-                    self._lose(event)
-            elif event.who in _SERVER_SIDE:
-                self._live(event, lives, earlier)
-            elif event.rollout_id:
-                self._call(event, calls)
-
-    def _live(
-        self,
-        event: Event,
-        lives: dict[tuple[int, str], Life],
-        earlier: dict[tuple[int, str], Life],
-    ) -> None:
+    def _add_to_server(self, event: Event) -> None:
         key = (event.detail.get("process", 0), event.rollout_id)
+        current = self._current
         if event.what == "admitted":
-            if key in lives:
-                earlier[key] = lives[key]
-            lives[key] = Life(*key, renewed_by=self._asking.get(key, 0))
-            self.lives.append(lives[key])
+            if key in current:
+                self._earlier[key] = current[key]
+            current[key] = ServedRollout(*key, renewed_by=self._asking.get(key, 0))
+            self.rollouts.append(current[key])
         elif event.what == "arrived" and event.detail["route"] in {"admit", "batch"}:
             self._asking[key] = event.detail["request"]
         elif event.what == "arrived" and event.detail["route"] == "cancel":
             self.cancels.append((key[0], event))
-        if event.detail.get("earlier") and key in earlier:
-            earlier[key].add(event)  # the id was in use again before a feed told of its end
-        elif key in lives:
-            lives[key].add(event)
+        if event.detail.get("earlier") and key in self._earlier:
+            self._earlier[key].add(event)  # the id was in use again before a feed told of its end
+        elif key in current:
+            current[key].add(event)
 
-    def _call(self, event: Event, calls: dict[tuple[int, str], Call]) -> None:
+    def _add_to_call(self, event: Event) -> None:
         key = (event.detail.get("client", 1), event.rollout_id)
-        if event.what in _CALLS or key not in calls:
-            calls[key] = Call(event.rollout_id, key[0])
-            self.calls.append(calls[key])
-        calls[key].events.append(event)
+        if event.what in _CALLS or key not in self._current_calls:
+            self._current_calls[key] = Call(event.rollout_id)
+            self.calls.append(self._current_calls[key])
+        self._current_calls[key].events.append(event)
 
     def _lose(self, event: Event) -> None:
-        for life in self.lives:
-            if life.process == event.detail["process"]:
-                life.closed_at = min(life.closed_at, event.time)
+        for rollout in self.rollouts:
+            if rollout.process == event.detail["process"]:
+                rollout.closed_at = min(rollout.closed_at, event.time)
                 if event.what != "shutdown-ends":
-                    life.lost_at = min(life.lost_at, event.time)
-
-
-_HAIR_SEC = 1e-6
+                    rollout.lost_at = min(rollout.lost_at, event.time)
