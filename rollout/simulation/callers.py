@@ -314,7 +314,7 @@ class _BulkCaller:
         bounds: dict[str, int | None] = {"most": None, "per_key": None}
         if how != "first":
             bounds = {"most": most, "per_key": per_key}
-        self._record("bulk-begins", ids=ids, how=how, **bounds)
+        self._record("bulk-begins", "", ids=ids, how=how, **bounds)
         if how == "first":
             for rollout in await self.client.first_successes(self._requests(), min(most, len(ids))):
                 self._record("chosen", rollout.request.rollout_id)
