@@ -84,8 +84,8 @@ class ScriptedModel:
 
     Attributes:
         seed: Decides which answers are wrong.
-        error_rate: The share of wrong answers, from 0 to 1. What is wrong at one rate is
-            wrong at every higher one.
+        error_rate: The share of wrong answers, from 0 to 1. An answer that is wrong at
+            one rate is wrong at every higher one.
         think_sec: How long an answer takes on average, in seconds.
 
     Raises:

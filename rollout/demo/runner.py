@@ -98,7 +98,7 @@ class DemoSample:
 
     Attributes:
         question: The number of its question.
-        sample: Which sample of that question it is.
+        sample: The number of the sample among those of its question.
         problem: The question and its answer.
         seed: For the model to draw with, ``None`` to leave that to the model.
     """

@@ -1,4 +1,4 @@
-"""What joins rollouts to other people's frameworks; each module stands for itself.
+"""Integrations with model SDKs, agent frameworks and asyncio; each module stands for itself.
 
 Nothing is imported here, so that an integration costs nothing until it is used.
 """

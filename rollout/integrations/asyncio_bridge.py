@@ -121,7 +121,7 @@ class AsyncioBridge:
             BridgeError: The bridge is closed, or was closed while this ran.
             BridgeCancelledError: The function ended with `asyncio.CancelledError`, and it was
                 not trio that had cancelled it.
-            BaseException: What the function raised, intact, with its traceback; `SystemExit`
+            BaseException: The error of the function, intact, with its traceback; `SystemExit`
                 and `KeyboardInterrupt` as well (the loop goes on). `StopIteration` becomes a
                 `RuntimeError`, as in every coroutine.
         """
@@ -152,8 +152,8 @@ class AsyncioBridge:
         Args:
             fn: An asynchronous generator function, or any function that returns (or
                 asynchronously returns) an asynchronous iterable.
-            *args: What to call it with.
-            buffer_size: How many items it may be ahead of whoever takes them.
+            *args: Its arguments.
+            buffer_size: How many items it may be ahead of its consumers.
 
         Raises:
             BridgeError: The bridge is closed, or was closed during the iteration.
@@ -201,11 +201,11 @@ class AsyncioBridge:
     # --- callbacks, from any thread -------------------------------------------------------
 
     def call_trio_soon(self, fn: Callable[[Unpack[PosArgs]], object], *args: *PosArgs) -> None:
-        """Have the trio thread call a synchronous function, soon and in order.
+        """Schedule a call of a synchronous function in the trio thread, in order.
 
         For hooks: from the loop, or from any other thread. It returns at once; the function
         runs with a copy of the caller's context variables, before any call that the caller
-        belongs to is seen to end. Nobody waits for it, so what it raises is logged.
+        belongs to is seen to end. Nobody waits for it, so its errors are logged.
 
         Raises:
             BridgeError: The bridge is closed.
@@ -266,7 +266,7 @@ class AsyncioBridge:
             await self._ask_loop(math.inf, close_executor, self._thread.executor)
         if budget.cancelled_caught:
             logger.error(
-                "the bridge %s has not ended %s s after its %s were told to, and abandons them",
+                "the bridge %s has not ended %s s after its %s were cancelled, and abandons them",
                 self.name,
                 self.close_timeout_sec,
                 step,
@@ -285,7 +285,7 @@ class AsyncioBridge:
     async def _ask_loop(
         self, patience_sec: float, fn: Callable[..., Awaitable[None]], *args: object
     ) -> bool:
-        """Have the loop do something; False if it was cancelled since it took too long."""
+        """Run a function in the loop; False if it took too long and was cancelled."""
         if self._thread_ended.is_set():
             return True
         try:
@@ -318,7 +318,7 @@ class AsyncioBridge:
         self._lose_calls()
 
     def _report(self, what: Callable[[str], None], why: str) -> None:
-        """Tell the trio side, if it is still there. In the loop's thread."""
+        """Notify the trio side, if it is still there. In the loop's thread."""
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(what, why)
 
@@ -392,19 +392,21 @@ class AsyncioStream(Generic[T]):
     # --- in the trio thread ---------------------------------------------------------------
 
     def _deliver(self, item: T) -> None:
-        with suppress(trio.BrokenResourceError):  # the block was left: nobody takes it any more
+        with suppress(
+            trio.BrokenResourceError
+        ):  # the block was left: there are no consumers any more
             self._send.send_nowait(item)
 
     def attach(self, call: Call[None]) -> None:
-        """Take the call that runs `pump`."""
+        """Set the call that runs `pump`."""
         self._call = call
 
     def finish(self) -> None:
-        """Let consumers find the end behind the last item."""
+        """Mark the end of the items for consumers."""
         self._send.close()
 
     async def close(self, *, grace_sec: float, abandon_after_sec: float | None) -> None:
-        """End the iteration and raise what it failed with, if nobody has seen that."""
+        """End the iteration and raise its error, if no consumer has seen that."""
         self._receive.close()
         await self._call.end(grace_sec=grace_sec, abandon_after_sec=abandon_after_sec)
         self._call.take_error(cancellation=False)
@@ -474,7 +476,7 @@ async def open_asyncio_bridge(
     )
     previous = _current.get()
     body_error: BaseException | None = None
-    # The nursery holds the bridge's own task alone. What the block raises goes around it, or it
+    # The nursery holds the bridge's own task alone. An error of the block goes around it, or it
     # would come out as a group.
     async with trio.open_nursery() as nursery:
         try:
@@ -532,8 +534,8 @@ async def run_in_trio(fn: Callable[[Unpack[PosArgs]], Awaitable[T]], *args: *Pos
     `trio.Cancelled`.
 
     Raises:
-        BridgeError: This is no task behind a bridge, or the bridge has ended.
-        BaseException: What the function raised, intact.
+        BridgeError: This is not a task behind a bridge, or the bridge has ended.
+        BaseException: The error of the function, intact.
     """
     refuse_coroutine(fn)
     try:
@@ -542,5 +544,7 @@ async def run_in_trio(fn: Callable[[Unpack[PosArgs]], Awaitable[T]], *args: *Pos
         raise BridgeError("run_in_trio is for asyncio code; in trio, await the function") from None
     bridge = _bridges.get(loop)
     if bridge is None:
-        raise BridgeError("this asyncio loop belongs to no bridge, so there is no way to trio")
+        raise BridgeError(
+            "this asyncio loop has no bridge to trio: run the code behind open_asyncio_bridge"
+        )
     return await bridge._call_back(fn, args)  # noqa: SLF001

@@ -33,12 +33,12 @@ _OK = range(200, 300)
 
 @frozen(kw_only=True)
 class ChatReply:
-    """What the model answered.
+    """The answer of the model.
 
     Attributes:
         message: Its message in chat form, as the next call's history takes it.
         finish_reason: Why it ended.
-        usage: Tokens, as the endpoint counted them; empty if it told nothing.
+        usage: Tokens, as the endpoint counted them; empty if it named none.
         model: The model that answered.
         id: The endpoint's id of the answer.
         body: The whole answer.

@@ -112,7 +112,7 @@ def sync_rollout_client(
             def run(self, ctx):
                 sync_rollout_client().chat.completions.create(model="policy", messages=ctx.prompt)
 
-    It is what `rollout_client` is otherwise, and shares recorder and connections with it. It may
+    Otherwise it is like `rollout_client`, and shares recorder and connections with it. It may
     be used in threads that the workflow starts itself.
 
     When the rollout's time is over or it is cancelled, the call that is under way ends within
@@ -129,8 +129,8 @@ def sync_rollout_client(
         options: Further arguments of ``openai.OpenAI``.
 
     Raises:
-        IntegrationError: This is no worker thread of trio, no rollout is running here, or the SDK
-            is not installed.
+        IntegrationError: This is not a worker thread of trio, no rollout is running here, or the
+            SDK is not installed.
         InvalidFieldError: An option is the rollout's to decide, or has another name here.
         SampleSourceError: The rollout has a sample source of another kind.
     """

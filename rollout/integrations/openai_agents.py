@@ -110,7 +110,7 @@ async def run_agent(
 ) -> Any:
     """Run an agent on the bridge, and return what ``Runner.run`` returns.
 
-    What it said, as items, becomes the sample, also where the run ends with an exception of the
+    Its messages, as items, become the sample, also where the run ends with an exception of the
     SDK that knows it, such as ``MaxTurnsExceeded``. With a session it is all that the session has.
 
     A cancellation ends the run: the call that is under way is dropped, and asynchronous tools are
@@ -127,7 +127,7 @@ async def run_agent(
         BridgeError: No bridge is open; its message says where to open one.
         IntegrationError: No rollout is running here, or the SDK is missing or of a wrong version.
         SampleSourceError: The rollout has a sample source of another kind.
-        BaseException: What the run raised; an error of a tool (with
+        BaseException: The error of the run; an error of a tool (with
             ``failure_error_function=None``) out of the ``UserError`` around it.
     """
     sdk, source = _sdk(), framework_source(record=record)
@@ -153,7 +153,7 @@ async def _run(sdk: Any, source: FrameworkSource | None, run: Any, session: Any)
 
 
 def _of_tool(sdk: Any, error: BaseException) -> Exception | None:
-    """Return the error of a tool out of what the SDK wraps around it."""
+    """Return the error of a tool without the SDK's wrapper."""
     cause = error.__cause__
     wrapped = isinstance(error, sdk.UserError) and str(error).startswith("Error running tool")
     return cause if wrapped and isinstance(cause, Exception) else None
@@ -162,7 +162,7 @@ def _of_tool(sdk: Any, error: BaseException) -> Exception | None:
 async def _take(
     sdk: Any, source: FrameworkSource, run: Any, session: Any, *, failed: bool = False
 ) -> None:
-    """Take the history of a run, or of what an exception says of one."""
+    """Keep the history of a run, or that of an exception's ``run_data``."""
     if session is not None:
         items = await session.get_items()
     elif hasattr(run, "to_input_list"):
@@ -176,8 +176,8 @@ async def _take(
                 if not isinstance(each, sdk.ToolApprovalItem)
             ),
         ]
-    # The SDK drops a reply that it can make nothing of: no JSON where that was asked for, a tool
-    # that there is not. It is what the model has said all the same.
+    # The SDK drops a reply that it cannot use: invalid JSON where JSON was asked for, an unknown
+    # tool. It belongs to the history all the same.
     source.take_history(items, as_chat(items), from_chat=as_items if failed else None)
 
 
@@ -323,5 +323,5 @@ def _output(content: Any) -> str:
 
 
 def as_chat(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn items into chat messages; what chat does not know stays as it is."""
+    """Turn items into chat messages; items of unknown types stay as they are."""
     return items_as_messages([dict(item) for item in items])

@@ -102,7 +102,7 @@ async def run_agent(
 ) -> Any:
     """Run an agent on the bridge, and return what ``agent.run`` returns.
 
-    What it said, as PydanticAI dumps it in JSON, becomes the sample, also where the run fails.
+    Its messages, as PydanticAI dumps them in JSON, become the sample, also where the run fails.
 
     A cancellation ends the run: the call that is under way is dropped, and asynchronous tools are
     cancelled and waited for.
@@ -121,7 +121,7 @@ async def run_agent(
             version.
         SampleSourceError: The rollout has a sample source of another kind.
         InvalidFieldError: A part of the prompt has no counterpart in PydanticAI.
-        BaseException: What the run raised, intact.
+        BaseException: The error of the run, intact.
     """
     sdk, source = _sdk(), framework_source(record=record)
     run = partial(agent.run, **_arguments(sdk, prompt, options))

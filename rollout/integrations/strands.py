@@ -102,7 +102,7 @@ async def run_agent(
 ) -> Any:
     """Run an agent on the bridge, and return what ``agent.invoke_async`` returns.
 
-    What the agent has said, in blocks of content, becomes the sample, also where the run fails;
+    The messages of the agent, in blocks of content, become the sample, also where the run fails;
     messages that its conversation manager has dropped meanwhile are in it. A system message of
     the prompt is added to the agent's system prompt.
 
@@ -120,7 +120,7 @@ async def run_agent(
         IntegrationError: No rollout is running here, or Strands is missing or of a wrong version.
         SampleSourceError: The rollout has a sample source of another kind.
         InvalidFieldError: A part of the prompt has no counterpart in Strands.
-        BaseException: What the run raised, out of the ``EventLoopException`` around it.
+        BaseException: The error of the run, out of the ``EventLoopException`` around it.
     """
     sdk, source = _sdk(), framework_source(record=record)
     run = partial(agent.invoke_async, _prepared(agent, prompt), **options)
@@ -156,11 +156,11 @@ class _History:
         return found
 
     def on_message(self, event: Any) -> None:
-        """Take a message that the agent has added."""
+        """Keep a message that the agent has added."""
         self._messages.append(event.message)
 
     def catch_up(self, messages: Sequence[Any]) -> None:
-        """Take over what is there without the agent having added it."""
+        """Keep messages that are there without the agent having added them."""
         known = {id(each) for each in self._messages}
         if not any(id(each) in known for each in messages):
             self._messages = list(messages)  # another conversation
@@ -249,7 +249,7 @@ async def _events(
 def as_blocks(
     prompt: str | Sequence[Mapping[str, Any]],
 ) -> tuple[str | None, str | list[dict[str, Any]]]:
-    """Return what a prompt says as the system, and the rest of it in the form of Strands.
+    """Return the system text of a prompt, and the rest of it in the form of Strands.
 
     Raises:
         InvalidFieldError: A part of a message has no counterpart there.
@@ -278,7 +278,7 @@ def as_blocks(
 
 
 def _add(messages: list[dict[str, Any]], role: str, blocks: list[dict[str, Any]]) -> None:
-    """Add blocks; there, what one side says in a row is one message."""
+    """Add blocks; in Strands, consecutive blocks of one role are one message."""
     if messages and messages[-1]["role"] == role:
         messages[-1]["content"] += blocks
     else:
@@ -314,7 +314,7 @@ def _block(part: Any) -> dict[str, Any]:
 def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     given: Any = function["arguments"] or "{}"
-    with suppress(ValueError, RecursionError):  # what a model has once written may be no JSON
+    with suppress(ValueError, RecursionError):  # models sometimes write invalid JSON
         given = json.loads(given)
     return {"toolUse": {"toolUseId": call["id"], "name": function["name"], "input": given}}
 

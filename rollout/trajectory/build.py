@@ -1,10 +1,10 @@
-"""From a list of messages to an ATIF document.
+"""Builds an ATIF document from a list of messages.
 
 Theory of operation: messages come in whatever form an agent uses: chat messages of OpenAI,
 items of its Responses, blocks of Anthropic, or something else. First everything is brought to
 plain JSON and rid of secrets. Then each message adds a step, or a part of one: results of
 tools go to the agent's step that has their call, and the items of one response form one step.
-What ATIF has no place for stays in the ``extra`` of the step, the call or the result.
+Fields that ATIF has no place for stay in the ``extra`` of the step, the call or the result.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rollout.types import RolloutSample
 __all__ = ["DETAILS", "SCHEMA_VERSION", "build_trajectory", "package_version", "with_details"]
 
 DETAILS = "message_details"
-"""The extra field of a sample that has an object for each of its messages, with what is known of it
-beside what was said: time, model, usage and so on."""
+"""The extra field of a sample that has an object for each of its messages, with time, model, usage
+and so on."""
 
 SCHEMA_VERSION = "ATIF-v1.8"
 
 _MESSAGE_DEPTH = MAX_JSON_DEPTH - 12
-"""What is left for messages, some of which end up deeper than they were."""
+"""The depth for messages, some of which end up deeper than they were."""
 
 _SAID = frozenset({"role", "content", "tool_calls"})
-"""What no details can change."""
+"""Fields of a message that its details cannot change."""
 
 _EXTRA_DEPTH = MAX_JSON_DEPTH - 4
 
@@ -66,13 +66,13 @@ def build_trajectory(
         messages: The history. If the sample has details of so many messages (see `DETAILS`), each
             is kept with its own.
         rollout_id: The rollout's id, which becomes the document's.
-        prompt: What the rollout was asked with. What the assistant says in it, at the beginning
-            of the history, is marked as copied and not counted in the totals.
+        prompt: The initial messages of the rollout. Those of the assistant among them, at the
+            beginning of the history, are marked as copied and not counted in the totals.
         model_name: The model; by default the one that the messages name, if it is always the same.
         agent_name: How the document calls the agent.
         sample: Where label, reward, metrics and extra fields come from.
         metadata: The caller's own data.
-        secrets: What must not be in it, see `rollout._redaction.Redactor`.
+        secrets: Texts that must not be in it, see `rollout._redaction.Redactor`.
         extra: More to keep in the document's ``extra``.
 
     Returns:

@@ -69,7 +69,7 @@ def read_call(raw: dict[str, Any], redactor: Redactor) -> Call:
 
 
 def take_id(keys: Iterable[str], rest: dict[str, Any], extra: dict[str, Any]) -> str | None:
-    """Take the id of a call out of *rest*, under the first of *keys* that has one.
+    """Remove the id of a call from *rest*, under the first of *keys* that has one.
 
     One that is a whole number is kept as it was in *extra*.
     """
@@ -98,7 +98,7 @@ def _arguments(value: Any, extra: dict[str, Any], redactor: Redactor) -> dict[st
 
 
 def _parse(text: str) -> dict[str, Any] | None:
-    """Return the object that *text* says, ``None`` if it says no such thing faithfully."""
+    """Parse a JSON object, ``None`` if the text is not one or cannot be kept faithfully."""
     try:
         value = parse_json(text.encode())
     except InvalidBodyError:

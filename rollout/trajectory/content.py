@@ -1,4 +1,4 @@
-"""The content of a message, taken apart: text and media, calls, results, thoughts, and the rest.
+"""Splits the content of a message into text and media, calls, results, thoughts, and the rest.
 
 A part that ATIF can say becomes one of its parts. Whatever of a part it cannot say (another
 kind of part, data instead of a URL, a key more) is kept beside it, under the part's place in
@@ -43,14 +43,14 @@ _MOST_UNDERSCORES = 3
 
 @define
 class Content:
-    """What a message's content consists of.
+    """The content of a message, by kinds of parts.
 
     Attributes:
         parts: ATIF parts, in their order.
         calls: Tool calls among the parts.
         results: Tool results among the parts.
         thoughts: Texts of reasoning among the parts.
-        kept: Parts that were not said completely, by their place in the list.
+        kept: Parts that ATIF cannot express completely, by their place in the list.
     """
 
     parts: list[dict[str, Any]] = field(factory=list)
@@ -71,7 +71,7 @@ class Content:
 
 
 def take_content(value: Any, *, agent: bool = False, calls: bool = False) -> Content:
-    """Take the content of a message, or of a tool's result, apart.
+    """Split the content of a message, or of a tool's result, into kinds of parts.
 
     Args:
         value: The content: text, parts, one part, nothing, or anything else.
@@ -91,7 +91,7 @@ def take_content(value: Any, *, agent: bool = False, calls: bool = False) -> Con
 
 
 def _take_part(content: Content, part: Any, *, agent: bool, calls: bool) -> bool:
-    """Put one part where it belongs; whether that says all of it."""
+    """Put one part where it belongs; return whether that expresses all of it."""
     if isinstance(part, str):
         content.parts.append({"type": "text", "text": part})
         return True
@@ -134,7 +134,7 @@ def _take_media(content: Content, part: dict[str, Any], kind: str) -> bool:
 
 
 def _url(part: dict[str, Any], kind: str) -> tuple[str | None, set[str]]:
-    """Find the URL in a part, and the keys that are said with it."""
+    """Find the URL in a part, and the keys that it expresses."""
     for key in (kind, "image_url", "audio_url", "source", "url"):
         value = part.get(key)
         inner = value.get("url") if isinstance(value, dict) else value

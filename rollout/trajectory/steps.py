@@ -15,7 +15,7 @@ from rollout.trajectory.totals import take_metrics, take_timestamp
 __all__ = ["COPIED", "Steps"]
 
 COPIED = "is_copied_context"
-"""Marks messages, and the steps that they become, that are no reply of this rollout's model."""
+"""Marks messages of the assistant, and their steps, that this rollout's model did not write."""
 
 _SOURCES = {
     "system": "system",
@@ -44,7 +44,7 @@ _OFTEN_NULL = frozenset(
         "usage",
     }
 )
-"""What servers send along with every message; where it is null it says nothing."""
+"""Fields that servers send with every message, often as null; null is dropped."""
 
 _OBVIOUS_ROLES = frozenset({"system", "user", "assistant"})
 _ORDER = (
@@ -93,7 +93,7 @@ class _Calls:
 
 @define(eq=False)
 class Steps:
-    """Takes messages in plain JSON types and makes steps of them.
+    """Turns messages in plain JSON types into steps.
 
     Attributes:
         redactor: Looks for secrets in what only comes to light here: arguments in JSON text.
@@ -107,7 +107,7 @@ class Steps:
     _count: int = 0
 
     def add(self, message: Any, *, copied: bool = False) -> None:
-        """Take the next message; *copied* if it comes from an earlier conversation."""
+        """Add the next message; *copied* if it comes from an earlier conversation."""
         position = self._count
         self._count += 1
         if not isinstance(message, dict):
@@ -193,7 +193,7 @@ class Steps:
             self._add_result(dict(raw), position, "tool_result")
 
     def _add_item(self, kind: str, rest: dict[str, Any], position: int) -> None:
-        """Take an item of a response that is no message."""
+        """Add an item of a response that is not a message."""
         if kind == "result":
             self._add_result(rest, position, None)
             return
@@ -317,7 +317,7 @@ class Steps:
 
 
 def _kind(message: dict[str, Any]) -> str | None:
-    """Say what kind of item of a response a message is; ``None`` for a message."""
+    """Return the kind of an item of a response; ``None`` for a message."""
     kind = message.get("type")
     if not isinstance(kind, str) or "role" in message:
         return None
@@ -351,7 +351,7 @@ def _take_thoughts(rest: dict[str, Any]) -> list[str]:
 
 
 def _take_summaries(rest: dict[str, Any]) -> list[str]:
-    """Take the texts of a reasoning item; what holds anything else stays."""
+    """Remove and return the texts of a reasoning item; lists with other parts stay."""
     thoughts: list[str] = []
     for key in ("summary", "content"):
         parts = rest.get(key)

@@ -1,4 +1,4 @@
-"""What a call of a model cost: its metrics out of a message, and the totals of a document."""
+"""Metrics of model calls, read from messages, and the totals of a document."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _SECONDS = (1e8, 1e11)
 
 
 def take_metrics(rest: dict[str, Any]) -> dict[str, Any] | None:
-    """Take the metrics of a call out of what is left of its message.
+    """Remove the metrics of a call from the rest of its message, and return them.
 
-    What has another form than expected is left where it is. Of a usage, what ATIF has no name
-    for goes into the metrics' ``extra``.
+    Values of an unexpected form stay where they are. Fields of a usage that ATIF has no name for go
+    into the metrics' ``extra``.
     """
     metrics: dict[str, Any] = {}
     for key in ("usage", "usage_metadata"):
@@ -153,7 +153,7 @@ def _numbers(value: Any) -> list[float] | None:
 
 
 def take_timestamp(rest: dict[str, Any]) -> str | None:
-    """Take the time of a message out of what is left of it, as ISO 8601."""
+    """Remove the time of a message from the rest of it, and return it as ISO 8601."""
     for key in ("timestamp", "created_at", "created"):
         text = _time(rest.get(key))
         if text is not None:
@@ -198,7 +198,7 @@ def final_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def token_totals(document: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the prompt and completion tokens of a whole document, ``None`` where untold."""
+    """Return the prompt and completion tokens of a document, ``None`` where they are missing."""
     found = document.get("final_metrics")
     totals = found if isinstance(found, Mapping) else {}
     return (

@@ -29,8 +29,8 @@ class Framework:
     """A framework that an adapter is for.
 
     Attributes:
-        module: What is imported.
-        distribution: What is installed.
+        module: The name of its module.
+        distribution: The name of its distribution.
         extra: The extra of this package that brings it.
         versions: The oldest version that works, and the first one that does not.
         openai: The same for the OpenAI SDK.
@@ -119,14 +119,14 @@ class AgentStream(Generic[T]):
     """The events of a run, as they come, for trio.
 
     Attributes:
-        result: What the run ended with, ``None`` before that.
+        result: The result of the run, ``None`` before its end.
     """
 
     result: Any = None
     _events: AsyncioStream[T] | None = field(default=None, repr=False)
 
     def attach(self, events: AsyncioStream[T]) -> Self:
-        """Take where the events come from."""
+        """Set the source of the events."""
         self._events = events
         return self
 

@@ -1,7 +1,7 @@
 """Calls of a model and their answers, read off the wire; `streams` puts streamed answers together.
 
-Pure, and tolerant: an endpoint is somebody else's program. What cannot be read leaves an answer
-that says so; it never raises, since it runs beside the call of a user who may do well with it.
+Pure, and tolerant: an endpoint is somebody else's program. An unreadable answer becomes an `Answer`
+with an error; reading never raises, since the user's own call may cope with the answer.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Choice:
 
     Attributes:
         index: Its place among the choices of its call.
-        messages: What the model said, in chat form. More than one only where items of the
+        messages: The reply in chat form. More than one only where items of the
             Responses API form no single message.
         finish_reason: Why it ended; ``None`` if that was never said.
-        token_ids: Those of the reply, if the endpoint tells them.
-        logprobs: As the endpoint sent them. They are many, so that whoever writes them fits them
-            into JSON, not whoever reads them.
+        token_ids: Those of the reply, if the endpoint sends them.
+        logprobs: As the endpoint sent them. They are many, so they are fitted into JSON when they
+            are written, not when they are read.
     """
 
     index: int = 0
@@ -61,7 +61,7 @@ class Choice:
 
 @define(kw_only=True)
 class Answer:
-    """What an endpoint answered to one call.
+    """The answer of an endpoint to one call.
 
     Attributes:
         response_id: The answer's own id.
@@ -69,7 +69,7 @@ class Answer:
         usage: Tokens, as the endpoint counted them.
         prompt_token_ids: Those of the prompt, if the endpoint tells them.
         choices: The replies, in the order of their index.
-        error: What was wrong with it, ``None`` for a usable answer.
+        error: Why it is unusable, ``None`` for a usable answer.
         complete: Whether it came to its end.
     """
 
@@ -104,7 +104,7 @@ class Call:
         outcome: How it ended: ``running`` before that, ``complete``, ``interrupted`` if its
             caller was cancelled or closed the stream early, ``failed``.
         status_code: The HTTP status of the answer.
-        error: What went wrong.
+        error: Why it failed.
         latency_sec: From sending it to the end of the answer, in seconds.
         request_id: The endpoint's id of the request.
         response_id: The endpoint's id of the answer.
@@ -137,7 +137,7 @@ class Call:
         return self.outcome == "complete"
 
     def take(self, answer: Answer) -> None:
-        """Take over what an answer says."""
+        """Copy the fields of an answer."""
         self.response_id = answer.response_id
         self.model = answer.model or self.model
         self.usage = answer.usage
@@ -145,7 +145,7 @@ class Call:
         self.choices = answer.choices
 
     def details(self, choice: Choice | None) -> dict[str, Any]:
-        """Return what is known of a message beside it: its time, and of a reply its call.
+        """Return the time of a message and, for a reply, the facts about its call.
 
         Args:
             choice: The reply; ``None`` for a message that was sent.
@@ -174,7 +174,7 @@ class Call:
         return message | self.details(choice)
 
     def problem(self) -> dict[str, Any]:
-        """Return what is told of a call that did not end well."""
+        """Return the facts about a call that did not end well."""
         told = {
             "call": self.number,
             "outcome": self.outcome,
@@ -191,12 +191,12 @@ def _written(at: datetime) -> str:
 
 
 def parse(data: bytes | str) -> Any:
-    """Return JSON in plain, finite values; ``None`` if it is none."""
+    """Parse JSON into plain, finite values; ``None`` if it is invalid."""
     return fit(load(data))[0]
 
 
 def load(data: bytes | str) -> Any:
-    """Return JSON as Python reads it, which is much faster than `parse`; ``None`` if it is none."""
+    """Parse JSON as Python does, much faster than `parse`; ``None`` if it is invalid."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -204,7 +204,7 @@ def load(data: bytes | str) -> Any:
 
 
 def error_message(body: Any, *, depth: int = 4) -> str | None:
-    """Return what the body of an error says, in the forms that endpoints use."""
+    """Return the message in the body of an error, in the forms that endpoints use."""
     if isinstance(body, str):
         return body[:_LONGEST_MESSAGE] or None
     within: list[Any] = []
@@ -229,7 +229,7 @@ def read_answer(data: bytes, api: str) -> Answer:
 def read_body(body: Any, api: str) -> Answer:
     """Read the body of a successful answer, parsed; see `read_answer`."""
     if not isinstance(body, dict):
-        return Answer(error="the answer is no JSON object")
+        return Answer(error="the answer is not a JSON object")
     answer = read_response(body) if api == "responses" else _read_completion(body)
     if not answer.choices and answer.error is None and answer.complete:
         answer.error = error_message(body.get("error")) or "the answer has no choices"
@@ -237,7 +237,7 @@ def read_body(body: Any, api: str) -> Answer:
 
 
 def read_head(body: dict[str, Any]) -> Answer:
-    """Read what both APIs say of an answer."""
+    """Read the fields of an answer that both APIs have."""
     usage = fit(body.get("usage"))[0]
     return Answer(
         response_id=text(body.get("id")),
@@ -267,7 +267,7 @@ def _read_completion(body: dict[str, Any]) -> Answer:
 
 
 def reply_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a reply without what servers send along empty, and what JSON cannot say."""
+    """Return a reply without empty fields, and without values that JSON cannot say."""
     reply = {"role": "assistant", **fit(message)[0]}
     for key in _EMPTY_IN_REPLY:
         if key in reply and not reply[key]:
@@ -315,5 +315,5 @@ def text(value: Any) -> str | None:
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; none if it is no list."""
+    """Return the objects in a list; empty for anything else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Which calls of a model continue which conversation. Pure.
+"""Conversations, found by which call of a model continues which history. Pure.
 
 Theory of operation: a chat endpoint has no memory, so an agent sends the whole history with each
 call. A call whose messages begin with a recorded conversation, its last reply included, goes on
@@ -6,7 +6,7 @@ with it: the new messages and the reply are added at its end. Any other call beg
 which shares with the recorded conversations what it has in common with the closest of them.
 
 Messages are compared by what they say: role, text, calls, ids. Agents drop and reformat the rest
-when they send a reply back; what is recorded is the reply as the model gave it. But for one thing:
+when they send a reply back; the reply is recorded as the model gave it. But for one thing:
 some endpoints give calls of tools no ids, and agents make them up. Those are taken over, since the
 results of the tools name them.
 
@@ -51,7 +51,7 @@ class Entry:
 
     @cached_property
     def key(self) -> list[Any]:
-        """What it says, for comparisons."""
+        """Its content, for comparisons."""
         return _key(self.message)
 
     @cached_property
@@ -60,18 +60,18 @@ class Entry:
         return _key(self.message, ids=False) if _calls(self.message) else self.key
 
     def details(self) -> dict[str, Any]:
-        """Return what is known of it beside the message, see `Call.details`."""
+        """Return time, model, usage and so on, see `Call.details`."""
         details = self.call.details(self.choice)
         if not self.replied and self.message.get("role") == "assistant":
             details[COPIED] = True
         return details
 
     def says(self, sent: Entry) -> bool:
-        """Whether it is what was sent, but for ids that it may lack."""
+        """Whether it equals what was sent, apart from ids that it may lack."""
         return self is sent or self.key in (sent.key, sent.bare_key)
 
     def as_sent(self, sent: Entry) -> Entry:
-        """Return it with the ids of what was sent, and with the form of that."""
+        """Return it with the ids and the form of what was sent."""
         if self is sent or sent.message in (self.message, self.sent):
             return self
         message = self.message
@@ -92,7 +92,7 @@ class Conversation:
         name: Whose it is; conversations of different names have nothing in common.
         entries: The messages.
         last: The call that went on with it last.
-        choice: Which choice of that call it goes on with.
+        choice: The index of the choice of that call that it goes on with.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Conversation:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """What decides which conversation counts: the highest one does."""
+        """Its rank among conversations; the highest one is the sample."""
         answered = max(
             (each.call.number for each in self.entries if each.choice and each.call.complete),
             default=0,
@@ -148,7 +148,7 @@ class Conversations:
         return len(self._all)
 
     def history(self, call: Call, messages: Sequence[Any]) -> list[Entry]:
-        """Return what is sent with a call.
+        """Return the messages that are sent with a call.
 
         Messages that are known to the letter are neither copied nor read again, since each call
         sends the whole history.
@@ -170,7 +170,7 @@ class Conversations:
         return [*known, *(Entry(each, call) for each in new if isinstance(each, dict))]
 
     def add(self, call: Call, sent: list[Entry]) -> None:
-        """Take what was sent with a call that has been answered, in whole or in part."""
+        """Add the messages and the replies of a call that was answered, in whole or in part."""
         extended: Conversation | None = None
         closest: Conversation | None = None
         common = 0
@@ -267,7 +267,7 @@ def _call_key(call: Any, *, ids: bool) -> Any:
 def _meaning(arguments: Any) -> Any:
     """Return the same for all the ways to write the same arguments."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    # Text that is no JSON, or too much of it, is compared as it is.
+    # Text that is not JSON, or nests too deeply, is compared as it is.
     with suppress(ValueError, RecursionError):
         value = json.loads(text.strip() or "null", parse_float=_number)
         return json.dumps({} if value is None else value, sort_keys=True)

@@ -150,7 +150,7 @@ class ConversationRecorder(SampleSource):
         """Record a request that is about to be sent.
 
         Args:
-            body: Its body. What is kept of it is copied.
+            body: Its body, of which copies are kept.
             api: ``chat`` or ``responses``.
             conversation: The name of the conversations that it belongs to.
             at: The wall clock, in UTC.
@@ -223,17 +223,17 @@ class ConversationRecorder(SampleSource):
     # --- for users --------------------------------------------------------------------------------
 
     def choose(self, which: str, *, choice: int = 0) -> None:
-        """Say which conversation is the sample, instead of the one of the last call.
+        """Choose the conversation that is the sample, instead of the one of the last call.
 
         The sample follows the conversation as it goes on.
 
         Args:
             which: The id of a response (``reply.id``), for the conversation that it is part of;
                 or the name of conversations, for the last one of these.
-            choice: Which of the response's choices, if it has several.
+            choice: The index of the choice, if the response has several.
 
         Raises:
-            InvalidFieldError: There is no such response and no conversation of that name.
+            InvalidFieldError: No response has that id, and no conversation that name.
         """
         found = self._conversations.with_reply(which, choice)
         if found is None and all(each.name != which for each in self._conversations):

@@ -1,7 +1,7 @@
-"""Puts an answer together that a model endpoint sends as a stream of events.
+"""Assembles an answer that a model endpoint sends as a stream of events.
 
-Pure, and tolerant, as `recording.calls` is: a stream may end anywhere, and what has come until then
-is what the model has said.
+Pure, and tolerant, as `recording.calls` is: a stream may end anywhere, and the pieces until then
+are the answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Events:
         self._searched = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Take a chunk; yield the bytes of each event that is complete with it."""
+        """Add a chunk; yield the bytes of each event that is complete with it."""
         self._rest += chunk
         start = 0
         # Not from the beginning: an event may be long, and come in many chunks.
@@ -53,7 +53,7 @@ class Events:
         self._searched = len(self._rest)
 
     def rest(self) -> bytes:
-        """Take what is left without an end."""
+        """Remove and return the bytes of an event without an end."""
         rest = bytes(self._rest)
         self._rest.clear()
         self._searched = 0
@@ -237,13 +237,13 @@ _PARTS = {
         "text",
     ),
 }
-"""Of each event that brings a piece of a part: where the part is, its index, type and text."""
+"""For each event with a piece of a part: the list of the part, its index, type and text field."""
 
 _INPUTS = {
     "response.function_call_arguments.delta": "arguments",
     "response.custom_tool_call_input.delta": "input",
 }
-"""Of each event that brings a piece of what a tool is called with: where that is."""
+"""For each event with a piece of a tool's input, the field of the item that it belongs to."""
 
 
 @define
@@ -297,12 +297,12 @@ class _GrowingItems:
             part["logprobs"] = [*dicts(part.get("logprobs")), *dicts(event["logprobs"])]
 
     def items(self) -> list[dict[str, Any]]:
-        """Return those that say something, in order."""
+        """Return the items with content, in order."""
         return [self._items[index] for index in sorted(self._said)]
 
 
 class StreamedAnswer:
-    """Puts an answer together out of its events.
+    """Assembles an answer from its events.
 
     Args:
         api: ``chat`` or ``responses``.
@@ -321,7 +321,7 @@ class StreamedAnswer:
         self._error: str | None = None
 
     def add(self, event: bytes) -> bool:
-        """Take an event; return whether it holds nothing but the usage of a chat completion."""
+        """Add an event; return whether it holds nothing but the usage of a chat completion."""
         data = event_data(event)
         if data.strip() == _DONE:
             self.done = True
@@ -332,7 +332,7 @@ class StreamedAnswer:
         if body.get("error") and body.get("type") != "response.created":
             self._error = error_message(body) or "the stream holds an error"
         if not data:
-            return False  # an error that forgets what it is in the middle of
+            return False  # an error without the form of an event
         if self._api == "responses":
             self._add_response_event(body)
             return False

@@ -1,10 +1,9 @@
 """Connections to model endpoints, which a server process shares.
 
-Theory of operation: what is expensive about an HTTP client is its TLS context and its pool of
-connections, tens of milliseconds; the client around them costs some microseconds. So there is one
+Theory of operation: the TLS context and the connection pool of an HTTP client cost tens of
+milliseconds, the client around them some microseconds. So there is one
 context per process, and one set of pools per `share_connections`, which closes them at its end.
-Where nobody has opened such a block nobody would close a pool either: there, a connection ends
-with its response.
+Outside of such a block nothing would close a pool, so a connection ends with its response.
 
 On the asyncio side of a bridge, pools belong to a loop and are shared by all rollouts. They are
 kept by an asynchronous generator: a loop closes its generators once its tasks have ended, so the
@@ -42,7 +41,7 @@ _shared: ContextVar[Connections | None] = ContextVar("model_connections", defaul
 
 @define(eq=False)
 class Connections:
-    """Pools of connections, without a bound, for each way to an endpoint.
+    """Unbounded pools of connections, one for each scheme and proxy.
 
     Attributes:
         kept: Whether a connection outlives its response.
@@ -69,7 +68,7 @@ class Connections:
         return found
 
     async def close_ways(self) -> None:
-        """Close every pool, in whatever loop they are used."""
+        """Close every pool, on trio or asyncio."""
         self.kept = False
         ways = list(self._ways.values())
         self._ways.clear()
@@ -77,7 +76,7 @@ class Connections:
             await way.aclose()
 
     async def aclose(self) -> None:
-        """Close every pool. A request that comes later gets a connection that nobody keeps."""
+        """Close every pool. Connections of later requests end with their responses."""
         with trio.CancelScope(shield=True):
             await self.close_ways()
         await trio.lowlevel.checkpoint()
@@ -109,7 +108,7 @@ async def share_connections(app: object = None) -> AsyncGenerator[None, None]:
 
 
 def current_connections() -> Connections:
-    """Return what `share_connections` has opened around here, else connections that end soon."""
+    """Return the connections of `share_connections`, else some that end with their responses."""
     return _shared.get() or Connections(kept=False)
 
 

@@ -34,7 +34,7 @@ def make_client(
 
     Args:
         endpoint: Where its requests go.
-        transport: What sends them. Over a synchronous one it is an ``openai.OpenAI``, else an
+        transport: Sends them. Over a synchronous one the client is an ``openai.OpenAI``, else an
             ``openai.AsyncOpenAI``.
         timeout_sec: How long to wait for each part of an answer, in seconds.
         max_retries: How often the SDK tries again.

@@ -2,7 +2,7 @@
 
 Theory of operation: whatever asks the model (the OpenAI SDK in any version and with any of its
 helpers, a framework, or plain httpx) sends a request and reads the bytes of its answer. Between
-the two stands a `WatchingTransport`. It reads along and tells the recorder, so that retries,
+the two stands a `WatchingTransport`. It reads along and notifies the recorder, so that retries,
 streams, cancelled calls and failures are all seen as they happen on the wire.
 
 `WatchingTransport` awaits only the requests and streams that it is given, so it runs in either
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 BODY = "rollout.body"
-"""The extension of a request that holds what its body was made of; reading it again takes long."""
+"""The extension of a request that holds its body as an object, since parsing it takes long."""
 
 NO_KEY = "no-key-needed"
 """Stands for the key of an endpoint that needs none; it is never sent."""
@@ -56,7 +56,7 @@ NO_KEY = "no-key-needed"
 _CHAT = "/chat/completions"
 _APIS = {_CHAT: "chat", "/responses": "responses"}
 _UNRECORDABLE = {"/completions": True, "/embeddings": False}
-"""Routes that no conversation can be made of, and whether that is worth a warning."""
+"""Routes that are not recorded, and whether that is worth a warning."""
 
 _OK = range(200, 300)
 _LONGEST_REST = 65_536
@@ -67,7 +67,7 @@ class Endpoint:
     """The endpoint of a rollout's policy.
 
     Attributes:
-        base_url: What routes such as ``/chat/completions`` are added to.
+        base_url: The URL to which routes such as ``/chat/completions`` are added.
         query: The query that goes with each request.
         api_key: The key, ``None`` if it needs none.
     """
@@ -98,7 +98,7 @@ class Endpoint:
         return (mine.scheme, mine.netloc) == (other.scheme, other.netloc)
 
     def guard_key(self, request: httpx.Request) -> None:
-        """Take the key out of a request to elsewhere, and what stands for one anywhere."""
+        """Remove the key from a request to elsewhere, and a placeholder key from any."""
         given = request.headers.get("Authorization", "")
         key = self.api_key
         elsewhere = not self.has(request.url)

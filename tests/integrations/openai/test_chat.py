@@ -90,8 +90,8 @@ async def test_a_refusal_is_not_tried_again_and_tells_no_key():
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (Step(raw=b"<html>"), "is no JSON object"),
-        (Step(raw=b"[1]"), "is no JSON object"),
+        (Step(raw=b"<html>"), "is not a JSON object"),
+        (Step(raw=b"[1]"), "is not a JSON object"),
         (Step(raw=b"{}"), "has no choices"),
         (Step(raw=b'{"choices": [{"index": 0}]}'), "has no choices"),
         (Step(raw=b'{"error": {"message": "out of memory"}}'), "out of memory"),

@@ -91,7 +91,7 @@ async def test_a_stream_of_nothing_but_its_mark():
 async def test_nothing_in_place_of_a_stream():
     response, recorder, _ = await posted(Step(raw=b" \n"), STREAMED)
     assert response.content == b" \n"
-    assert recorder.calls[0].error == "the answer is no JSON object"
+    assert recorder.calls[0].error == "the answer is not a JSON object"
 
 
 async def test_comments_and_other_events_pass():
