@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from rollout._json.text import utf8
 
@@ -47,6 +46,8 @@ _LONGEST_FORM = 4_096
 
 _PLAIN = re.compile(r"[\w.~-]+", re.ASCII)
 """What no encoding but base64 and hex changes."""
+
+_NAMED_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 
 _SHORTEST_BASE64 = 8
 _FIRST_WHOLE = (0, 2, 3)
@@ -152,17 +153,10 @@ def _is_secret(text: str) -> bool:
 
 
 def _forms(secret: str) -> Iterator[str]:
+    """List what is looked for as it stands; other escapes are left to `_escaped`."""
     plain = utf8(secret)
-    yield from (secret, plain, repr(secret)[1:-1])
-    yield from (
-        json.dumps(text, ensure_ascii=escaped)[1:-1]
-        for text in (secret, plain)
-        for escaped in (True, False)
-    )
-    for quoted in (quote(plain, safe=""), quote(plain), quote_plus(plain)):
-        yield from (quoted, _lower_escapes(quoted))
     data = plain.encode()
-    yield from (data.hex(), data.hex().upper())
+    yield from (secret, plain, data.hex(), data.hex().upper())
     for offset, first in enumerate(_FIRST_WHOLE):
         last = (offset + len(data)) * 8 // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
@@ -186,14 +180,11 @@ def _escaped(char: str) -> str:
     ]
     if char == " ":
         escapes.append(re.escape("+"))
+    if char in _NAMED_ESCAPES:
+        escapes.append(rf"\\{{1,8}}{_NAMED_ESCAPES[char]}")
     # Last, since the character itself may begin the others.
     escapes.append(rf"\\{{0,8}}{re.escape(char)}")
     return f"(?i:{'|'.join(escapes)})"
-
-
-def _lower_escapes(quoted: str) -> str:
-    head, *rest = quoted.split("%")
-    return head + "".join(f"%{part[:2].lower()}{part[2:]}" for part in rest)
 
 
 class RedactedStream:
