@@ -20,7 +20,7 @@ from collections.abc import (
     Iterable,
     Sized,
 )
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 import attrs
@@ -37,7 +37,7 @@ from rollout.errors import InvalidFieldError, RolloutError
 from rollout.rules.retry import rerun_delay_sec, shortened
 from rollout.types import RolloutInitRequest, RolloutResultResponse
 
-__all__ = ["Puller", "Requests", "Runner", "run_many"]
+__all__ = ["Requests", "Runner", "each_of", "run_many"]
 
 logger = get_logger(__name__)
 
@@ -191,17 +191,14 @@ class _Bulk:
         self.send.close()
 
     async def _start_all(self, requests: Requests, nursery: trio.Nursery) -> None:
-        puller = Puller(requests)
-        try:
+        async with aclosing(each_of(requests)) as pulled:
             while True:
                 await self.places.wait_for_room()
-                request = await puller.pull()
+                request = await anext(pulled, None)
                 if request is None:
                     return
                 self.places.add(self.key(request), request)
                 self._start(nursery)
-        finally:
-            await puller.close()
 
     def _start(self, nursery: trio.Nursery) -> None:
         while (taken := self.places.take()) is not None:
@@ -220,27 +217,20 @@ class _Bulk:
         self._start(nursery)
 
 
-class Puller:
-    """Pulls requests out of a plain or an async iterable."""
-
-    def __init__(self, requests: Requests) -> None:
-        self._async = aiter(requests) if isinstance(requests, AsyncIterable) else None
-        self._plain = None if isinstance(requests, AsyncIterable) else iter(requests)
-
-    async def pull(self) -> RolloutInitRequest | None:
-        """Return the next request, ``None`` at the end."""
-        if self._async is not None:
-            try:
-                return await anext(self._async)
-            except StopAsyncIteration:
-                return None
-        await trio.lowlevel.checkpoint()
-        return next(self._plain, None) if self._plain is not None else None
-
-    async def close(self) -> None:
-        """Close an async generator that was left before its end."""
-        if isinstance(self._async, AsyncGenerator):
-            await self._async.aclose()
+async def each_of(requests: Requests) -> AsyncGenerator[RolloutInitRequest, None]:
+    """Yield the requests of a plain or an async iterable; close it within `aclosing`."""
+    if not isinstance(requests, AsyncIterable):
+        for request in requests:
+            await trio.lowlevel.checkpoint()
+            yield request
+        return
+    iterator = aiter(requests)
+    try:
+        async for request in iterator:
+            yield request
+    finally:
+        if isinstance(iterator, AsyncGenerator):  # it may be left before its end
+            await iterator.aclose()
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 import attrs
@@ -19,7 +19,7 @@ from attrs import define, field
 
 from rollout._checks import check_number, check_whole
 from rollout._tasks import background_tasks
-from rollout.client.bulk import Puller, Requests, Runner, run_many
+from rollout.client.bulk import Requests, Runner, each_of, run_many
 from rollout.client.finished import FinishedRollout
 from rollout.types import RolloutInitRequest, RolloutSample
 
@@ -104,12 +104,11 @@ class _Groups:
         self.send.close()
 
     async def _start_all(self, prompts: Requests, nursery: trio.Nursery) -> None:
-        puller = Puller(prompts)
-        try:
+        async with aclosing(each_of(prompts)) as pulled:
             while True:
                 await self.open.acquire()
                 await self.places.acquire()
-                prompt = await puller.pull()
+                prompt = await anext(pulled, None)
                 if prompt is None:
                     self.places.release()
                     return
@@ -118,8 +117,6 @@ class _Groups:
                     for number in range(self.size)
                 ]
                 nursery.start_soon(self._run, prompt, requests, nursery)
-        finally:
-            await puller.close()
 
     async def _run(
         self, prompt: RolloutInitRequest, requests: list[RolloutInitRequest], all_: trio.Nursery
