@@ -11,10 +11,12 @@ Writing escapes everything beyond ASCII, so lone surrogates that a model made su
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -68,13 +70,19 @@ def _refusal(reason: str, kind: str = "type_error") -> InvalidFieldError:
     return InvalidFieldError("", reason, kind=kind)
 
 
-def _strict(kind: type, reason: str) -> Any:
+def _must(reason: str, fits: Callable[[Any], bool]) -> Callable[[Any, Any], Any]:
+    """Make a hook that takes a value as it is, or refuses it for a reason."""
+
     def hook(value: Any, _: Any) -> Any:
-        if not isinstance(value, kind):
+        if not fits(value):
             raise _refusal(reason)
         return value
 
     return hook
+
+
+def _list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _structure_float(value: Any, _: Any) -> float:
@@ -85,12 +93,6 @@ def _structure_float(value: Any, _: Any) -> float:
     return value
 
 
-def _structure_int(value: Any, _: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _refusal("must be a whole number")
-    return value
-
-
 def _structure_enum(value: Any, kind: type[StrEnum]) -> StrEnum:
     if isinstance(value, str):
         try:
@@ -98,30 +100,6 @@ def _structure_enum(value: Any, kind: type[StrEnum]) -> StrEnum:
         except ValueError:
             pass
     raise _refusal("must be one of " + ", ".join(kind), "enum")
-
-
-def _structure_messages(value: Any, _: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise _refusal("must be a list of objects")
-    return value
-
-
-def _structure_object(value: Any, _: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _refusal("must be an object")
-    return value
-
-
-def _structure_strings(value: Any, _: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _refusal("must be a list of strings")
-    return value
-
-
-def _structure_string_map(value: Any, _: Any) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise _refusal("must be an object of strings")
-    return value
 
 
 _RFC_3339 = re.compile(
@@ -143,20 +121,31 @@ def format_timestamp(value: datetime) -> str:
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-converter.register_structure_hook(str, _strict(str, "must be a string"))
-converter.register_structure_hook(bool, _strict(bool, "must be a boolean"))
-converter.register_structure_hook(float, _structure_float)
-converter.register_structure_hook(int, _structure_int)
-converter.register_structure_hook(RolloutStatus, _structure_enum)
-converter.register_structure_hook(RolloutErrorCategory, _structure_enum)
-converter.register_structure_hook(datetime, _structure_timestamp)
-converter.register_structure_hook_func(lambda t: t == list[dict[str, Any]], _structure_messages)
-converter.register_structure_hook_func(
-    lambda t: t == Sequence[Mapping[str, Any]], _structure_messages
-)
-converter.register_structure_hook_func(lambda t: t == dict[str, Any], _structure_object)
-converter.register_structure_hook_func(lambda t: t == list[str], _structure_strings)
-converter.register_structure_hook_func(lambda t: t == dict[str, str], _structure_string_map)
+_messages = _must("must be a list of objects", _list_of(dict))
+for _plain, _hook in {
+    str: _must("must be a string", lambda value: isinstance(value, str)),
+    bool: _must("must be a boolean", lambda value: isinstance(value, bool)),
+    int: _must("must be a whole number", lambda value: type(value) is int),
+    float: _structure_float,
+    datetime: _structure_timestamp,
+    RolloutStatus: _structure_enum,
+    RolloutErrorCategory: _structure_enum,
+}.items():
+    converter.register_structure_hook(_plain, _hook)
+for _generic, _hook in (
+    (list[dict[str, Any]], _messages),
+    (Sequence[Mapping[str, Any]], _messages),
+    (list[str], _must("must be a list of strings", _list_of(str))),
+    (dict[str, Any], _must("must be an object", lambda value: isinstance(value, dict))),
+    (
+        dict[str, str],
+        _must(
+            "must be an object of strings",
+            lambda value: isinstance(value, dict) and _list_of(str)(list(value.values())),
+        ),
+    ),
+):
+    converter.register_structure_hook_func(partial(operator.eq, _generic), _hook)
 converter.register_unstructure_hook(datetime, format_timestamp)
 
 _sample_from_dict = make_dict_structure_fn(RolloutSample, converter)
