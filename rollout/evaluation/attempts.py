@@ -181,7 +181,7 @@ async def run_rollout(
         if handle is not None:
             handle.cancel()  # nobody is going to await it again
             # Nor to hear why it failed, if it did so while this was being cancelled.
-            handle._tell_failure()  # noqa: SLF001
+            handle._failure_to_raise()  # noqa: SLF001
     record = AttemptRecord(
         row=attempt.row.index,
         attempt=attempt.number,
