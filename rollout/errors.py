@@ -1,4 +1,4 @@
-"""Every exception that this library raises of its own accord.
+"""The exceptions of this library; those of sandboxes are in `rollout.sandbox`.
 
 Each error subclasses the builtin that fits it best, so that a caller who knows nothing of
 this library can still catch it. Errors of httpx (`httpx.TransportError` and its kin) pass
@@ -233,7 +233,7 @@ class SimulationTimeoutError(RolloutError, TimeoutError):
 
 
 class BridgeError(RolloutError, RuntimeError):
-    """A bridge to asyncio is not there: none is open, it is closed, or its loop has ended.
+    """No bridge to asyncio is usable: none is open, it is closed, or its loop has ended.
 
     Raised by everything in `rollout.integrations.asyncio_bridge`, also in calls that were
     still running when their bridge closed.
@@ -269,7 +269,7 @@ class EvaluationError(RolloutError, RuntimeError):
 
 
 class DatasetError(EvaluationError, ValueError):
-    """A dataset cannot be read, or a row of it cannot be taken faithfully.
+    """A dataset cannot be read, or a row of it cannot be read without changing a value.
 
     Raised while a dataset is opened and while its rows are read.
 
@@ -306,7 +306,7 @@ class DatasetError(EvaluationError, ValueError):
 
 
 class EvaluationInputsChangedError(EvaluationError, ValueError):
-    """An evaluation cannot be resumed, since its inputs are no longer what they were.
+    """An evaluation cannot be resumed because its inputs have changed.
 
     Attributes:
         changes: One line for each input that differs: its name, what it was, what it is.
@@ -318,9 +318,9 @@ class EvaluationInputsChangedError(EvaluationError, ValueError):
 
 
 class EvaluationDamagedError(EvaluationError, ValueError):
-    """A file of an evaluation is damaged elsewhere than at its end, or not one of ours.
+    """A file of an evaluation is damaged before its last line, or of another program.
 
-    Nothing is repaired, since nothing is guessed: the message names file and line.
+    Nothing is repaired: the message names file and line.
     """
 
 
