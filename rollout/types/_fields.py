@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
+from attrs import field
+
 from rollout._checks import is_finite
 from rollout._json.fit import dumped, plain_number
 from rollout.errors import InvalidFieldError
@@ -58,12 +60,17 @@ def optional(validator: Any) -> Any:
     return check
 
 
+def optional_field(kind: type, name: str) -> Any:
+    """Make a field that is a *kind* or ``None``, which is its default."""
+    return field(default=None, validator=optional(instance_of(kind, name=name)))
+
+
 def messages(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate a list of message objects."""
     check_objects(attribute.name, value, list, dict)
 
 
-def check_objects(field: str, value: Any, sequence: type, mapping: type) -> None:
+def check_objects(name: str, value: Any, sequence: type, mapping: type) -> None:
     """Validate that a value is a *sequence* of *mapping*.
 
     Raises:
@@ -78,7 +85,7 @@ def check_objects(field: str, value: Any, sequence: type, mapping: type) -> None
                 break
         else:
             return
-    raise InvalidFieldError(field, reason, kind="type_error")
+    raise InvalidFieldError(name, reason, kind="type_error")
 
 
 def _plain_form(item: Any) -> str:
@@ -191,15 +198,13 @@ def timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be finite; leave it out to run unbounded")
 
 
-def finite_number(field: str, value: Any) -> float | None:
-    """Convert to a plain finite float or ``None``, or raise an error that names *field*."""
+def finite_number(name: str, value: Any) -> float | None:
+    """Convert to a plain finite float or ``None``, or raise an error with the field's name."""
     if value is None:
         return None
     number = plain_number(value)
     if number is None:
         is_float = isinstance(value, float)  # NaN or an infinity, then
         found = f"{float(value)}" if is_float else type(value).__name__
-        raise InvalidFieldError(
-            field, f"must be a finite number, not {found}", kind="finite_number"
-        )
+        raise InvalidFieldError(name, f"must be a finite number, not {found}", kind="finite_number")
     return number

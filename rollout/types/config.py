@@ -10,7 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from rollout._checks import check_whole, setting
-from rollout.types._fields import instance_of, optional
+from rollout.types._fields import instance_of, optional_field
 
 __all__ = ["AgentWorkflowConfig", "BaseConfig", "ConcurrencyConfig", "GraderConfig"]
 
@@ -97,9 +97,7 @@ class BaseConfig(_Config):
     """
 
     name: str = field(validator=instance_of(str, name="a string"))
-    description: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or None"))
-    )
+    description: str | None = optional_field(str, "a string or None")
 
 
 class AgentWorkflowConfig(BaseConfig):

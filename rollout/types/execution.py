@@ -11,6 +11,7 @@ from rollout.types._fields import (
     instance_of,
     messages,
     optional,
+    optional_field,
     path_segment,
     timeout,
 )
@@ -46,12 +47,8 @@ class ExecutionRequest:
 
     id: str = field(validator=path_segment)
     prompt: list[MessageDict] = field(validator=messages)
-    label: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or null"))
-    )
-    metadata: dict[str, Any] | None = field(
-        default=None, validator=optional(instance_of(dict, name="an object or null"))
-    )
+    label: str | None = optional_field(str, "a string or null")
+    metadata: dict[str, Any] | None = optional_field(dict, "an object or null")
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
@@ -77,23 +74,15 @@ class ExecutionResult:
         converter=to_status,
         validator=instance_of(RolloutStatus, name="a RolloutStatus"),
     )
-    sample: RolloutSample | None = field(
-        default=None, validator=optional(instance_of(RolloutSample, name="a RolloutSample or None"))
-    )
-    err_message: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or None"))
-    )
+    sample: RolloutSample | None = optional_field(RolloutSample, "a RolloutSample or None")
+    err_message: str | None = optional_field(str, "a string or None")
     err_category: RolloutErrorCategory | None = field(
         default=None,
         converter=to_category,
         validator=optional(instance_of(RolloutErrorCategory, name="a RolloutErrorCategory")),
     )
-    err_source: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or None"))
-    )
-    extra_fields: dict[str, Any] | None = field(
-        default=None, validator=optional(instance_of(dict, name="an object or None"))
-    )
+    err_source: str | None = optional_field(str, "a string or None")
+    extra_fields: dict[str, Any] | None = optional_field(dict, "an object or None")
 
 
 @define(kw_only=True)
@@ -107,10 +96,7 @@ class ExecutionOutcome:
     workflow: ExecutionResult = field(
         validator=instance_of(ExecutionResult, name="an ExecutionResult")
     )
-    grader: ExecutionResult | None = field(
-        default=None,
-        validator=optional(instance_of(ExecutionResult, name="an ExecutionResult or None")),
-    )
+    grader: ExecutionResult | None = optional_field(ExecutionResult, "an ExecutionResult or None")
 
     @property
     def result(self) -> ExecutionResult:

@@ -16,6 +16,7 @@ from rollout.types._fields import (
     instance_of,
     messages,
     optional,
+    optional_field,
     path_segment,
     rule,
     string_map,
@@ -99,21 +100,15 @@ class RolloutInitRequest:
     """
 
     initial_messages: list[MessageDict] = field(validator=messages)
-    label: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or null"))
-    )
-    metadata: dict[str, Any] | None = field(
-        default=None, validator=optional(instance_of(dict, name="an object or null"))
-    )
+    label: str | None = optional_field(str, "a string or null")
+    metadata: dict[str, Any] | None = optional_field(dict, "an object or null")
     rollout_id: str = field(validator=path_segment)
     chat_completions_url: str = field(validator=http_url, repr=public_url)
     llm_api_key: str | None = field(default=None, validator=_secret, repr=False)
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
-    extra_fields: dict[str, Any] | None = field(
-        default=None, validator=optional(instance_of(dict, name="an object or null"))
-    )
+    extra_fields: dict[str, Any] | None = optional_field(dict, "an object or null")
 
     @property
     def secrets(self) -> list[str | None]:
@@ -133,11 +128,6 @@ def _positive_finite(_: Any, attribute: Any, value: Any) -> None:
 def _token(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise InvalidFieldError(attribute.name, "must be a string that is not empty")
-
-
-def _strings(_: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise InvalidFieldError(attribute.name, "must be a list of strings", kind="type_error")
 
 
 @rule(exclusiveMinimum=0)
@@ -172,7 +162,7 @@ class RolloutInitResponse:
     polling_lease_token: str = field(repr=False, validator=_token)
     result_wait_timeout_sec: float = field(validator=_positive_finite)
     polling_lease_timeout_sec: float = field(validator=_exceeds_wait)
-    extensions: list[str] = field(factory=list, validator=_strings)
+    extensions: list[str] = field(factory=list, validator=strings)
 
 
 @define(kw_only=True)
@@ -200,21 +190,15 @@ class RolloutResultResponse:
         converter=to_status,
         validator=instance_of(RolloutStatus, name="a RolloutStatus"),
     )
-    sample: RolloutSample | None = field(
-        default=None, validator=optional(instance_of(RolloutSample, name="a RolloutSample or None"))
-    )
-    err_message: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or None"))
-    )
+    sample: RolloutSample | None = optional_field(RolloutSample, "a RolloutSample or None")
+    err_message: str | None = optional_field(str, "a string or None")
     err_category: RolloutErrorCategory | None = field(
         default=None,
         converter=to_category,
         validator=optional(instance_of(RolloutErrorCategory, name="a RolloutErrorCategory")),
     )
     agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
-    err_source: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or None"))
-    )
+    err_source: str | None = optional_field(str, "a string or None")
 
 
 @rule(minLength=1)

@@ -14,7 +14,7 @@ from rollout.types._fields import (
     check_objects,
     finite_number,
     instance_of,
-    optional,
+    optional_field,
 )
 
 __all__ = ["MODEL_ENDPOINT", "RolloutErrorCategory", "RolloutSample", "RolloutStatus"]
@@ -117,9 +117,7 @@ class RolloutSample:
     trajectory_messages: Sequence[Mapping[str, Any]] | None = field(
         default=_FROM_MESSAGES, validator=_trajectory, repr=False, eq=False
     )
-    label: str | None = field(
-        default=None, validator=optional(instance_of(str, name="a string or null"))
-    )
+    label: str | None = optional_field(str, "a string or null")
     reward: float | None = field(default=None, converter=_reward)
     remove_sample: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
     metrics: dict[str, Any] = field(factory=dict, validator=instance_of(dict, name="an object"))
