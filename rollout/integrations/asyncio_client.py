@@ -18,7 +18,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.integrations.frameworks.adapters import rollout_openai, trio_tool
+from rollout.integrations.frameworks.adapters import trio_tool
+from rollout.integrations.frameworks.source import FrameworkSource
+from rollout.integrations.recording.recorder import MAIN, recorder_of, the_rollout
+from rollout.integrations.transport.openai_client import load_sdk, make_client
+from rollout.integrations.transport.recording import AsyncioTransport, Endpoint
 
 __all__ = ["rollout_client", "trio_tool"]
 
@@ -49,6 +53,11 @@ def rollout_client(
         IntegrationError: No rollout is running here, or the SDK is not installed.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    return rollout_openai(
-        record=record, timeout_sec=timeout_sec, max_retries=max_retries, **options
+    context = the_rollout()
+    load_sdk()
+    source = recorder_of(context, FrameworkSource) if record else None
+    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
+    transport = AsyncioTransport(endpoint, source, conversation=MAIN)
+    return make_client(
+        endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
     )

@@ -23,14 +23,15 @@ from functools import cache, partial
 from typing import Any
 
 from rollout.integrations.asyncio_bridge import get_bridge
+from rollout.integrations.asyncio_client import rollout_client
 from rollout.integrations.frameworks.adapters import (
     AgentStream,
     Framework,
-    rollout_openai,
+    stream_run,
     trio_tool,
 )
 from rollout.integrations.frameworks.source import FrameworkSource, framework_source
-from rollout.integrations.recording.responses import items_as_messages
+from rollout.integrations.recording.responses import items_as_messages, text_of
 
 __all__ = ["AgentStream", "rollout_model", "run_agent", "stream_agent", "trio_tool"]
 
@@ -92,7 +93,7 @@ def rollout_model(
         SampleSourceError: The rollout has a sample source of another kind.
     """
     sdk = _sdk()
-    client = rollout_openai(
+    client = rollout_client(
         record=record, timeout_sec=timeout_sec, max_retries=max_retries, **client_options
     )
     return sdk.OpenAIChatCompletionsModel(
@@ -178,7 +179,7 @@ async def _take(
         ]
     # The SDK drops a reply that it cannot use: invalid JSON where JSON was asked for, an unknown
     # tool. It belongs to the history all the same.
-    source.take_history(items, as_chat(items), from_chat=as_items if failed else None)
+    source.take_history(items, items_as_messages(items), from_chat=as_items if failed else None)
 
 
 @asynccontextmanager
@@ -214,15 +215,14 @@ async def stream_agent(
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
     sdk, source = _sdk(), framework_source(record=record)
-    stream: AgentStream[Any] = AgentStream()
     start = partial(sdk.Runner.run_streamed, agent, as_items(prompt), session=session, **options)
-    events = partial(_events, sdk, source, stream, start, session)
-    async with get_bridge().iterate(events, buffer_size=buffer_size) as items:
-        yield stream.attach(items)
+    events = partial(_events, sdk, source, start, session)
+    async with stream_run(events, buffer_size=buffer_size) as stream:
+        yield stream
 
 
 async def _events(
-    sdk: Any, source: FrameworkSource | None, stream: AgentStream[Any], start: Any, session: Any
+    sdk: Any, source: FrameworkSource | None, start: Any, session: Any, stream: AgentStream[Any]
 ) -> AsyncGenerator[Any, None]:
     result = start()
     try:
@@ -273,8 +273,7 @@ def _reply(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     content = message.get("content")
     if content:
-        text = content if isinstance(content, str) else _output(content)
-        items.append({"role": "assistant", "content": text})
+        items.append({"role": "assistant", "content": _output(content)})
     elif message.get("refusal"):
         refusal = {"type": "refusal", "refusal": message["refusal"]}
         items.append({"type": "message", "role": "assistant", "content": [refusal]})
@@ -313,15 +312,5 @@ def _part(part: Any) -> Any:
 
 
 def _output(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
-    return json.dumps(content)
-
-
-def as_chat(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn items into chat messages; items of unknown types stay as they are."""
-    return items_as_messages([dict(item) for item in items])
+    text = text_of(content)
+    return json.dumps(content) if text is None else text

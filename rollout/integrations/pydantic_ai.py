@@ -23,13 +23,15 @@ from typing import Any
 
 from rollout.errors import InvalidFieldError
 from rollout.integrations.asyncio_bridge import get_bridge
+from rollout.integrations.asyncio_client import rollout_client
 from rollout.integrations.frameworks.adapters import (
     AgentStream,
     Framework,
-    rollout_openai,
+    stream_run,
     trio_tool,
 )
 from rollout.integrations.frameworks.source import FrameworkSource, framework_source
+from rollout.integrations.recording.responses import text_of
 
 __all__ = ["AgentStream", "rollout_model", "run_agent", "stream_agent", "trio_tool"]
 
@@ -86,7 +88,7 @@ def rollout_model(
     """
     models = _FRAMEWORK.load(".models.openai")
     providers = _FRAMEWORK.load(".providers.openai")
-    client = rollout_openai(
+    client = rollout_client(
         record=record, timeout_sec=timeout_sec, max_retries=max_retries, **client_options
     )
     provider = providers.OpenAIProvider(openai_client=client)
@@ -183,15 +185,13 @@ async def stream_agent(
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
     sdk, source = _sdk(), framework_source(record=record)
-    stream: AgentStream[Any] = AgentStream()
     start = partial(agent.run_stream_events, **_arguments(sdk, prompt, options))
-    events = partial(_events, sdk, source, stream, start)
-    async with get_bridge().iterate(events, buffer_size=buffer_size) as items:
-        yield stream.attach(items)
+    async with stream_run(partial(_events, sdk, source, start), buffer_size=buffer_size) as stream:
+        yield stream
 
 
 async def _events(
-    sdk: Any, source: FrameworkSource | None, stream: AgentStream[Any], start: Any
+    sdk: Any, source: FrameworkSource | None, start: Any, stream: AgentStream[Any]
 ) -> AsyncGenerator[Any, None]:
     # The whole iteration is one task, so the variable that this sets is reset where it was set.
     with sdk.capture_run_messages() as messages:
@@ -291,13 +291,8 @@ def _user_part(sdk: Any, part: Any) -> Any:
 
 
 def _text(content: Any) -> str:
-    if isinstance(content, str) or content is None:
-        return content or ""
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
-    return json.dumps(content)
+    text = "" if content is None else text_of(content)
+    return json.dumps(content) if text is None else text
 
 
 def as_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -321,25 +316,25 @@ def as_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _asked(part: Mapping[str, Any]) -> dict[str, Any]:
     kind, content = part.get("part_kind"), part.get("content")
     if kind == "system-prompt":
-        told: dict[str, Any] = {"role": "system", "content": content}
+        message: dict[str, Any] = {"role": "system", "content": content}
     elif kind == "user-prompt":
-        told = {"role": "user", "content": _chat_content(content)}
+        message = {"role": "user", "content": _chat_content(content)}
     elif kind == "tool-return" or (kind == "retry-prompt" and part.get("tool_name")):
-        told = {
+        message = {
             "role": "tool",
             "tool_call_id": part.get("tool_call_id"),
             "name": part.get("tool_name"),
             "content": content if isinstance(content, str) else json.dumps(content),
         }
         if part.get("outcome") not in (None, "success"):
-            told["outcome"] = part["outcome"]
+            message["outcome"] = part["outcome"]
         if part.get("metadata") is not None:
-            told["metadata"] = part["metadata"]
+            message["metadata"] = part["metadata"]
     elif kind in {"retry-feedback", "retry-prompt"} and isinstance(content, str):
-        told = {"role": "user", "content": content}
+        message = {"role": "user", "content": content}
     else:
-        told = {"role": "user", "content": [{"type": kind, **part}]}
-    return told
+        message = {"role": "user", "content": [{"type": kind, **part}]}
+    return message
 
 
 def _chat_content(content: Any) -> Any:
@@ -377,11 +372,11 @@ def _reply(message: Mapping[str, Any]) -> dict[str, Any]:
     content: Any = "".join(texts)
     if others:
         content = [*({"type": "text", "text": text} for text in texts), *others]
-    told: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content}
+    reply: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content}
     if calls:
-        told["tool_calls"] = calls
+        reply["tool_calls"] = calls
     if thoughts:
-        told["reasoning_content"] = "\n\n".join(thoughts)
+        reply["reasoning_content"] = "\n\n".join(thoughts)
     known = {
         "timestamp": message.get("timestamp"),
         "model": message.get("model_name"),
@@ -389,7 +384,7 @@ def _reply(message: Mapping[str, Any]) -> dict[str, Any]:
         "finish_reason": message.get("finish_reason"),
         "response_id": message.get("provider_response_id"),
     }
-    return told | {name: value for name, value in known.items() if value}
+    return reply | {name: value for name, value in known.items() if value}
 
 
 def _call(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from weakref import WeakKeyDictionary
 from rollout.codec import MAX_JSON_DEPTH
 from rollout.errors import InvalidFieldError
 from rollout.integrations.asyncio_bridge import get_bridge
+from rollout.integrations.asyncio_client import rollout_client
 from rollout.integrations.frameworks.adapters import (
     AgentStream,
     Framework,
-    rollout_openai,
+    stream_run,
     trio_tool,
 )
 from rollout.integrations.frameworks.source import FrameworkSource, framework_source
@@ -87,7 +88,7 @@ def rollout_model(
         SampleSourceError: The rollout has a sample source of another kind.
     """
     models = _FRAMEWORK.load(".models.openai")
-    client = rollout_openai(
+    client = rollout_client(
         record=record, timeout_sec=timeout_sec, max_retries=max_retries, **client_options
     )
     return models.OpenAIModel(client=client, model_id=model, **(model_options or {}))
@@ -216,19 +217,18 @@ async def stream_agent(
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
     sdk, source = _sdk(), framework_source(record=record)
-    stream: AgentStream[dict[str, Any]] = AgentStream()
     start = partial(agent.stream_async, _prepared(agent, prompt), **options)
-    events = partial(_events, sdk, source, agent, stream, start)
-    async with get_bridge().iterate(events, buffer_size=buffer_size) as items:
-        yield stream.attach(items)
+    events = partial(_events, sdk, source, agent, start)
+    async with stream_run(events, buffer_size=buffer_size) as stream:
+        yield stream
 
 
 async def _events(
     sdk: Any,
     source: FrameworkSource | None,
     agent: Any,
-    stream: AgentStream[dict[str, Any]],
     start: Callable[[], AsyncGenerator[dict[str, Any], None]],
+    stream: AgentStream[dict[str, Any]],
 ) -> AsyncGenerator[dict[str, Any], None]:
     history = _History.of(sdk, agent)
     events = start()

@@ -1,10 +1,11 @@
-"""Versions, clients, tools and streams of asyncio frameworks, for their adapters."""
+"""Versions, tools and streams of asyncio frameworks, for their adapters."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import cache, partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Generic, ParamSpec, Self, TypeVar
@@ -12,13 +13,9 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from attrs import define, field, frozen
 
 from rollout.errors import IntegrationError
-from rollout.integrations.asyncio_bridge import AsyncioStream, run_in_trio
-from rollout.integrations.frameworks.source import FrameworkSource
-from rollout.integrations.recording.recorder import MAIN, recorder_of, the_rollout
-from rollout.integrations.transport.openai_client import load_sdk, make_client
-from rollout.integrations.transport.recording import AsyncioTransport, Endpoint
+from rollout.integrations.asyncio_bridge import AsyncioStream, get_bridge, run_in_trio
 
-__all__ = ["AgentStream", "Framework", "rollout_openai", "trio_tool"]
+__all__ = ["AgentStream", "Framework", "stream_run", "trio_tool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,31 +72,6 @@ def _number(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release[0].split(".")) if release else ()
 
 
-def rollout_openai(
-    *,
-    record: bool,
-    timeout_sec: float | None,
-    max_retries: int,
-    **options: Any,
-) -> Any:
-    """Return a client of the OpenAI SDK, for asyncio, that is bound to the rollout.
-
-    It costs well below a millisecond; the connections belong to the loop that uses it.
-
-    Raises:
-        IntegrationError: No rollout is running here, or the SDK is not installed.
-        SampleSourceError: The rollout has a sample source of another kind.
-    """
-    context = the_rollout()
-    load_sdk()
-    source = recorder_of(context, FrameworkSource) if record else None
-    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
-    transport = AsyncioTransport(endpoint, source, conversation=MAIN)
-    return make_client(
-        endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
-    )
-
-
 def trio_tool(fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     """Make a trio function one that asyncio code awaits, with the same name and signature.
 
@@ -123,16 +95,26 @@ class AgentStream(Generic[T]):
     """
 
     result: Any = None
-    _events: AsyncioStream[T] | None = field(default=None, repr=False)
-
-    def attach(self, events: AsyncioStream[T]) -> Self:
-        """Set the source of the events."""
-        self._events = events
-        return self
+    _events: AsyncioStream[T] = field(init=False, repr=False)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        assert self._events is not None  # noqa: S101 - it is attached before anybody has it
         return await anext(self._events)
+
+
+@asynccontextmanager
+async def stream_run(
+    run: Callable[[AgentStream[T]], AsyncIterable[T]], *, buffer_size: int
+) -> AsyncGenerator[AgentStream[T], None]:
+    """Run an agent on the bridge for the length of the block, and yield its events.
+
+    Args:
+        run: Yields the events, on the asyncio side, and sets the result of the stream.
+        buffer_size: How many events the run may be ahead.
+    """
+    stream: AgentStream[T] = AgentStream()
+    async with get_bridge().iterate(run, stream, buffer_size=buffer_size) as events:
+        stream._events = events  # noqa: SLF001 - from here on it is the caller's
+        yield stream

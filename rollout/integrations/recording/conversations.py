@@ -25,6 +25,7 @@ from attrs import define, evolve, field, frozen
 
 from rollout._json.fit import fit
 from rollout.integrations.recording.calls import Call, Choice
+from rollout.integrations.recording.responses import text_of
 from rollout.trajectory.steps import COPIED
 
 __all__ = ["Conversation", "Conversations", "Entry"]
@@ -245,13 +246,10 @@ def _key(message: dict[str, Any], *, ids: bool = True) -> list[Any]:
 
 
 def _said(content: Any, *, strip: bool) -> Any:
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        content = "".join(part["text"] for part in content)
-    if isinstance(content, str) and strip:
-        content = content.strip()
-    return content or None
+    text = text_of(content)
+    if text is None:
+        return content or None
+    return (text.strip() if strip else text) or None
 
 
 def _call_key(call: Any, *, ids: bool) -> Any:

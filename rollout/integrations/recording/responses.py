@@ -1,13 +1,23 @@
-"""Items of OpenAI's Responses API as chat messages, so that a rollout has one form of history."""
+"""Chat messages: their text, and items of OpenAI's Responses API in their form."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["input_as_messages", "items_as_messages"]
+__all__ = ["input_as_messages", "items_as_messages", "text_of"]
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def text_of(content: Any) -> str | None:
+    """Return the text of a message's content, ``None`` if it is not text alone."""
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else None
 
 
 def input_as_messages(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ import pytest
 
 from rollout.errors import IntegrationError
 from rollout.integrations.frameworks.adapters import Framework, _check, _number
-from rollout.integrations.openai_agents import as_chat, as_items
+from rollout.integrations.openai_agents import as_items
+from rollout.integrations.recording.responses import items_as_messages
 from rollout.trajectory import build_trajectory, trajectory_problems
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
@@ -85,7 +86,7 @@ def test_everything_in_items_is_in_the_chat():
         },
         {"type": "web_search_call", "id": "w1", "status": "completed"},
     ]
-    chat = as_chat(items)
+    chat = items_as_messages(items)
     assert [each.get("role") for each in chat] == ["user", "assistant", "tool", "tool", None]
     assert chat[1]["content"] == "I add."
     assert chat[1]["reasoning_content"] == "Hm."
