@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from attrs import frozen
@@ -182,12 +181,7 @@ class Sandbox:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     @property
@@ -231,9 +225,10 @@ class Sandbox:
         )
 
     async def stop(self, *, remove: bool = True) -> None:
-        """Kill everything inside and remove the folder. Also ends a start that is under way.
+        """Kill everything inside and remove the folder.
 
-        A cancellation is raised after the work is done. May be called again, and at any time.
+        May be called again, and at any time: a start that is under way ends with an error then. A
+        cancellation is raised after the work is done.
 
         Args:
             remove: Whether the folder goes as well.

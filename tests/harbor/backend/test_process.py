@@ -156,6 +156,6 @@ async def test_sigkill_takes_the_sandboxes_along(server_file, pipe, gate, tmp_pa
     # Nobody was there to remove them; the next server does, before it serves.
     async with server_process(file, tmp_path) as (server, _):
         assert [list(folder.iterdir()) for folder in left] == [[], []]
-        assert "a server that was killed" in server.log
+        assert "a process that was killed" in server.log
         server.process.terminate()
         await server.process.wait()
