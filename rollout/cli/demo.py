@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from typing import Any
 
 import click
+import trio
 from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from rollout.cli.bars import LiveBar
-from rollout.cli.demo_chat import DEFAULT_BIND, serve_chat
-from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
+from rollout._tasks import sole_error
+from rollout.cli.failures import EXIT_FAILED, EXIT_USAGE, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
-from rollout.cli.options import json_option, seconds
+from rollout.cli.options import json_option, seconds, secret_from_env
 from rollout.cli.remote import quiet_http
+from rollout.cli.terminal import LiveBar
 from rollout.cli.text import one_line, print_json
 from rollout.demo import DemoPlan, DemoReport, run_demo
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
-from rollout.demo.model import SMOLLM2, RealModel, find_weights
+from rollout.demo.chat import chat_server, create_chat_app
+from rollout.demo.model import SMOLLM2, RealModel, find_weights, model_server
 from rollout.demo.report import Groups
 from rollout.types import RolloutStatus
 
@@ -39,6 +42,11 @@ _OF_CHAT = ("bind", "api_key_env")
 _OF_SCRIPT = ("error_rate", "think_sec")
 _OF_REAL = ("temperature",)
 _RENAMED = {"as_json": "--json", "model_name": "--model"}
+DEFAULT_BIND = "127.0.0.1:9000"
+"""Where it listens by default."""
+
+_SLOTS = 8
+_HIGHEST_PORT = 65_535
 _OUTCOMES = {
     RolloutStatus.SUCCESS: "green",
     RolloutStatus.FAILURE: "red",
@@ -318,3 +326,70 @@ def _about(plan: DemoPlan) -> str:
 
 def _figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def serve_chat(model: ScriptedModel | RealModel, bind: str, api_key_env: str | None) -> None:
+    """Serve the endpoint until SIGINT or SIGTERM; one line on stdout says where.
+
+    Raises:
+        CommandError: It cannot listen there, or there is no key although it would listen for
+            other machines.
+    """
+    host = _host(bind)
+    key = secret_from_env("--api-key-env", api_key_env)
+    if key is None and not _is_loopback(host):
+        raise CommandError(
+            f"--bind {bind} is open to other machines, so it needs a key: name the variable "
+            "that holds it with --api-key-env"
+        )
+    if isinstance(model, RealModel):
+        run_async(_serve_real, model, host, int(bind.rpartition(":")[2]), key)
+    else:
+        run_async(_serve, model, bind, key)
+
+
+async def _serve_real(model: RealModel, host: str, port: int, key: str | None) -> None:
+    async with interrupts() as signals:
+        with signals.work:
+            async with model_server(model, slots=_SLOTS, api_key=key, host=host, port=port) as url:
+                click.echo(f"listening on {url}/v1")
+                await trio.sleep_forever()
+
+
+async def _serve(model: ScriptedModel, bind: str, key: str | None) -> None:
+    try:
+        async with (
+            interrupts() as signals,
+            chat_server(create_chat_app(model, key, vary=True), bind) as url,
+        ):
+            click.echo(f"listening on {url}/v1")
+            with signals.work:
+                await trio.sleep_forever()
+    except BaseExceptionGroup as group:
+        plain = sole_error(group)
+        if isinstance(plain, OSError):
+            raise CommandError(
+                f"cannot listen on {bind}: {plain.strerror or plain}; choose another address "
+                "with --bind (port 0 takes a free one)",
+                exit_code=EXIT_USAGE,
+            ) from None
+        raise
+
+
+def _host(bind: str) -> str:
+    host, _, port = bind.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    if not host or "/" in host or (":" in host and not in_brackets):
+        raise CommandError(f"--bind takes HOST:PORT or [IPV6]:PORT, not {bind!r}")
+    if not (port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
+        raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")
+    return host.strip("[]")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

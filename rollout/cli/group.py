@@ -30,6 +30,8 @@ _COMMANDS = {
     "clean": "Remove the files of old rollouts.",
     "simulate": "Simulate rollouts on a network with faults, and check the invariants.",
 }
+_PLACES = {"health": "remote:health", "wait-idle": "remote:wait_idle", "cancel": "remote:cancel"}
+"""Commands that are not the `command` of a module of their name."""
 
 
 class _LazyGroup(click.Group):
@@ -45,11 +47,12 @@ class _LazyGroup(click.Group):
     ) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"rollout.cli.{cmd_name.replace('-', '_')}")
+        name, _, attribute = _PLACES.get(cmd_name, f"{cmd_name}:command").partition(":")
+        module = importlib.import_module(f"rollout.cli.{name}")
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             # So it was while modules were imported, which must not be interrupted half-way.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        command: click.Command = module.command
+        command: click.Command = getattr(module, attribute)
         return command
 
     def format_commands(

@@ -8,8 +8,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,27 +19,28 @@ import click
 import trio
 
 from rollout._files.atomic import reason_of
-from rollout._logs import get_logger
+from rollout._logs import get_logger, printable
 from rollout._tasks import sole_error
 from rollout.backend.failures import describe_exception, summarized
-from rollout.cli.activity import Activity
 from rollout.cli.failures import (
     EXIT_FAILED,
+    EXIT_FORCED,
     EXIT_USAGE,
     CommandError,
     interrupted,
     last_place,
     run_async,
 )
-from rollout.cli.last_resort import LastResort
 from rollout.cli.options import FilePath, seconds, secret_from_env
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line
 from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.server import RolloutServer, ShutdownBudget, serve
+from rollout.server.entry import Entry
+from rollout.server.registry import RolloutRegistry
 
-__all__ = ["command"]
+__all__ = ["Activity", "LastResort", "command"]
 
 logger = get_logger(__name__)
 
@@ -278,3 +280,152 @@ def _check_encrypted(keyfile: str | None, password: str | None) -> None:
             "the key is encrypted; name the variable that holds its password with "
             "--keyfile-password-env"
         )
+
+
+_MOST_LINES = 6
+
+
+class Activity:
+    """Says which rollouts come and how they end: one by one if they are few, else in numbers.
+
+    Args:
+        registry: The server's rollouts.
+        say: What gets the lines.
+        every_sec: How long events are collected before they are said.
+        one_by_one: Whether a few rollouts get a line each.
+    """
+
+    def __init__(
+        self,
+        registry: RolloutRegistry,
+        say: Callable[[str], object],
+        *,
+        every_sec: float,
+        one_by_one: bool,
+    ) -> None:
+        self._registry = registry
+        self._say = say
+        self._every_sec = every_sec
+        self._one_by_one = one_by_one
+        self._lines: list[str] = []
+        self._admitted = 0
+        self._ended: Counter[str] = Counter()
+        self._since: dict[str, float] = {}
+        self._next = registry.hooks.observer
+        registry.hooks.observer = self._observe
+
+    async def run(self) -> None:
+        """Say what happens until this is cancelled, and then the rest."""
+        try:
+            while True:
+                await trio.sleep(self._every_sec)
+                self._flush()
+        finally:
+            self._flush()
+
+    def _observe(self, what: str, entry: Entry) -> None:
+        if self._next is not None:
+            self._next(what, entry)
+        if what == "admitted":
+            self._admitted += 1
+            self._since[entry.rollout_id] = trio.current_time()
+            self._note(entry, "admitted")
+        elif what == "finished" and entry.record.result is not None:
+            result = entry.record.result
+            now = trio.current_time()
+            seconds = now - self._since.pop(entry.rollout_id, now)
+            self._ended[result.status] += 1
+            why = f"{result.err_category}, " if result.err_category else ""
+            self._note(entry, f"{result.status} ({why}{seconds:.1f} s)")
+
+    def _note(self, entry: Entry, what: str) -> None:
+        if len(self._lines) <= _MOST_LINES:
+            self._lines.append(f"rollout {printable(entry.rollout_id)}: {what}")
+
+    def _flush(self) -> None:
+        if self._one_by_one and len(self._lines) <= _MOST_LINES:
+            for line in self._lines:
+                self._say(line)
+        elif self._lines:
+            ended = ", ".join(f"{count} {status}" for status, count in self._ended.items())
+            self._say(
+                f"rollouts: {self._admitted} admitted, {self._ended.total()} ended"
+                f"{f' ({ended})' if ended else ''}; {len(self._since)} in flight"
+            )
+        self._lines, self._admitted = [], 0
+        self._ended.clear()
+
+
+_STUCK_SEC = 1.0
+"""Time for the last responses to leave, once executions were given up."""
+
+_CLOSING_SEC = 60.0
+"""Time for connections and the lifespan to end, on top of the budget of the stages."""
+
+
+class LastResort:
+    """Ends the process with `EXIT_FORCED` if the server does not return in time.
+
+    A workflow in a worker thread that never returns, or a task that shields itself from its
+    cancellation, blocks trio's nurseries for ever, and with them the exit of the process. The
+    staged shutdown gives such executions up and delivers results for them; this ends the
+    process once that is done. A thread keeps the time, and the signal itself starts it, since a
+    workflow may block the event loop, too.
+    """
+
+    def __init__(self, app: RolloutServer) -> None:
+        self._app = app
+        self._timer: threading.Timer | None = None
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Disarm at the end of the block, which is where the server has returned."""
+        try:
+            yield
+        finally:
+            self._disarm()
+
+    def start_with_signals(self) -> None:
+        """Start the time with SIGTERM or SIGINT, ahead of whoever handles them by now."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                signal.signal(number, partial(self._received, handler))
+
+    def _received(self, handler: Callable[[int, Any], Any], number: int, frame: Any) -> None:
+        if self._timer is None:
+            self._arm_for_shutdown()
+        handler(number, frame)
+
+    def _arm_for_shutdown(self) -> None:
+        budget = self._app.shutdown_stages.budget
+        self._arm(budget.total_sec + _CLOSING_SEC, "the shutdown does not end")
+
+    async def watch(self) -> None:
+        """Follow the shutdown and set the time accordingly."""
+        stages = self._app.shutdown_stages
+        await self._app.shutdown_requested.wait()
+        self._arm_for_shutdown()
+        await stages.run()
+        if stages.stuck:
+            reason = f"{len(stages.stuck)} execution(s) did not stop"
+            self._arm(_STUCK_SEC, reason)
+        else:
+            self._arm(_CLOSING_SEC, "the lifespan or a connection does not end")
+
+    def _arm(self, after_sec: float, reason: str) -> None:
+        self._disarm()
+        self._timer = threading.Timer(after_sec, _end_process, (reason,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _end_process(reason: str) -> None:
+    logger.error("ending the process by force: %s", reason)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(EXIT_FORCED)

@@ -6,7 +6,7 @@ import pytest
 import trio
 from support import CHAT_URL, in_process, local_backend, make_app, prompt
 
-from rollout.cli.activity import Activity
+from rollout.cli.serve import Activity
 
 
 async def said(scripts: list[dict], *, one_by_one: bool) -> list[str]:

@@ -199,7 +199,7 @@ def test_it_runs_as_a_module(module):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
-@pytest.mark.parametrize("module", ["rollout.backend.local", "rollout.cli.health"])
+@pytest.mark.parametrize("module", ["rollout.backend.local", "rollout.cli.remote"])
 def test_ctrl_c_while_it_imports_is_no_traceback(module):
     code = f"""
 import os, signal, sys

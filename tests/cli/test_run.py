@@ -12,7 +12,7 @@ import trio
 from cli.harness import SERVER_KEY, command_line, environment
 from support import fresh_id
 
-from rollout.cli.view import PhaseView
+from rollout.cli.run import PhaseView
 from rollout.client.wire import Busy
 from rollout.types import RolloutStatus
 

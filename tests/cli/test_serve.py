@@ -167,8 +167,8 @@ def test_ends_by_force_when_executions_do_not_stop(apps):
 
 def test_ends_by_force_when_the_event_loop_is_blocked(apps):
     hasty = (
-        "import sys, rollout.cli.last_resort as last_resort\n"
-        "last_resort._CLOSING_SEC = 0.1\n"
+        "import sys, rollout.cli.serve as serve\n"
+        "serve._CLOSING_SEC = 0.1\n"
         "from rollout.cli import main\n"
         "main(['serve', *sys.argv[1:]])\n"
     )

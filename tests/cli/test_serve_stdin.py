@@ -31,8 +31,8 @@ QUICK = (
 
 
 HASTY = """
-import sys, rollout.cli.last_resort as last_resort
-last_resort._CLOSING_SEC = 0.1
+import sys, rollout.cli.serve as serve
+serve._CLOSING_SEC = 0.1
 from rollout.cli import main
 main(sys.argv[1:])
 """

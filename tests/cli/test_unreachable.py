@@ -10,7 +10,7 @@ import pytest
 import trustme
 from cli.harness import serving
 
-from rollout.cli.unreachable import why_unreachable
+from rollout.cli.failures import why_unreachable
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,10 @@ from rich.console import Console
 
 import rollout.cli.simulate
 import rollout.simulation.run
-from rollout.cli import bars
+from rollout.cli import terminal
 from rollout.cli.failures import CommandError
-from rollout.cli.fault_words import FAULTS
 from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seed, run_seeds
-from rollout.cli.simulate import _LiveProgress, _Tally
+from rollout.cli.simulate import FAULTS, _LiveProgress, _Tally
 from rollout.cli.text import echo_lines
 from rollout.simulation import Fault, SimulationStats, Violation, simulate_workload
 
@@ -470,8 +469,8 @@ def test_closing_early_ends_the_workers(monkeypatch):
 
 def test_a_terminal_shows_how_far_it_is(monkeypatch):
     console = Console(force_terminal=True, width=100, stderr=True)
-    monkeypatch.setattr(bars, "Console", lambda **_: console)
-    monkeypatch.setattr(bars, "can_draw", lambda console: console.is_terminal)
+    monkeypatch.setattr(terminal, "Console", lambda **_: console)
+    monkeypatch.setattr(terminal, "can_draw", lambda console: console.is_terminal)
     tally = _Tally(Recipe("mild", 20), range(4), workers=1)
     with console.capture() as shown, _LiveProgress(tally, silent=False) as progress:
         tally.add(SeedOutcome(seed=0, stats=SimulationStats(runs=1, rollouts=20)))

@@ -19,10 +19,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from rollout.cli.bars import can_draw
 from rollout.cli.eval.speed import Speed, duration_text, rate_text
+from rollout.cli.terminal import WarningLines, can_draw
 from rollout.cli.text import one_line
-from rollout.cli.warning_lines import WarningLines
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
 
 __all__ = ["OUTCOME_STYLES", "EvaluationView", "attempt_line", "figure_text", "reward_text"]
