@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 import trio
 
-import rollout.evaluation.runner
+import rollout.evaluation.run
 from rollout.client import RolloutClient
 from rollout.evaluation import evaluate
 from rollout.evaluation.config import parse_config
@@ -76,7 +76,7 @@ def peak_kib() -> int:
 
 async def run(folder: Path, *, sync: bool) -> None:
     """Run one evaluation in this process, and print what it took."""
-    rollout.evaluation.runner.RolloutClient = Client  # type: ignore[misc]
+    rollout.evaluation.run.RolloutClient = Client  # type: ignore[misc]
     if not sync:
         os.fsync = lambda _: None  # type: ignore[assignment]
     config = parse_config(
@@ -87,14 +87,14 @@ async def run(folder: Path, *, sync: bool) -> None:
             "run": {"output": str(folder / "out"), "max_in_flight": 32},
         }
     )
-    write = rollout.evaluation.runner._report  # noqa: SLF001 - to look before it
+    write = rollout.evaluation.run._report  # noqa: SLF001 - to look before it
     reporting = []
 
-    def report_of(out: Path) -> None:
+    def report_of(*args: Any) -> None:
         reporting.append(peak_kib())
-        write(out)
+        write(*args)
 
-    rollout.evaluation.runner._report = report_of  # noqa: SLF001
+    rollout.evaluation.run._report = report_of  # noqa: SLF001
     started = time.monotonic()
     before, count = peak_kib(), 0
     async with evaluate(config) as evaluation:

@@ -22,7 +22,7 @@ from rollout.evaluation.folder.outputs import summarize
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.report import write_report
-from rollout.evaluation.runner import EvaluationProgress, EvaluationRun, evaluate
+from rollout.evaluation.run import EvaluationProgress, EvaluationRun, evaluate
 
 __all__ = [
     "AttemptOutcome",

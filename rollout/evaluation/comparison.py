@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +18,15 @@ from attrs import field, frozen
 
 from rollout._checks import check_flag
 from rollout.errors import EvaluationError
-from rollout.evaluation._exact import PairedSums
-from rollout.evaluation._ledger import Ledger, RowScore
-from rollout.evaluation.folder.journal import final_records
+from rollout.evaluation.folder.journal import read_index
 from rollout.evaluation.folder.manifest import file_change, read_manifest
-from rollout.evaluation.intervals import PairedDifference, paired_difference, sign_test
+from rollout.evaluation.index import AttemptIndex, RowScore
+from rollout.evaluation.intervals import (
+    PairedDifference,
+    PairedSums,
+    paired_difference,
+    sign_test,
+)
 from rollout.evaluation.records import AttemptRecord
 
 __all__ = ["SCHEMA", "Comparison", "RowTable", "compare", "compare_runs"]
@@ -97,25 +105,26 @@ def compare(a: Iterable[AttemptRecord], b: Iterable[AttemptRecord]) -> Compariso
     Raises:
         EvaluationError: There are two records of one attempt, or a reward is no finite number.
     """
-    ledgers = (_ledger(a), _ledger(b))
-    places = max(ledger.places for ledger in ledgers)
-    for ledger in ledgers:
-        ledger.places = places
-    passes, rewards = _Pairs(0), _Pairs(places)
+    return _compare(AttemptIndex.of_final(a), AttemptIndex.of_final(b))
+
+
+def _compare(a: AttemptIndex, b: AttemptIndex) -> Comparison:
+    passes, rewards = PairedSums(), PairedSums()
     better = worse = both = neither = 0
     lost: list[int] = []
     won: list[int] = []
     only_a: list[int] = []
     only_b: list[int] = []
-    for row, left, right in _by_row(*ledgers):
+    for row, left, right in _by_row(a, b):
         if left is None or right is None:
             (only_b if left is None else only_a).append(row)
             continue
-        change = passes.add(left.passed, left.counted, right.passed, right.counted)
-        better += change > 0
-        worse += change < 0
-        if left.rewarded and right.rewarded:
-            rewards.add(left.reward_steps, left.rewarded, right.reward_steps, right.rewarded)
+        rates = [Fraction(each.passed, each.counted) for each in (left, right)]
+        passes.add(*rates)
+        better += rates[1] > rates[0]
+        worse += rates[1] < rates[0]
+        if left.rewards and right.rewards:
+            rewards.add(*(each.reward_sum / len(each.rewards) for each in (left, right)))
         match 2 * left.passed > left.counted, 2 * right.passed > right.counted:
             case True, True:
                 both += 1
@@ -125,10 +134,10 @@ def compare(a: Iterable[AttemptRecord], b: Iterable[AttemptRecord]) -> Compariso
                 won.append(row)
             case _:
                 neither += 1
-    same = passes.change.count - better - worse
+    same = passes.rows - better - worse
     return Comparison(
-        pass_rate=paired_difference(passes.a, passes.b, passes.change, (-1.0, 1.0)),
-        mean_reward=paired_difference(rewards.a, rewards.b, rewards.change),
+        pass_rate=paired_difference(passes, (-1.0, 1.0)),
+        mean_reward=paired_difference(rewards),
         table=RowTable(both, len(lost), len(won), neither, better, worse, same),
         pass_to_fail=tuple(lost),
         fail_to_pass=tuple(won),
@@ -163,7 +172,7 @@ def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) ->
             "so their rows may not be the same; allow_different_datasets "
             "(--allow-different-datasets) pairs them by their number all the same"
         )
-    comparison = compare(final_records(a), final_records(b))
+    comparison = _compare(read_index(a), read_index(b))
     return attrs.evolve(comparison, differences=tuple(_differences(before, after)))
 
 
@@ -183,40 +192,14 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _ledger(records: Iterable[AttemptRecord]) -> Ledger:
-    ledger = Ledger()
-    for record in records:
-        ledger.add(record)
-    return ledger
-
-
-def _by_row(a: Ledger, b: Ledger) -> Iterator[tuple[int, RowScore | None, RowScore | None]]:
-    """Each row that counts in either, in order, with its scores."""
-    lefts = (score for score in a.scores() if score.counted)
-    rights = (score for score in b.scores() if score.counted)
-    left, right = next(lefts, None), next(rights, None)
-    while left is not None or right is not None:
-        if left is not None and right is not None and left.row == right.row:
-            yield left.row, left, right
-            left, right = next(lefts, None), next(rights, None)
-        elif left is not None and (right is None or left.row < right.row):
-            yield left.row, left, None
-            left = next(lefts, None)
-        elif right is not None:
-            yield right.row, None, right
-            right = next(rights, None)
-
-
-class _Pairs:
-    """Row means of both runs, and their differences."""
-
-    def __init__(self, places: int) -> None:
-        self.a, self.b, self.change = PairedSums(places), PairedSums(places), PairedSums(places)
-
-    def add(self, total_a: int, size_a: int, total_b: int, size_b: int) -> int:
-        """Take a row, and return the sign of its change, times something positive."""
-        change = total_b * size_a - total_a * size_b
-        self.a.add(total_a, size_a)
-        self.b.add(total_b, size_b)
-        self.change.add(change, size_a * size_b)
-        return change
+def _by_row(
+    a: AttemptIndex, b: AttemptIndex
+) -> Iterator[tuple[int, RowScore | None, RowScore | None]]:
+    """Yield each row that counts in either, in order, with its scores."""
+    scores = merge(
+        ((score.row, 0, score) for score in a.rows() if score.counted),
+        ((score.row, 1, score) for score in b.rows() if score.counted),
+    )
+    for row, group in groupby(scores, key=itemgetter(0)):
+        found = {run: score for _, run, score in group}
+        yield row, found.get(0), found.get(1)

@@ -7,17 +7,19 @@ attempts of R rows as n*R draws makes an interval up to sqrt(n) times too narrow
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 from functools import lru_cache
 from statistics import NormalDist
 
-from attrs import frozen
-
-from rollout.evaluation._exact import ClusterSums, PairedSums, sqrt_float, to_float
+from attrs import define, frozen
 
 __all__ = [
     "LEVEL",
+    "ClusterSums",
     "Estimate",
+    "PairedDifference",
+    "PairedSums",
     "cluster_mean",
     "cluster_rate",
     "paired_difference",
@@ -60,6 +62,68 @@ class Estimate:
     method: str
     attempts: int
     rows: int
+
+
+@define
+class ClusterSums:
+    """Exact sums over rows: what the clustered standard error of a mean needs, in one pass.
+
+    Fractions add up without rounding, so the order of the rows does not matter.
+
+    Attributes:
+        clusters: How many rows have at least one number.
+        count: How many numbers there are.
+    """
+
+    clusters: int = 0
+    count: int = 0
+    _total: Fraction = Fraction()
+    _squares: Fraction = Fraction()
+    _products: Fraction = Fraction()
+    _sizes: int = 0
+
+    def add(self, total: Fraction | int, size: int) -> None:
+        """Add a row of *size* numbers whose sum is *total*."""
+        if not size:
+            return
+        self.clusters += 1
+        self.count += size
+        self._total += total
+        self._squares += total * total
+        self._products += total * size
+        self._sizes += size * size
+
+    def mean(self) -> Fraction:
+        """The mean of all numbers; there must be one."""
+        return self._total / self.count
+
+    def variance_of_mean(self) -> Fraction:
+        """The squared clustered standard error of the mean; needs two rows.
+
+        With T_i and m_i the sum and the size of row i, M the mean of all N numbers and R rows:
+        ``R/(R-1) * sum((T_i - m_i*M)**2) / N**2``.
+        """
+        mean = self.mean()
+        spread = self._squares - 2 * mean * self._products + mean * mean * self._sizes
+        return Fraction(self.clusters, self.clusters - 1) * spread / self.count**2
+
+
+def to_float(value: Fraction) -> float:
+    """The float nearest to *value*; the largest one of its sign where it is out of range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return -sys.float_info.max if value < 0 else sys.float_info.max
+
+
+def sqrt_float(value: Fraction) -> float:
+    """The square root as a float, also where *value* itself is out of range."""
+    numerator, denominator = value.numerator, value.denominator
+    # Enough bits that the whole part of the root has more of them than a float.
+    shift = max(0, 128 - numerator.bit_length() + denominator.bit_length())
+    shift += shift % 2
+    root = math.isqrt((numerator << shift) // denominator)
+    return to_float(Fraction(root, 1 << (shift // 2)))
 
 
 def cluster_mean(sums: ClusterSums) -> Estimate:
@@ -241,8 +305,38 @@ class PairedDifference:
     rows: int
 
 
+@define
+class PairedSums:
+    """Exact sums over rows: the means of both runs, their difference and its variance.
+
+    Attributes:
+        rows: How many rows it has.
+    """
+
+    rows: int = 0
+    _a: Fraction = Fraction()
+    _b: Fraction = Fraction()
+    _squares: Fraction = Fraction()
+
+    def add(self, a: Fraction, b: Fraction) -> None:
+        """Add the mean of a row in run A and in run B."""
+        self.rows += 1
+        self._a += a
+        self._b += b
+        self._squares += (b - a) ** 2
+
+    def means(self) -> tuple[Fraction, Fraction]:
+        """The means of A and B; there must be a row."""
+        return self._a / self.rows, self._b / self.rows
+
+    def variance_of_difference(self) -> Fraction:
+        """The squared standard error of the mean difference; needs two rows."""
+        spread = self._squares - (self._b - self._a) ** 2 / self.rows
+        return spread / (self.rows * (self.rows - 1))
+
+
 def paired_difference(
-    a: PairedSums, b: PairedSums, change: PairedSums, bounds: tuple[float, float] | None = None
+    sums: PairedSums, bounds: tuple[float, float] | None = None
 ) -> PairedDifference:
     """Mean of the differences between two runs, row by row, with an interval.
 
@@ -260,32 +354,30 @@ def paired_difference(
     easy or hard for both runs cancels out in the differences.
 
     Args:
-        a: The row means of run A.
-        b: The row means of run B, of the same rows.
-        change: Their differences.
+        sums: The row means of both runs.
         bounds: Range that the interval is cut to.
     """
-    if not change.count:
+    if not sums.rows:
         return PairedDifference(None, None, None, None, None, None, LEVEL, "none", 0)
-    mean = change.mean()
+    a, b = sums.means()
     low = high = error = None
     method = "none"
-    if change.count > 1:
-        variance = change.variance_of_mean()
+    if sums.rows > 1:
+        variance = sums.variance_of_difference()
         error = sqrt_float(variance)
         if variance:
-            low, high = _around(mean, error, change.count - 1, bounds)
+            low, high = _around(b - a, error, sums.rows - 1, bounds)
             method = "paired-t"
     return PairedDifference(
-        to_float(a.mean()),
-        to_float(b.mean()),
-        to_float(mean),
+        to_float(a),
+        to_float(b),
+        to_float(b - a),
         low,
         high,
         error,
         LEVEL,
         method,
-        change.count,
+        sums.rows,
     )
 
 

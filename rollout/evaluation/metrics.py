@@ -1,7 +1,7 @@
 """The figures of an evaluation, out of the records of its attempts. Pure.
 
 Everything in `EvaluationResults` is the same to the last bit for the same outcomes, in
-whatever order they arrive: sums are exact whole numbers, rounded once at the end.
+whatever order they arrive: sums are exact fractions, rounded once at the end.
 
 An attempt that failed counts as not passed. It has no reward, so it is not in the mean reward
 either: there it would be a silent 0.
@@ -9,10 +9,10 @@ either: there it would be a silent 0.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from statistics import mean
 from typing import Any
 
 import attrs
@@ -21,10 +21,9 @@ from attrs import define, field, frozen
 from rollout._checks import check_whole, is_finite_number
 from rollout.codec import structure
 from rollout.errors import EvaluationDamagedError, EvaluationError, InvalidBodyError
-from rollout.evaluation._exact import ClusterSums, ExactMean
-from rollout.evaluation._ledger import Ledger, reward_of
 from rollout.evaluation.estimators import KEstimate, curve, percentile
-from rollout.evaluation.intervals import Estimate, cluster_mean, cluster_rate
+from rollout.evaluation.index import AttemptIndex, reward_of
+from rollout.evaluation.intervals import ClusterSums, Estimate, cluster_mean, cluster_rate
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 
 __all__ = [
@@ -45,8 +44,6 @@ SCHEMA = "rollout-metrics/1"
 
 UNNAMED_CATEGORY = "unknown"
 """Where a failed attempt without an error category is counted."""
-
-_RUN = 8192
 
 
 @frozen
@@ -208,12 +205,14 @@ class EvaluationMetrics:
         try:
             metrics = structure(document, cls)
         except InvalidBodyError as error:
-            raise EvaluationDamagedError(f"the metrics are damaged: {error}") from None
+            raise EvaluationDamagedError(f"metrics.json is damaged: {error}") from None
         plain = metrics.to_dict()
         if extra := _extra(document, plain):
-            raise EvaluationDamagedError(f"the metrics are damaged: {extra} is unknown")
+            raise EvaluationDamagedError(f"metrics.json is damaged: {extra} is unknown")
         if plain != document:
-            raise EvaluationDamagedError("the metrics are damaged: a list is none")
+            raise EvaluationDamagedError(
+                "metrics.json is damaged: a field that must be a list is not one"
+            )
         return metrics
 
 
@@ -266,11 +265,11 @@ def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> E
 
     Raises:
         EvaluationError: There are two records of one attempt, more attempts or rows than the
-            run has, or a reward or a duration that is no finite number.
+            run has, or a reward or a duration that is not a finite number.
     """
     check_whole("rows", rows, least=0)
     check_whole("n", n)
-    tally = _Tally(Ledger(n), n)
+    tally = _Tally(n)
     for record in records:
         tally.add(record)
     return tally.metrics(rows)
@@ -278,8 +277,8 @@ def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> E
 
 @define
 class _Tally:
-    ledger: Ledger
     n: int
+    index: AttemptIndex = field(factory=AttemptIndex)
     outcomes: Counter[AttemptOutcome] = field(factory=Counter)
     categories: Counter[str] = field(factory=Counter)
     retries: int = 0
@@ -292,14 +291,14 @@ class _Tally:
     successes: array[float] = field(factory=lambda: array("d"))
     prompt: list[int] = field(factory=lambda: [0, 0])
     completion: list[int] = field(factory=lambda: [0, 0])
-    sample_metrics: dict[str, ExactMean] = field(factory=dict)
+    sample_metrics: dict[str, array[float]] = field(factory=dict)
 
     def add(self, record: AttemptRecord) -> None:
         if record.attempt >= self.n:
             raise EvaluationError(
                 f"row {record.row} has an attempt {record.attempt}, but n is {self.n}"
             )
-        self.ledger.add(record)
+        self.index.add_final(record)
         self.retries += record.retry
         if not record.superseded:
             self.outcomes[record.outcome] += 1
@@ -323,7 +322,7 @@ class _Tally:
             self.best = (reward if self.best is None else max(self.best, reward)) + 0.0
         for name, value in record.metrics.items():
             if is_finite_number(value):
-                self.sample_metrics.setdefault(name, ExactMean()).add(float(value))
+                self.sample_metrics.setdefault(name, array("d")).append(value)
 
     def _take_tokens(self, record: AttemptRecord) -> None:
         for tokens, sums in (
@@ -337,21 +336,21 @@ class _Tally:
     def _take_duration(self, record: AttemptRecord) -> None:
         if not is_finite_number(record.duration_sec):
             raise EvaluationError(
-                f"row {record.row}, attempt {record.attempt}: the duration is no finite number"
+                f"row {record.row}, attempt {record.attempt}: the duration is not a finite number"
             )
         self.durations.append(record.duration_sec)
         if record.outcome is AttemptOutcome.SUCCESS:
             self.successes.append(record.duration_sec)
 
     def metrics(self, rows: int) -> EvaluationMetrics:
-        passes, rewards = ClusterSums(), ClusterSums(self.ledger.places)
+        passes, rewards = ClusterSums(), ClusterSums()
         kinds: Counter[tuple[int, int]] = Counter()
         seen = passed = 0
-        for score in self.ledger.scores():
+        for score in self.index.rows():
             seen += 1
             passed += score.passed
             passes.add(score.passed, score.counted)
-            rewards.add(score.reward_steps, score.rewarded)
+            rewards.add(score.reward_sum, len(score.rewards))
             kinds[score.counted, score.passed] += 1
         if seen > rows:
             raise EvaluationError(f"there are records of {seen} rows, but only {rows} are selected")
@@ -380,9 +379,8 @@ class _Tally:
             prompt_tokens=_tokens(*self.prompt),
             completion_tokens=_tokens(*self.completion),
             sample_metrics={
-                name: SampleMetric(mean, exact.count)
-                for name, exact in sorted(self.sample_metrics.items())
-                if (mean := exact.mean()) is not None
+                name: SampleMetric(mean(values), len(values))
+                for name, values in sorted(self.sample_metrics.items())
             },
         )
         timing = EvaluationTiming(
@@ -398,18 +396,11 @@ def _tokens(total: int, attempts: int) -> TokenCount:
 def _durations(values: array[float]) -> Durations:
     if not values:
         return Durations(0, None, None, None, None)
-    exact = ExactMean()
-    for value in values:
-        exact.add(value)
-    ordered = _ordered(values)
+    ordered = sorted(values)
     return Durations(
-        len(ordered), exact.mean(), percentile(ordered, 0.5), percentile(ordered, 0.95), ordered[-1]
+        len(ordered),
+        mean(ordered),
+        percentile(ordered, 0.5),
+        percentile(ordered, 0.95),
+        ordered[-1],
     )
-
-
-def _ordered(values: array[float]) -> array[float]:
-    """Sort, with no more than a run of the numbers as Python objects at a time."""
-    runs = [
-        array("d", sorted(values[start : start + _RUN])) for start in range(0, len(values), _RUN)
-    ]
-    return array("d", heapq.merge(*runs))

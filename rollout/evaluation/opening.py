@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import trio
-from attrs import define
+from attrs import define, field
 
 from rollout._checks import check_api_key
+from rollout._endpoint_failures import endpoint_failure
 from rollout._logs import get_logger
-from rollout._redaction import url_secrets
+from rollout._redaction import public_url, redact, url_secrets
+from rollout.context import RolloutContext
 from rollout.errors import (
     DatasetError,
     EvaluationDamagedError,
     EvaluationError,
+    IntegrationError,
     InvalidFieldError,
 )
 from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
-from rollout.evaluation.decisions import Ledger
 from rollout.evaluation.folder.journal import EVENTS, read_records, recover
 from rollout.evaluation.folder.layout import archive, check_orphans, finish_archiving, tidy
 from rollout.evaluation.folder.manifest import (
@@ -34,9 +38,11 @@ from rollout.evaluation.folder.manifest import (
     same_inputs,
     write_manifest,
 )
-from rollout.evaluation.progress import EvaluationProgress
+from rollout.evaluation.index import AttemptIndex, IndexedAttempt
+from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.integrations.chat import chat
 
-__all__ = ["OpenedRun", "credentials_of", "open_run"]
+__all__ = ["EvaluationProgress", "OpenedRun", "check_endpoint", "credentials_of", "open_run"]
 
 logger = get_logger(__name__)
 
@@ -49,17 +55,19 @@ class OpenedRun:
 
     Attributes:
         manifest: What it was started with.
-        ledger: Which attempts are settled.
+        index: Its attempts that are on record.
         progress: How far it is.
         dataset: Where its rows come from.
         resumed: Whether another process worked on it before.
+        retry_failed: Whether attempts that failed are run again.
     """
 
     manifest: dict[str, Any]
-    ledger: Ledger
+    index: AttemptIndex
     progress: EvaluationProgress
     dataset: Dataset
     resumed: bool
+    retry_failed: bool
 
 
 async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool) -> OpenedRun:
@@ -131,26 +139,27 @@ def _open(
         manifest = new_manifest(run_id, now, inputs)
         write_manifest(folder, manifest)
     tidy(folder)
-    ledger = Ledger(config.run.n, retry_failed=retry_failed)
-    progress = EvaluationProgress(total=scan.selected * config.run.n)
-    for record in recover(folder, manifest["run_id"]):
+    index = AttemptIndex()
+    for place, record in recover(folder, manifest["run_id"]):
         if record.attempt >= config.run.n:
             raise EvaluationDamagedError(
                 f"{folder / EVENTS}: row {record.row} has an attempt {record.attempt}, but n is "
                 f"{config.run.n}; the file was changed, so it is left as it is. Restore it, or "
                 "start anew (--fresh keeps it in archive/)"
             )
-        replaced = ledger.settled(*record.key)
-        ledger.add(record)
-        if not record.counts:
-            continue
-        if replaced is not None:
-            progress.outcomes[replaced] -= 1  # it had failed, so nothing else was counted
-        if ledger.settled(*record.key) is not None:
-            progress.add(record)
+        index.add(record, place)
+    progress = EvaluationProgress(total=scan.selected * config.run.n)
+    for attempt in index:
+        if not index.is_open(attempt.row, attempt.attempt, retry_failed=retry_failed):
+            progress.add(attempt)
     progress.resumed = progress.settled
     return OpenedRun(
-        manifest=manifest, ledger=ledger, progress=progress, dataset=dataset, resumed=resumed
+        manifest=manifest,
+        index=index,
+        progress=progress,
+        dataset=dataset,
+        resumed=resumed,
+        retry_failed=retry_failed,
     )
 
 
@@ -181,3 +190,87 @@ def credentials_of(config: EvaluationConfig) -> Credentials:
         chat=read("chat", config.chat.api_key_env),
         urls=(*url_secrets(config.chat.url), *url_secrets(config.server.url or "")),
     )
+
+
+@define
+class EvaluationProgress:
+    """How far a run is, all processes that worked on it together.
+
+    Attributes:
+        total: How many attempts it has in all.
+        resumed: How many of them had ended before this process took over.
+        in_flight: How many run now.
+        outcomes: How many ended how; `cancelled` ones run again when the run is resumed.
+        rewards: How many have a reward.
+        reward_sum: The sum of the rewards.
+        passed: How many passed.
+        retries: How many rollouts were tried again for their setup, in this process.
+    """
+
+    total: int
+    resumed: int = 0
+    in_flight: int = 0
+    outcomes: Counter[AttemptOutcome] = field(factory=Counter)
+    rewards: int = 0
+    reward_sum: float = 0.0
+    passed: int = 0
+    retries: int = 0
+
+    @property
+    def settled(self) -> int:
+        """How many attempts have ended and stay so."""
+        return self.outcomes.total() - self.outcomes[AttemptOutcome.CANCELLED]
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean of the rewards so far, ``None`` without one."""
+        return self.reward_sum / self.rewards if self.rewards else None
+
+    def add(self, ended: AttemptRecord | IndexedAttempt) -> None:
+        """Count an attempt that has ended."""
+        self.outcomes[ended.outcome] += 1
+        self.passed += ended.passed
+        if ended.reward is not None:
+            self.rewards += 1
+            self.reward_sum += ended.reward
+
+
+logger = get_logger(__name__)
+
+_ANSWER_SEC = 60.0
+_NOT_FOUND = 404
+_TOO_MANY = 429
+
+
+async def check_endpoint(config: EvaluationConfig, credentials: Credentials) -> None:
+    """Ask the model for one token.
+
+    An endpoint that takes this call for a wrong one is alive, and so is one that has too much to
+    do, which is logged. Without a model's name, an unknown model says nothing.
+
+    Raises:
+        EvaluationError: Nobody listens or answers there, the key or the model is refused, or the
+            endpoint is broken.
+    """
+    named = config.chat.model is not None
+    context = RolloutContext(chat_completions_url=config.chat.url, api_key=credentials.chat)
+    try:
+        with context:
+            await chat(
+                [{"role": "user", "content": "Hello"}],
+                model=config.chat.model or "policy",
+                record=False,
+                timeout_sec=_ANSWER_SEC,
+                max_tokens=1,
+            )
+    except (IntegrationError, httpx.HTTPError, httpx.InvalidURL) as error:
+        status = error.status_code if isinstance(error, IntegrationError) else None
+        text = redact(str(error) or type(error).__name__, credentials.secrets)
+        if status == _TOO_MANY:
+            logger.warning("%s; the run begins all the same", text)
+        elif endpoint_failure(error) is not None and (named or status != _NOT_FOUND):
+            raise EvaluationError(
+                f"a test call of the model at {public_url(config.chat.url)} failed: {text}. "
+                "Nothing was started; if only the rollout server can reach the model, start "
+                "with --no-check"
+            ) from error

@@ -1,37 +1,66 @@
-"""A run that is going on: its tasks, and what they share."""
+"""Run an evaluation: n attempts for each row, durable as they end, resumable at any point.
+
+Theory of operation: `evaluate` locks the folder, reads the dataset once to check and digest
+it, and reads what an earlier process recorded. Then three kinds of task run: one streams the
+rows from a thread, a feeder starts an attempt whenever there is a place for it, and each
+attempt runs its rollout, writes its trajectory, waits until its record is on the disk, counts
+itself, and hands the record to whoever iterates. The journal's writer lives outside of them
+and is not cancelled, so that a record whose attempt is cancelled meanwhile is still written.
+"""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import closing
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import trio
 from attrs import define, evolve
 
+from rollout._checks import check_flag
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks
+from rollout.artifacts import ARTIFACT_ROOT_VARIABLE
 from rollout.client import RolloutClient
-from rollout.errors import EvaluationStoppedError, RolloutError
-from rollout.evaluation.attempts import UNREACHABLE, Attempt, Credentials, keep_attempt, run_rollout
+from rollout.errors import EvaluationError, EvaluationStoppedError, RolloutError
+from rollout.evaluation.attempts import (
+    UNREACHABLE,
+    Attempt,
+    Credentials,
+    check_usable,
+    keep_attempt,
+    run_rollout,
+)
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
-from rollout.evaluation.decisions import (
+from rollout.evaluation.folder.journal import Journal
+from rollout.evaluation.folder.layout import ROLLOUTS, SERVER_LOG, TRAJECTORIES, locked
+from rollout.evaluation.folder.outputs import write_outputs
+from rollout.evaluation.index import AttemptIndex
+from rollout.evaluation.metrics import EvaluationMetrics
+from rollout.evaluation.opening import (
+    EvaluationProgress,
+    OpenedRun,
+    check_endpoint,
+    credentials_of,
+    open_run,
+)
+from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.rules import (
     CircuitBreaker,
     setup_retry_delay_sec,
     wants_setup_retry,
 )
-from rollout.evaluation.folder.journal import Journal
-from rollout.evaluation.folder.layout import TRAJECTORIES
-from rollout.evaluation.metrics import EvaluationMetrics
-from rollout.evaluation.opening import OpenedRun
-from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.server import server_process
 from rollout.evaluation.standstill import Standstill
 from rollout.rules.retry import shortened
 
-__all__ = ["EvaluationRun"]
+__all__ = ["EvaluationProgress", "EvaluationRun", "evaluate"]
 
 logger = get_logger(__name__)
 
@@ -43,6 +72,165 @@ _UNDER_WAY_SEC = 0.25
 _SERVER_ENDS_SEC = 2.0
 _LONGEST_MESSAGE = 300
 """So much of what an attempt failed of is in the error that stops the run."""
+
+
+@asynccontextmanager
+async def evaluate(
+    config: EvaluationConfig,
+    *,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    check_model: bool = False,
+) -> AsyncGenerator[EvaluationRun, None]:
+    """Run an evaluation, or go on with one, for the length of the block.
+
+    Example::
+
+        async with evaluate(load_config("eval.toml")) as run:
+            async for record in run:
+                print(record.row, record.attempt, record.reward)
+        print(run.metrics)
+
+    The run's folder decides: if it holds a run with the same inputs, the attempts that ended
+    stay as they are and the others run. Each record is on the disk before it is counted.
+
+    Args:
+        config: What to run.
+        fresh: Move an earlier run in the folder to ``archive/`` and start anew.
+        retry_failed: Run attempts again that are on record as failed.
+        check_model: Ask the model for one token before anything is started.
+
+    Raises:
+        DatasetError: The dataset cannot be read, or a row of it cannot be taken.
+        EvaluationInputsChangedError: The folder holds a run with other inputs.
+        EvaluationDamagedError: A file in the folder is damaged.
+        EvaluationLockedError: Another process runs an evaluation there.
+        EvaluationStoppedError: The circuit breaker stopped the run, or its server ended.
+        EvaluationError: A key, the folder or the server's application is not usable, or the model
+            cannot be asked (`check_model`).
+        InvalidFieldError: A URL or a key cannot be used.
+
+    Leaving the block early, by cancellation too, cancels what is in flight on the server and
+    keeps what has ended; the same call goes on from there. Index and metrics are written
+    whenever the block is left, the report when the run is complete.
+    """
+    check_flag("fresh", fresh)
+    check_flag("retry_failed", retry_failed)
+    check_flag("check_model", check_model)
+    credentials = credentials_of(config)
+    lock = locked(config.run.output)
+    await trio.to_thread.run_sync(lock.__enter__)
+    try:
+        opened = await open_run(config, fresh=fresh, retry_failed=retry_failed)
+        if check_model and opened.progress.settled < opened.progress.total:
+            await check_endpoint(config, credentials)
+        run = EvaluationRun(config, credentials, opened)
+        async with _summarizing(run, opened.index), AsyncExitStack() as stack:
+            if run.complete:
+                run.close_records()
+            else:
+                client = await _connect(stack, config, credentials, run, resumed=opened.resumed)
+                await stack.enter_async_context(_working(run, client))
+            yield run
+        run.check_stopped()
+        if run.complete:
+            await trio.to_thread.run_sync(_report, run.folder, opened.index)
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def _report(folder: Path, index: AttemptIndex) -> None:
+    from rollout.evaluation.report.page import write_page  # noqa: PLC0415 - templates take a while
+
+    write_page(folder, index)
+
+
+@asynccontextmanager
+async def _summarizing(run: EvaluationRun, index: AttemptIndex) -> AsyncGenerator[None, None]:
+    """Write index and metrics once the block is left, however that happens."""
+    leaving: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        leaving = error
+        raise
+    finally:
+        run.close()
+        with trio.CancelScope(shield=True):
+            try:
+                run.metrics = await trio.to_thread.run_sync(
+                    write_outputs, run.folder, run.manifest, index
+                )
+            except EvaluationError as error:
+                if leaving is None:
+                    raise
+                leaving.add_note(f"meanwhile: {error}")
+
+
+def _server_environment(config: EvaluationConfig, folder: Path) -> dict[str, str]:
+    """Return what the run's own server finds in its environment, on top of what is there."""
+    environment = {} if config.chat.model is None else {"ROLLOUT_MODEL": config.chat.model}
+    if ARTIFACT_ROOT_VARIABLE not in os.environ:
+        environment[ARTIFACT_ROOT_VARIABLE] = str((folder / ROLLOUTS).absolute())
+    return environment
+
+
+async def _connect(
+    stack: AsyncExitStack,
+    config: EvaluationConfig,
+    credentials: Credentials,
+    run: EvaluationRun,
+    *,
+    resumed: bool,
+) -> RolloutClient:
+    """Start the run's server if it has one of its own, and open a client.
+
+    Raises:
+        EvaluationError: The server does not start, is out of reach, or refuses the key.
+    """
+    url = config.server.url
+    if config.server.app is not None:
+        url = await stack.enter_async_context(
+            server_process(
+                config.server.app,
+                log=run.folder / SERVER_LOG,
+                environment=_server_environment(config, run.folder),
+                secrets=credentials.secrets,
+            )
+        )
+    assert url is not None  # noqa: S101 - the config has one of both
+    client = await stack.enter_async_context(
+        RolloutClient(
+            url=url,
+            api_key=credentials.server,
+            admission_timeout_sec=config.run.admission_timeout_sec,
+        )
+    )
+    try:
+        await client.health()
+        if resumed and config.server.app is None:
+            # What a process left there that was killed runs for nobody.
+            await client.cancel_rollouts(prefix=f"{run.manifest['run_id']}-")
+    except (RolloutError, httpx.HTTPError) as error:
+        check_usable(error, client.url)
+        text = str(error) or type(error).__name__
+        raise EvaluationError(
+            f"the rollout server at {client.url} does not answer: {text}"
+        ) from error
+    return client
+
+
+@asynccontextmanager
+async def _working(run: EvaluationRun, client: RolloutClient) -> AsyncGenerator[None, None]:
+    """Own the tasks of a run for the length of the block."""
+    async with background_tasks(run.journal.write):
+        try:
+            async with background_tasks(partial(run.work, client)):
+                yield
+        finally:
+            run.journal.close()
+            with trio.CancelScope(shield=True):
+                await run.cancel_in_flight(client)
 
 
 class EvaluationRun:
@@ -66,11 +254,12 @@ class EvaluationRun:
         self.manifest: dict[str, Any] = opened.manifest
         self.progress = opened.progress
         self.metrics: EvaluationMetrics | None = None
-        self.journal = Journal(self.folder, beside=self.folder / TRAJECTORIES)
+        self.journal = Journal(self.folder, synced_first=self.folder / TRAJECTORIES)
         self._config = config
         self._credentials = credentials
         self._dataset = opened.dataset
-        self._ledger = opened.ledger
+        self._index = opened.index
+        self._retry_failed = opened.retry_failed
         self._breaker = CircuitBreaker(config.run.breaker_failures)
         self._running = trio.CapacityLimiter(config.run.max_in_flight)
         ending = max(config.run.max_in_flight, _ENDING_AT_A_TIME)
@@ -134,8 +323,8 @@ class EvaluationRun:
 
     def _open_attempts(self, row: int) -> Iterator[int]:
         """Yield those attempts of a row that are not settled."""
-        for number in range(self._ledger.n):
-            if self._ledger.settled(row, number) is None:
+        for number in range(self._config.run.n):
+            if self._index.is_open(row, number, retry_failed=self._retry_failed):
                 yield number
 
     async def cancel_in_flight(self, client: RolloutClient) -> None:
@@ -163,16 +352,16 @@ class EvaluationRun:
             logger.warning("cancelling %d rollout(s) took too long", len(self._started))
 
     def close(self) -> None:
-        """Let nobody wait for records that do not come."""
+        """Close the channel of records at both ends."""
         self._send.close()
         self._receive.close()
 
-    def hand_over_nothing(self) -> None:
-        """End the iteration, since nothing is going to run."""
+    def close_records(self) -> None:
+        """End the iteration over records, when nothing is left to run."""
         self._send.close()
 
     def check_stopped(self) -> None:
-        """Say it if the circuit breaker stopped the run.
+        """Raise an error if the circuit breaker stopped the run.
 
         Raises:
             EvaluationStoppedError: It did.
@@ -226,7 +415,7 @@ class EvaluationRun:
                         await send.send(record)
                     if not record.superseded:
                         return
-                    used = self._ledger.setup_retries(*record.key)
+                    used = self._index.setup_retries(*record.key)
                     draw = random.random()  # noqa: S311 - no secret
                     await trio.sleep(shortened(setup_retry_delay_sec(used - 1), draw))
             except Exception as error:  # noqa: BLE001 - whatever it is, it comes out plain
@@ -238,7 +427,7 @@ class EvaluationRun:
         self, client: RolloutClient, row: DatasetRow, number: int, place: _Place
     ) -> AttemptRecord:
         """Run one rollout of an attempt; return its record once that is on the disk."""
-        retry = self._ledger.records(row.index, number)
+        retry = self._index.records(row.index, number)
         attempt = Attempt.fresh(self.manifest["run_id"], row, number, retry)
 
         def admitted() -> None:
@@ -257,7 +446,7 @@ class EvaluationRun:
         if ending.record.err_category == UNREACHABLE and self._config.server.app is not None:
             # The run's own server is about to be found dead, and its end is no attempt's fault.
             await trio.sleep(_SERVER_ENDS_SEC)
-        used = self._ledger.setup_retries(row.index, number)
+        used = self._index.setup_retries(row.index, number)
         again = wants_setup_retry(ending.record, used, self._config.run.retry_setup_failures)
         if self._breaker.add(ending.record):
             self._working.cancel()
@@ -269,18 +458,13 @@ class EvaluationRun:
                 keep_attempt, self._config, self._credentials, attempt, ending, self.folder
             )
             record = evolve(record, superseded=again)
-            await self.journal.append(record)
-            self._count(record)
+            self._index.add(record, await self.journal.append(record))
+            if record.superseded:
+                self.progress.retries += 1
+            else:
+                self.progress.add(record)
             return record
         raise AssertionError("nothing cancels that scope")
-
-    def _count(self, record: AttemptRecord) -> None:
-        """Take note of a record that is on the disk."""
-        self._ledger.add(record)
-        if record.superseded:
-            self.progress.retries += 1
-        else:
-            self.progress.add(record)
 
     async def _enter(self) -> _Place:
         """Wait until one more rollout may run."""

@@ -21,25 +21,32 @@ from pathlib import Path
 from typing import IO, Any
 
 import trio
+from attrs import define, field
 
 from rollout._checks import is_finite_number
 from rollout._files.atomic import sync_folder
 from rollout.codec import converter, dump_json
 from rollout.errors import EvaluationDamagedError, EvaluationError
-from rollout.evaluation._sparse import SparseArray
+from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.records import FIELDS, AttemptRecord
 
 __all__ = [
     "EVENTS",
     "Journal",
     "final_records",
+    "indexed_records",
+    "open_journal",
+    "read_index",
     "read_records",
+    "record_at",
     "recover",
 ]
 
 EVENTS = "events.jsonl"
 _SCHEMA = "rollout-events/1"
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_LARGEST = 2**53
+"""The largest row that the report can show: JavaScript counts no further."""
 _MOST_RETRIES = 2**31
 
 
@@ -91,8 +98,8 @@ def record_of(value: dict[str, Any]) -> AttemptRecord:
         raise ValueError("duration_sec must be a finite number")
     if record.reward is not None and not is_finite_number(record.reward):
         raise ValueError("reward must be a finite number or null")
-    if record.retry > _MOST_RETRIES:
-        raise ValueError("retry is too large")
+    if max(record.row, record.attempt) > _LARGEST or record.retry > _MOST_RETRIES:
+        raise ValueError("row, attempt or retry is too large")
     return record
 
 
@@ -163,15 +170,19 @@ def read_records(folder: Path) -> Iterator[AttemptRecord]:
     Raises:
         EvaluationDamagedError: A line is damaged.
     """
-    path = folder / EVENTS
-    with _reading(path) as file:
+    with open_journal(folder) as file:
         if file is not None:
-            yield from _Lines(path, file, None).records()
+            yield from _Lines(folder / EVENTS, file, None).records()
 
 
 @contextmanager
-def _reading(path: Path) -> Generator[IO[bytes] | None, None, None]:
-    """Open a journal; ``None`` if there is none."""
+def open_journal(folder: Path) -> Generator[IO[bytes] | None, None, None]:
+    """Open the journal of a run for the length of the block; ``None`` if there is none.
+
+    Raises:
+        EvaluationError: It cannot be opened.
+    """
+    path = folder / EVENTS
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -187,6 +198,25 @@ def _unusable(path: Path, error: OSError) -> EvaluationError:
     return EvaluationError(f"{path}: {error.strerror or error}")
 
 
+def read_index(folder: Path, index: AttemptIndex | None = None) -> AttemptIndex:
+    """Index the records of a run. Blocking.
+
+    Args:
+        folder: The folder of the run.
+        index: An empty index to fill, which keeps what precedes a damaged line.
+
+    Raises:
+        EvaluationDamagedError: A line is damaged.
+    """
+    index = AttemptIndex() if index is None else index
+    with open_journal(folder) as file:
+        if file is not None:
+            lines = _Lines(folder / EVENTS, file, None)
+            for record in lines.records():
+                index.add(record, lines.offset)
+    return index
+
+
 def final_records(folder: Path) -> Iterator[AttemptRecord]:
     """Yield the record that counts of each attempt, by row and attempt. Blocking.
 
@@ -196,38 +226,39 @@ def final_records(folder: Path) -> Iterator[AttemptRecord]:
     Raises:
         EvaluationDamagedError: A line is damaged.
     """
-    path = folder / EVENTS
-    # For each attempt of a row: where its record begins, and whether that one counts.
-    columns: dict[int, tuple[SparseArray, SparseArray]] = {}
-    with _reading(path) as file:
-        if file is None:
-            return
-        lines = _Lines(path, file, None)
-        for record in lines.records():
-            column = columns.get(record.attempt)
-            if column is None:
-                column = columns[record.attempt] = (SparseArray("Q"), SparseArray("B"))
-            places, settled = column
-            if record.counts or not settled[record.row]:
-                places[record.row] = lines.offset
-                settled[record.row] = record.counts
-        ordered = [columns[attempt][0] for attempt in sorted(columns)]
-        for row in SparseArray.places(*ordered):
-            for places in ordered:
-                if places[row]:  # no record is at 0, where the head is
-                    yield _record_at(path, file, places[row])
+    yield from indexed_records(folder, read_index(folder))
 
 
-def _record_at(path: Path, file: IO[bytes], offset: int) -> AttemptRecord:
-    file.seek(offset)
-    value = decode_line(file.readline())
+def indexed_records(folder: Path, index: AttemptIndex) -> Iterator[AttemptRecord]:
+    """Yield the records that count by an index of the run. Blocking.
+
+    Raises:
+        EvaluationDamagedError: The journal was changed since it was indexed.
+    """
+    with open_journal(folder) as file:
+        for attempt in index:
+            yield record_at(folder, file, attempt.place)
+
+
+def record_at(folder: Path, file: IO[bytes] | None, place: int) -> AttemptRecord:
+    """Read the record that begins at *place*. Blocking.
+
+    Raises:
+        EvaluationDamagedError: There is no such record any more.
+    """
+    value = None
+    if file is not None:
+        file.seek(place)
+        value = decode_line(file.readline())
     if value is None:
-        raise EvaluationDamagedError(f"{path} was changed while it was read")
+        raise EvaluationDamagedError(f"{folder / EVENTS} was changed while it was read")
     return record_of(value)
 
 
-def recover(folder: Path, run_id: str) -> Iterator[AttemptRecord]:
+def recover(folder: Path, run_id: str) -> Iterator[tuple[int, AttemptRecord]]:
     """Yield all records of a run that is to go on, then make the file fit to append to.
+
+    Each comes with its place, the byte where it begins.
 
     A torn last line is cut off, or completed if only its line break is missing. A journal
     that does not exist, or that was torn before its first line was whole, is made. Blocking.
@@ -241,15 +272,16 @@ def recover(folder: Path, run_id: str) -> Iterator[AttemptRecord]:
     try:
         with open(os.open(path, flags, 0o600), "r+b") as file:  # noqa: PTH123 - opened with flags
             lines = _Lines(path, file, run_id)
-            yield from lines.records()
-            _mend(file, lines.whole, _head(run_id))
+            for record in lines.records():
+                yield lines.offset, record
+            _cut(file, lines.whole, _head(run_id))
         sync_folder(folder)
     except OSError as error:
         raise _unusable(path, error) from error
 
 
-def _mend(file: IO[bytes], whole: int, head: bytes) -> None:
-    """Have the file end with a whole line, the one that ends at *whole*."""
+def _cut(file: IO[bytes], whole: int, head: bytes) -> None:
+    """Make the file end with a whole line, the one that ends at *whole*."""
     file.seek(max(whole - 1, 0))
     last = file.read(1)
     file.truncate(whole)
@@ -265,45 +297,67 @@ def _mend(file: IO[bytes], whole: int, head: bytes) -> None:
 # --- writing ----------------------------------------------------------------------------------
 
 
+@define(eq=False)
+class _Batch:
+    """Lines that go into the file with one sync.
+
+    Attributes:
+        lines: The lines.
+        size: Their bytes in all.
+        start: Where the first of them begins in the file, once they are written.
+        done: Set once they are written, or writing has failed.
+    """
+
+    lines: list[bytes] = field(factory=list)
+    size: int = 0
+    start: int = 0
+    done: trio.Event = field(factory=trio.Event)
+
+
 class Journal:
     """Appends records, several of them with one sync where they come together.
 
     Args:
         folder: The folder of the run, whose journal was read by `recover` before.
-        beside: A folder whose names have to be on the disk before a record is, since records
-            speak of its files.
+        synced_first: A folder whose names are synced before each batch of records, since the
+            records name its files.
     """
 
-    def __init__(self, folder: Path, *, beside: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, synced_first: Path | None = None) -> None:
         self._path = folder / EVENTS
-        self._beside = beside
-        self._waiting: list[bytes] = []
-        self._done = trio.Event()
+        self._synced_first = synced_first
+        self._batch = _Batch()
         self._wake = trio.Event()
         self._closed = False
         self._error: OSError | None = None
         self._size: int | None = None
 
-    async def append(self, record: AttemptRecord) -> None:
+    async def append(self, record: AttemptRecord) -> int:
         """Return once the record is on the disk.
 
         Cancelling this leaves the record to be written all the same.
+
+        Returns:
+            Where it begins in the file, in bytes.
 
         Raises:
             EvaluationError: The journal cannot be written (a full disk, say), or something
                 else has changed it.
         """
+        batch, line = self._batch, record_line(record)
+        before = batch.size
         if self._error is None:
-            self._waiting.append(record_line(record))
-            done = self._done
+            batch.lines.append(line)
+            batch.size += len(line)
             self._wake.set()
-            await done.wait()
+            await batch.done.wait()
         if self._error is not None:
             await trio.lowlevel.checkpoint()
             raise EvaluationError(
-                f"{self._path}: {self._error.strerror or self._error}; the run stops, since "
-                "what it does could not be kept"
+                f"{self._path}: {self._error.strerror or self._error}; the run stops, because "
+                "its results could not be kept"
             ) from self._error
+        return batch.start + before
 
     async def write(self) -> None:
         """Write what is appended until `close` is called, or writing fails.
@@ -311,59 +365,56 @@ class Journal:
         It cannot be cancelled: what has ended is kept even while everything is cancelled.
         """
         with trio.CancelScope(shield=True):
-            while self._error is None and not (self._closed and not self._waiting):
+            while self._error is None and not (self._closed and not self._batch.lines):
                 await self._wake.wait()
                 await self._flush()
             await self._flush()
 
     def close(self) -> None:
-        """Have `write` end once it has written what waits; nothing is appended later."""
+        """Make `write` return once it has written what waits; nothing is appended later."""
         self._closed = True
         self._wake.set()
 
     async def _flush(self) -> None:
         """Write what waits. Lines that come meanwhile go with the next sync."""
-        batch, self._waiting = self._waiting, []
-        done, self._done = self._done, trio.Event()
+        batch, self._batch = self._batch, _Batch()
         self._wake = trio.Event()
-        if batch and self._error is None:
+        if batch.lines and self._error is None:
             try:
-                await trio.to_thread.run_sync(self._append, b"".join(batch))
+                end = await trio.to_thread.run_sync(self._append, b"".join(batch.lines))
+                self._size, batch.start = end, end - batch.size
             except OSError as error:
                 self._error = error
         if self._closed:
             self._wake.set()
-        done.set()
+        batch.done.set()
         await trio.lowlevel.checkpoint()
 
-    def _append(self, data: bytes) -> None:
-        if self._beside is not None:
-            sync_folder(self._beside)
-        self._size = _append(self._path, data, self._size)
+    def _append(self, data: bytes) -> int:
+        """Append and sync, or leave the file as it was; return its size.
 
-
-def _append(path: Path, data: bytes, size: int | None) -> int:
-    """Append and sync, or leave the file as it was; return its size.
-
-    Raises:
-        OSError: That failed, or the file does not have the *size* that it had before.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS)
-    try:
-        before = os.fstat(descriptor).st_size
-        if size not in {None, before}:
-            # Behind a line that was cut, a record could not be read again.
-            raise OSError(
-                errno.ESTALE, f"was changed from outside: it has {before} bytes instead of {size}"
-            )
+        Raises:
+            OSError: That failed, or the file does not have the size that it had before.
+        """
+        if self._synced_first is not None:
+            sync_folder(self._synced_first)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | _FLAGS)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, before)
-            raise
-        return before + len(data)
-    finally:
-        os.close(descriptor)
+            before = os.fstat(descriptor).st_size
+            if self._size not in {None, before}:
+                # Behind a line that was cut, a record could not be read again.
+                raise OSError(
+                    errno.ESTALE,
+                    f"was changed from outside: it has {before} bytes instead of {self._size}",
+                )
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+            return before + len(data)
+        finally:
+            os.close(descriptor)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rollout._files.atomic import write_atomic, writing_atomic
 from rollout.codec import dump_json
 from rollout.errors import EvaluationError
-from rollout.evaluation.folder.journal import final_records
+from rollout.evaluation.folder.journal import indexed_records, read_index
 from rollout.evaluation.folder.layout import INDEX, METRICS
 from rollout.evaluation.folder.manifest import read_manifest
+from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
 from rollout.evaluation.records import AttemptRecord
 
-__all__ = ["summarize"]
+__all__ = ["summarize", "write_outputs"]
 
 _INDEXED = (
     "row",
@@ -41,11 +42,25 @@ def summarize(folder: Path) -> EvaluationMetrics:
         EvaluationError: The folder holds no run, or its files cannot be written.
         EvaluationDamagedError: Its journal or manifest is damaged.
     """
-    manifest = read_manifest(folder)
+    return write_outputs(folder, read_manifest(folder), read_index(folder))
+
+
+def write_outputs(
+    folder: Path, manifest: Mapping[str, Any], index: AttemptIndex
+) -> EvaluationMetrics:
+    """Write index and metrics of a run whose manifest and journal have been read. Blocking.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        EvaluationError: The files cannot be written.
+        EvaluationDamagedError: The journal was changed since it was indexed.
+    """
     try:
         with writing_atomic(folder / INDEX) as file:
             metrics = compute_metrics(
-                _indexed(folder, file),
+                _indexed(folder, index, file),
                 rows=manifest["dataset"]["selected"],
                 n=manifest["run"]["n"],
             )
@@ -57,7 +72,7 @@ def summarize(folder: Path) -> EvaluationMetrics:
     return metrics
 
 
-def _indexed(folder: Path, file: IO[bytes]) -> Iterator[AttemptRecord]:
-    for record in final_records(folder):
+def _indexed(folder: Path, index: AttemptIndex, file: IO[bytes]) -> Iterator[AttemptRecord]:
+    for record in indexed_records(folder, index):
         file.write(dump_json({name: getattr(record, name) for name in _INDEXED}) + b"\n")
         yield record

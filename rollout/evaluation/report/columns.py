@@ -14,7 +14,8 @@ from typing import IO, Any, Self
 
 from attrs import frozen
 
-from rollout.evaluation.report.attempts import STATES, Attempt, state_of
+from rollout.evaluation.index import STATES, state_of
+from rollout.evaluation.report.gather import Attempt
 from rollout.evaluation.report.packing import Stream
 from rollout.evaluation.report.text import line, number
 

@@ -6,45 +6,115 @@ is refused. Everything else that is missing or damaged is said in a notice on th
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from attrs import define
+from attrs import define, field, frozen
 
 from rollout.errors import EvaluationDamagedError, EvaluationError
-from rollout.evaluation.folder.journal import EVENTS
+from rollout.evaluation.folder.journal import (
+    indexed_records,
+    open_journal,
+    read_index,
+    record_at,
+)
 from rollout.evaluation.folder.layout import METRICS
 from rollout.evaluation.folder.manifest import MANIFEST, read_manifest
+from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import compute_metrics, threshold_note
-from rollout.evaluation.report.attempts import Attempts, Overview
+from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.text import number, parse
 
-__all__ = ["Run", "gather"]
+__all__ = ["Attempt", "Overview", "Run", "gather"]
 
 _MOST_ROWS = 10**12
 _MOST_N = 10_000
 """Curves have a point for each k up to n, so a damaged n must not make millions of them."""
 
 
+@frozen
+class Attempt:
+    """An attempt: the record that counts, and its other records in order."""
+
+    record: AttemptRecord
+    others: list[AttemptRecord]
+
+
+@define
+class Overview:
+    """Counts over all attempts, from their index.
+
+    Attributes:
+        attempts: How many have a record.
+        settled: How many of them are settled by it.
+        rows: How many rows they are of.
+        most: How many attempts a row has, going by their numbers.
+        states: Attempts by their state, see `rollout.evaluation.index.STATES`.
+        tries: Records that do not count.
+        rewards: The least and the greatest reward, ``None`` if there is none.
+        elapsed_sec: From the first request to the last end of any record, pauses included;
+            ``None`` of no records.
+    """
+
+    attempts: int = 0
+    settled: int = 0
+    rows: int = 0
+    most: int = 0
+    states: Counter[str] = field(factory=Counter)
+    tries: int = 0
+    rewards: tuple[float, float] | None = None
+    elapsed_sec: float | None = None
+
+    @classmethod
+    def of(cls, index: AttemptIndex) -> Overview:
+        """Count the attempts of an index."""
+        found, row = cls(), -1
+        for attempt in index:
+            found.attempts += 1
+            found.settled += attempt.settled
+            found.states[attempt.state] += 1
+            found.tries += len(attempt.others)
+            found.most = max(found.most, attempt.attempt + 1)
+            found.rows += attempt.row != row
+            row = attempt.row
+            if (reward := attempt.reward) is not None:
+                least, greatest = found.rewards or (reward, reward)
+                found.rewards = (min(least, reward), max(greatest, reward))
+        if found.attempts:
+            found.elapsed_sec = index.ended - index.began
+        return found
+
+
 @define(kw_only=True)
 class Run:
-    """What is known of a run.
+    """A run as far as its folder can be read.
 
     Attributes:
         manifest: Its manifest, empty if that cannot be read.
         metrics: The figures: ``results`` and ``timing``, empty if there are none.
-        attempts: By row and attempt; they are read anew whenever they are iterated.
-        overview: What can be said of all of them together.
+        overview: Counts over all attempts.
         notices: What is missing or damaged, for people.
     """
 
     manifest: dict[str, Any]
     metrics: dict[str, Any]
-    attempts: Attempts
     overview: Overview
     notices: list[str]
+    _folder: Path
+    _index: AttemptIndex
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Read the attempts, by row and number. Blocking.
+
+        Raises:
+            EvaluationDamagedError: The journal was changed since it was indexed.
+        """
+        with open_journal(self._folder) as file:
+            for each in self._index:
+                others = [record_at(self._folder, file, place) for place in each.others]
+                yield Attempt(record_at(self._folder, file, each.place), others)
 
     def part(self, *way: str) -> Any:
         """Return a value of the manifest, ``None`` where there is none."""
@@ -70,42 +140,43 @@ class Run:
         return _believable(self.part("run", "n"), 1, _MOST_N)
 
 
-@contextmanager
-def gather(folder: Path) -> Generator[Run, None, None]:
-    """Read a run, whose attempts can be read within the block. Blocking.
+def gather(folder: Path, index: AttemptIndex | None = None) -> Run:
+    """Read a run. Blocking.
+
+    Args:
+        folder: The folder of the run.
+        index: The index of its journal, if there is one already.
 
     Raises:
         EvaluationError: The folder holds no run.
     """
     notices: list[str] = []
     manifest = _manifest(folder, notices)
-    file = _journal(folder, notices)
-    try:
-        attempts = Attempts.read(folder, file)
-        if attempts.problem is not None:
-            notices.append(_unread(attempts.problem))
-        overview = attempts.overview()
-        run = Run(
-            manifest=manifest, metrics={}, attempts=attempts, overview=overview, notices=notices
+    index = _index(folder, notices) if index is None else index
+    overview = Overview.of(index)
+    run = Run(
+        manifest=manifest,
+        metrics={},
+        overview=overview,
+        notices=notices,
+        folder=folder,
+        index=index,
+    )
+    missing = run.expected - overview.settled
+    if missing:
+        notices.append(
+            f"This run is not complete: {missing:,} of {run.expected:,} attempts have no "
+            "result yet."
         )
-        missing = run.expected - overview.settled
-        if missing:
-            notices.append(
-                f"This run is not complete: {missing:,} of {run.expected:,} attempts have no "
-                "result yet."
-            )
-        run.metrics = _metrics(folder, run)
-        note = threshold_note(
-            run.figure("results", "attempts", "passed"),
-            number(run.figure("results", "best_reward")),
-            number(run.part("run", "pass_threshold")),
-        )
-        if note is not None:
-            notices.append(note)
-        yield run
-    finally:
-        if file is not None:
-            file.close()
+    run.metrics = _metrics(folder, index, run)
+    note = threshold_note(
+        run.figure("results", "attempts", "passed"),
+        number(run.figure("results", "best_reward")),
+        number(run.part("run", "pass_threshold")),
+    )
+    if note is not None:
+        notices.append(note)
+    return run
 
 
 def _manifest(folder: Path, notices: list[str]) -> dict[str, Any]:
@@ -120,21 +191,19 @@ def _manifest(folder: Path, notices: list[str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _journal(folder: Path, notices: list[str]) -> IO[bytes] | None:
+def _index(folder: Path, notices: list[str]) -> AttemptIndex:
+    """Index the journal as far as it can be read."""
+    index = AttemptIndex()
     try:
-        return (folder / EVENTS).open("rb")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        notices.append(_unread(error.strerror or type(error).__name__))
-        return None
+        read_index(folder, index)
+    except (EvaluationError, OSError) as error:
+        notices.append(
+            f"The journal cannot be read to its end, so attempts are missing here: {error}"
+        )
+    return index
 
 
-def _unread(problem: str) -> str:
-    return f"The journal cannot be read to its end, so attempts are missing here: {problem}"
-
-
-def _metrics(folder: Path, run: Run) -> dict[str, Any]:
+def _metrics(folder: Path, index: AttemptIndex, run: Run) -> dict[str, Any]:
     """Return the figures of the run: those that it ended with, or those of what there is."""
     try:
         found = parse((folder / METRICS).read_bytes())
@@ -149,7 +218,7 @@ def _metrics(folder: Path, run: Run) -> dict[str, Any]:
         run.notices.append(f"There are no figures of this run: no run has {n:,} attempts of a row")
         return {}
     rows = max(run.expected // n, run.overview.rows)
-    records = (attempt.record for attempt in run.attempts)
+    records = indexed_records(folder, index)
     try:
         return compute_metrics(records, rows=rows, n=n).to_dict()
     except (EvaluationError, ArithmeticError, ValueError) as error:

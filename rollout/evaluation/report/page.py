@@ -29,8 +29,8 @@ from rollout._files.atomic import writing_atomic
 from rollout._json.text import utf8
 from rollout.errors import TrajectoryError
 from rollout.evaluation.folder.layout import REPORT, TRAJECTORIES
+from rollout.evaluation.index import AttemptIndex, state_of
 from rollout.evaluation.records import AttemptRecord
-from rollout.evaluation.report.attempts import Attempt, state_of
 from rollout.evaluation.report.columns import Columns, Glance
 from rollout.evaluation.report.conversation import (
     first_prompt,
@@ -39,12 +39,12 @@ from rollout.evaluation.report.conversation import (
     read_document,
     view,
 )
-from rollout.evaluation.report.gather import Run, gather
+from rollout.evaluation.report.gather import Attempt, Run, gather
 from rollout.evaluation.report.packing import Packer
 from rollout.evaluation.report.summary import summarize
 from rollout.evaluation.report.text import clip, embed, line, number, pretty
 
-__all__ = ["write_report"]
+__all__ = ["write_page", "write_report"]
 
 MAX_PACKED = 128 * 1024 * 1024
 """Bytes of conversations in one page; what comes after that is left in its file."""
@@ -73,13 +73,14 @@ def write_report(folder: Path) -> Path:
         EvaluationDamagedError: Its journal was replaced while it was read.
         OSError: The file cannot be written.
     """
-    path = folder / REPORT
-    with (
-        gather(folder) as run,
-        Columns(folder) as columns,
-        Packer(folder, MAX_PACKED) as packer,
-    ):
-        for attempt in run.attempts:
+    return write_page(folder)
+
+
+def write_page(folder: Path, index: AttemptIndex | None = None) -> Path:
+    """Write the report, by the index of the journal if there is one already. Blocking."""
+    path, run = folder / REPORT, gather(folder, index)
+    with Columns(folder) as columns, Packer(folder, MAX_PACKED) as packer:
+        for attempt in run.attempts():
             entry, glance = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
             columns.add(attempt, glance, packer.add(entry))
         with writing_atomic(path) as file:

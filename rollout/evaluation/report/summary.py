@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from rollout.evaluation.index import STATES
 from rollout.evaluation.intervals import LEVEL as _LEVEL
-from rollout.evaluation.report.attempts import STATES
 from rollout.evaluation.report.gather import Run
 from rollout.evaluation.report.text import number, shown
 

@@ -32,7 +32,7 @@ from rollout.errors import EvaluationError
 from rollout.evaluation import AttemptOutcome, ChatConfig, RunConfig, ServerConfig
 from rollout.evaluation.folder.journal import read_records
 from rollout.evaluation.folder.layout import locked
-from rollout.evaluation.progress import EvaluationProgress
+from rollout.evaluation.opening import EvaluationProgress
 
 
 def rows_of(stdout: str) -> dict[str, str]:
@@ -142,7 +142,7 @@ def test_a_log_in_colour_is_no_terminal(cli, files):
 
 def test_a_warning_is_a_line_on_stderr(capsys):
     with EvaluationView(silent=True):
-        logging.getLogger("rollout.evaluation.runner").warning("two\nlines \x1b and [%s]", "bold")
+        logging.getLogger("rollout.evaluation.run").warning("two\nlines \x1b and [%s]", "bold")
     logging.getLogger("rollout.evaluation").info("not this")
     assert capsys.readouterr().err == "rollout: warning: two lines \\x1b and [bold]\n"
 
@@ -558,7 +558,7 @@ def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatc
             fake = FakeRollouts(end=end)
             super().__init__(http_client=httpx.AsyncClient(transport=fake), **options)
 
-    monkeypatch.setattr("rollout.evaluation.runner.RolloutClient", Client)
+    monkeypatch.setattr("rollout.evaluation.run.RolloutClient", Client)
     config = str(files.config(files.rows(*[{}] * 9), breaker_failures=2))
     done = cli("eval", "run", config, *more)
     assert done.exit_code == 1

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.evaluation._exact import ClusterSums
 from rollout.evaluation.estimators import (
     EXACT_ATTEMPTS,
     KEstimate,
@@ -22,7 +21,7 @@ from rollout.evaluation.estimators import (
     pass_hat_k,
     percentile,
 )
-from rollout.evaluation.intervals import cluster_rate, wilson
+from rollout.evaluation.intervals import ClusterSums, cluster_rate, wilson
 
 SMALL = [(n, c, k) for n in range(1, 8) for c in range(n + 1) for k in range(1, n + 1)]
 LARGE = [

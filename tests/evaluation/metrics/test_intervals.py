@@ -13,15 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.evaluation._exact import ClusterSums, PairedSums, sqrt_float, to_float
 from rollout.evaluation.intervals import (
+    ClusterSums,
+    PairedSums,
     _expansion,
     cluster_mean,
     cluster_rate,
     paired_difference,
     sign_test,
+    sqrt_float,
     t_cdf,
     t_quantile,
+    to_float,
     wilson,
 )
 
@@ -135,9 +138,9 @@ clusters = st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=6), min_
 
 
 def _sums(rows, places=0):
-    sums = ClusterSums(places)
+    sums = ClusterSums()
     for row in rows:
-        sums.add(sum(row), len(row))
+        sums.add(Fraction(sum(row), 2**places), len(row))
     return sums
 
 
@@ -321,23 +324,25 @@ def test_the_interval_of_a_rate_covers_the_truth_as_often_as_documented(groups, 
     assert max(above, below) < 0.06 * draws
 
 
-@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 5)), min_size=2, max_size=9))
+means = st.builds(Fraction, st.integers(-9, 9), st.integers(1, 5))
+
+
+@given(st.lists(st.tuples(means, means), min_size=2, max_size=9))
 def test_paired_sums_are_those_of_the_fractions(pairs):
-    sums = PairedSums(3)
-    for numerator, denominator in pairs:
-        sums.add(numerator, denominator)
-    values = [Fraction(numerator, denominator) / 8 for numerator, denominator in pairs]
-    assert sums.mean() == statistics.mean(values)
-    assert sums.variance_of_mean() == statistics.variance(values) / len(values)
+    sums = PairedSums()
+    for a, b in pairs:
+        sums.add(a / 8, b / 8)
+    left, right = ([pair[run] / 8 for pair in pairs] for run in (0, 1))
+    assert sums.means() == (statistics.mean(left), statistics.mean(right))
+    changes = [b - a for a, b in zip(left, right, strict=True)]
+    assert sums.variance_of_difference() == statistics.variance(changes) / len(changes)
 
 
 def test_a_paired_difference_by_hand():
-    a, b, change = PairedSums(), PairedSums(), PairedSums()
+    sums = PairedSums()
     for left, right in ((0, 2), (1, 1), (0, 1), (1, 3)):
-        a.add(left, 4)
-        b.add(right, 4)
-        change.add(right - left, 4)
-    found = paired_difference(a, b, change)
+        sums.add(Fraction(left, 4), Fraction(right, 4))
+    found = paired_difference(sums)
     assert (found.a, found.b, found.difference) == (0.125, 0.4375, 0.3125)
     # The differences are 2, 0, 1, 2 quarters: their deviation is sqrt(11 / 12) quarters.
     error = math.sqrt(11 / 12) / 4 / 2
@@ -345,7 +350,7 @@ def test_a_paired_difference_by_hand():
     assert found.low == pytest.approx(0.3125 - 3.182446305284263 * error)
     assert found.high == pytest.approx(0.3125 + 3.182446305284263 * error)
     assert (found.method, found.rows) == ("paired-t", 4)
-    assert paired_difference(a, b, change, (-0.5, 0.5)).high == 0.5
+    assert paired_difference(sums, (-0.5, 0.5)).high == 0.5
 
 
 @given(st.integers(0, 6), st.integers(0, 6))

@@ -267,9 +267,9 @@ def test_small_rewards_next_to_large_ones_are_not_lost():
         ([attempt(4), attempt(4)], "row 4, attempt 0: there are two records"),
         ([attempt(0, 2)], "row 0 has an attempt 2, but n is 2"),
         ([attempt(0), attempt(1), attempt(9)], "records of 3 rows, but only 2"),
-        ([attempt(1, 0, math.nan)], "row 1, attempt 0: the reward is no finite number"),
-        ([attempt(1, 0, math.inf)], "row 1, attempt 0: the reward is no finite number"),
-        ([attempt(1, duration_sec=math.nan)], "row 1, attempt 0: the duration is no finite"),
+        ([attempt(1, 0, math.nan)], "row 1, attempt 0: the reward is not a finite number"),
+        ([attempt(1, 0, math.inf)], "row 1, attempt 0: the reward is not a finite number"),
+        ([attempt(1, duration_sec=math.nan)], "row 1, attempt 0: the duration is not a finite"),
     ],
 )
 def test_records_that_cannot_be_are_refused(records, reason):
@@ -302,8 +302,8 @@ def _changed(document, way, value):
         ("results.pass_rate.value", "0.5", "results.pass_rate.value: must be a number"),
         ("results.pass_rate.value", math.nan, "results.pass_rate.value: must be finite"),
         ("results.pass_at_k", 7, "results.pass_at_k"),
-        ("results.pass_at_k", {}, "a list is none"),
-        ("results.pass_hat_k", "", "a list is none"),
+        ("results.pass_at_k", {}, "a field that must be a list is not one"),
+        ("results.pass_hat_k", "", "a field that must be a list is not one"),
         ("results.sample_metrics", [], "results.sample_metrics"),
         ("results.outcomes", [["success", 1]], "results.outcomes"),
         ("results.outcomes.success", 1.5, "results.outcomes.success: must be a whole number"),

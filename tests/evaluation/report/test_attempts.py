@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.metrics.folders import INPUTS
 from evaluation.report.reading import Page
 from evaluation.report.runs import START, RunFolder, record
 from hypothesis import given
@@ -17,12 +18,13 @@ from hypothesis import strategies as st
 
 from rollout.errors import EvaluationDamagedError
 from rollout.evaluation.folder.journal import encode_line, record_line
+from rollout.evaluation.folder.manifest import new_manifest, write_manifest
+from rollout.evaluation.index import state_of
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
-from rollout.evaluation.report import attempts as attempts_module
 from rollout.evaluation.report import gather as gather_module
 from rollout.evaluation.report import page as page_module
 from rollout.evaluation.report import write_report
-from rollout.evaluation.report.attempts import Attempts, state_of
+from rollout.evaluation.report.gather import gather
 
 HEAD = encode_line({"schema": "rollout-events/1", "run_id": "r"})
 
@@ -53,27 +55,24 @@ drawn_records = st.lists(
 )
 
 
-@given(drawn_records, st.integers(1, 50))
+@given(drawn_records)
 def test_attempts_are_those_of_the_plain_way(
-    tmp_path_factory: pytest.TempPathFactory,
-    drawn: list[tuple[int, int, dict[str, Any]]],
-    run: int,
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, int, dict[str, Any]]]
 ) -> None:
     records = [
         record(row, attempt, retry=at, submitted_at=START + timedelta(seconds=7 * at), **ending)
         for at, (row, attempt, ending) in enumerate(drawn)
     ]
     folder = tmp_path_factory.mktemp("run")
+    write_manifest(folder, new_manifest("r", START, INPUTS))
     (folder / "events.jsonl").write_bytes(HEAD + b"".join(map(record_line, records)))
     plain = expected(records)
     rewards = [final.reward for final, _ in plain if final.reward is not None]
-    with (folder / "events.jsonl").open("rb") as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts_module, "_RUN", run)
-        attempts = Attempts.read(folder, file)
-        overview = attempts.overview()
-        for _ in range(2):
-            assert [(each.record, each.others) for each in attempts] == plain
-    assert attempts.problem is None
+    run = gather(folder)
+    overview = run.overview
+    for _ in range(2):
+        assert [(each.record, each.others) for each in run.attempts()] == plain
+    assert not any("cannot be read" in notice for notice in run.notices)
     assert overview.attempts == len(plain)
     assert overview.settled == sum(final.counts for final, _ in plain)
     assert overview.rows == len({final.row for final, _ in plain})
@@ -98,11 +97,10 @@ def test_a_journal_that_is_changed_while_it_is_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", rows=1, n=1)
     run.add(record(0, 0))
     path = run.write() / "events.jsonl"
-    with path.open("rb") as file:
-        attempts = Attempts.read(run.folder, file)
-        path.write_bytes(HEAD + b"x" * 1000)
-        with pytest.raises(EvaluationDamagedError, match="changed while it was read"):
-            list(attempts)
+    attempts = gather(run.folder).attempts()
+    path.write_bytes(HEAD + b"x" * 1000)
+    with pytest.raises(EvaluationDamagedError, match="changed while it was read"):
+        list(attempts)
 
 
 def peak_of_report(tmp_path: Path, rows: int) -> int:
@@ -126,11 +124,10 @@ def test_memory_is_a_few_bytes_for_each_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So small that both runs fill all that is kept for a while.
-    monkeypatch.setattr(attempts_module, "_RUN", 64)
     monkeypatch.setattr("rollout.evaluation.report.columns._BUFFERED", 64)
     peak_of_report(tmp_path, 1)  # what is imported and cached
     small, large = peak_of_report(tmp_path, 150), peak_of_report(tmp_path, 1_150)
-    # Forty-one bytes in arrays, which keep some room to grow.
+    # Seventeen bytes in the index's blocks, and what the arrays of durations have.
     assert (large - small) / 1_000 < 100, (small, large)
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 from attrs import define, field
 
-import rollout.evaluation.runner
+import rollout.evaluation.run
 from rollout.client import RolloutClient
 
 STARTED = "2026-01-01T00:00:00Z"
@@ -140,5 +140,5 @@ def server(monkeypatch) -> FakeRollouts:
         def __init__(self, **options: Any) -> None:
             super().__init__(http_client=httpx.AsyncClient(transport=fake), **options)
 
-    monkeypatch.setattr(rollout.evaluation.runner, "RolloutClient", Client)
+    monkeypatch.setattr(rollout.evaluation.run, "RolloutClient", Client)
     return fake

@@ -22,7 +22,9 @@ from rollout.evaluation.folder.journal import (
     EVENTS,
     Journal,
     final_records,
+    open_journal,
     read_records,
+    record_at,
     record_line,
     recover,
 )
@@ -56,11 +58,19 @@ def unsynced(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+def recovered(folder, run_id: str = RUN_ID) -> list[AttemptRecord]:
+    """The records of a run that goes on; each is where it is said to be."""
+    found = list(recover(folder, run_id))
+    with open_journal(folder) as file:
+        assert [record_at(folder, file, place) for place, _ in found] == [e for _, e in found]
+    return [entry for _, entry in found]
+
+
 def write(folder, *entries: AttemptRecord) -> bytes:
     """Make a journal anew; return its bytes."""
     path = folder / EVENTS
     path.unlink(missing_ok=True)
-    assert list(recover(folder, RUN_ID)) == []
+    assert recovered(folder) == []
     path.write_bytes(path.read_bytes() + b"".join(map(record_line, entries)))
     return path.read_bytes()
 
@@ -69,9 +79,10 @@ async def append(folder, *entries: AttemptRecord) -> None:
     kept = Journal(folder)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(kept.write)
-        for entry in entries:
-            await kept.append(entry)
+        places = [await kept.append(entry) for entry in entries]
         kept.close()
+    with open_journal(folder) as file:
+        assert [record_at(folder, file, place) for place in places] == list(entries)
 
 
 @settings(max_examples=40)
@@ -79,7 +90,7 @@ async def append(folder, *entries: AttemptRecord) -> None:
 def test_what_is_written_is_read(shared, entries):
     write(shared, *entries)
     assert list(read_records(shared)) == entries
-    assert list(recover(shared, RUN_ID)) == entries
+    assert recovered(shared) == entries
 
 
 ENTRIES = [
@@ -104,9 +115,9 @@ def test_cut_at_every_byte(tmp_path):
         expected = entries[: max(0, sum(end <= cut for end in whole_at) - 1)]
         assert list(read_records(tmp_path)) == expected
         assert path.read_bytes() == data[:cut]
-        assert list(recover(tmp_path, RUN_ID)) == expected
+        assert recovered(tmp_path) == expected
         path.write_bytes(path.read_bytes() + record_line(record(9)))
-        assert list(recover(tmp_path, RUN_ID)) == [*expected, record(9)]
+        assert recovered(tmp_path) == [*expected, record(9)]
         seen.add(len(expected))
     assert seen == {0, 1, 2}
 
@@ -119,7 +130,7 @@ def test_what_was_mended_is_on_the_disk_before_the_run_goes_on(tmp_path, monkeyp
     monkeypatch.setattr(
         os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.read_bytes()))
     )
-    assert list(recover(tmp_path, RUN_ID)) == ENTRIES[:-1]
+    assert recovered(tmp_path) == ENTRIES[:-1]
     mended = b"".join(data.splitlines(keepends=True)[:-1])
     assert synced == [(path.stat().st_ino, mended), (tmp_path.stat().st_ino, mended)]
 
@@ -128,7 +139,7 @@ def test_torn_tail_of_zeros(tmp_path):
     """What some file systems leave after a power cut."""
     data = write(tmp_path, *ENTRIES)
     (tmp_path / EVENTS).write_bytes(data + b"\0" * 700)
-    assert list(recover(tmp_path, RUN_ID)) == ENTRIES
+    assert recovered(tmp_path) == ENTRIES
     assert (tmp_path / EVENTS).read_bytes() == data
 
 
@@ -142,7 +153,7 @@ def test_a_flipped_bit_anywhere_is_refused_with_its_line(tmp_path):
         path.write_bytes(damaged)
         line = data[:place].count(b"\n") + 1
         with pytest.raises(EvaluationDamagedError, match=f"{EVENTS}, line {line}: "):
-            list(recover(tmp_path, RUN_ID))
+            recovered(tmp_path)
         with pytest.raises(EvaluationDamagedError):
             list(final_records(tmp_path))
         assert path.read_bytes() == damaged
@@ -165,21 +176,21 @@ def test_edited_files_are_refused_by_line(tmp_path, edit, line):
     data = edit(write(tmp_path, *ENTRIES))
     (tmp_path / EVENTS).write_bytes(data)
     with pytest.raises(EvaluationDamagedError, match=f"line {line}: "):
-        list(recover(tmp_path, RUN_ID))
+        recovered(tmp_path)
     assert (tmp_path / EVENTS).read_bytes() == data
 
 
 def test_editor_that_drops_the_last_line_break(tmp_path):
     data = write(tmp_path, *ENTRIES)
     (tmp_path / EVENTS).write_bytes(data[:-1])
-    assert list(recover(tmp_path, RUN_ID)) == ENTRIES
+    assert recovered(tmp_path) == ENTRIES
     assert (tmp_path / EVENTS).read_bytes() == data
 
 
 def test_journal_of_another_run(tmp_path):
     write(tmp_path, *ENTRIES)
     with pytest.raises(EvaluationDamagedError, match="line 1: belongs to another run"):
-        list(recover(tmp_path, "another"))
+        recovered(tmp_path, "another")
     assert list(read_records(tmp_path)) == ENTRIES
 
 
@@ -188,7 +199,7 @@ def test_whole_line_that_is_no_record(tmp_path):
     for value in ({"row": 0}, {**attrs.asdict(record()), "row": -1, "submitted_at": "1"}):
         (tmp_path / EVENTS).write_bytes(data + journal.encode_line(value))
         with pytest.raises(EvaluationDamagedError, match="line 3: is no record"):
-            list(recover(tmp_path, RUN_ID))
+            recovered(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +221,7 @@ def test_whole_line_with_a_value_that_no_record_has(tmp_path, name, value):
     document.pop("crc32", None)
     data = write(tmp_path, record())
     (tmp_path / EVENTS).write_bytes(data + journal.encode_line(document))
-    for read in (lambda: recover(tmp_path, RUN_ID), lambda: final_records(tmp_path)):
+    for read in (lambda: recovered(tmp_path), lambda: final_records(tmp_path)):
         with pytest.raises(EvaluationDamagedError, match="line 3: is no record"):
             list(read())
 
@@ -221,7 +232,7 @@ def test_whole_line_that_is_no_json(tmp_path, body):
     line = body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
     (tmp_path / EVENTS).write_bytes(data + line)
     with pytest.raises(EvaluationDamagedError, match="line 3: "):
-        list(recover(tmp_path, RUN_ID))
+        recovered(tmp_path)
 
 
 def test_an_attempt_far_out_costs_no_memory(tmp_path):
@@ -239,7 +250,7 @@ def test_no_journal(tmp_path):
     with pytest.raises(EvaluationError, match="directory"):
         list(final_records(tmp_path))
     with pytest.raises(EvaluationError, match="directory"):
-        list(recover(tmp_path, RUN_ID))
+        recovered(tmp_path)
 
 
 # --- the records that count -------------------------------------------------------------------
@@ -292,14 +303,21 @@ async def test_appends_that_come_together_share_a_sync(tmp_path, monkeypatch):
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (syncs.append(1), sync(descriptor)))
     kept = Journal(tmp_path)
+    places = {}
+
+    async def note(row):
+        places[row] = await kept.append(record(row))
+
     async with trio.open_nursery() as nursery:
         for row in range(50):
-            nursery.start_soon(kept.append, record(row))
+            nursery.start_soon(note, row)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(kept.write)
         kept.close()
     assert len(syncs) == 1
     assert sorted(entry.row for entry in read_records(tmp_path)) == list(range(50))
+    with open_journal(tmp_path) as file:
+        assert all(record_at(tmp_path, file, places[row]).row == row for row in range(50))
 
 
 async def test_nothing_counts_before_it_is_synced(tmp_path, monkeypatch):
@@ -314,13 +332,13 @@ async def test_nothing_counts_before_it_is_synced(tmp_path, monkeypatch):
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("this system does not tell which file a descriptor is of")
     monkeypatch.setattr(os, "fsync", synced)
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    kept = Journal(tmp_path, beside=beside)
+    first = tmp_path / "first"
+    first.mkdir()
+    kept = Journal(tmp_path, synced_first=first)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(kept.write)
         await kept.append(record())
-        assert order == [str(beside), str(tmp_path / EVENTS)]
+        assert order == [str(first), str(tmp_path / EVENTS)]
         kept.close()
 
 
@@ -385,7 +403,7 @@ async def test_full_disk_at_any_call(tmp_path, monkeypatch, call, after):
         kept.close()
     assert len(written) == after
     assert (tmp_path / EVENTS).read_bytes() == data + b"".join(map(record_line, written))
-    assert list(recover(tmp_path, RUN_ID)) == [record(0), *written]
+    assert recovered(tmp_path) == [record(0), *written]
 
 
 async def test_every_append_that_waits_hears_of_a_full_disk(tmp_path, monkeypatch):
@@ -429,16 +447,16 @@ async def test_nothing_is_appended_to_a_file_that_was_cut_meanwhile(tmp_path):
         with pytest.raises(EvaluationError, match="was changed from outside: it has"):
             await kept.append(record(3))
         kept.close()
-    assert list(recover(tmp_path, RUN_ID)) == [record(1)]
+    assert recovered(tmp_path) == [record(1)]
     assert (tmp_path / EVENTS).read_bytes() == data + record_line(record(1))
 
 
 async def test_appending_after_a_torn_line(tmp_path):
     data = write(tmp_path, *ENTRIES)
     (tmp_path / EVENTS).write_bytes(data[:-7])
-    assert list(recover(tmp_path, RUN_ID)) == ENTRIES[:2]
+    assert recovered(tmp_path) == ENTRIES[:2]
     await append(tmp_path, record(8), record(9))
-    assert list(recover(tmp_path, RUN_ID)) == [*ENTRIES[:2], record(8), record(9)]
+    assert recovered(tmp_path) == [*ENTRIES[:2], record(8), record(9)]
 
 
 def test_numbers_survive_exactly(tmp_path):

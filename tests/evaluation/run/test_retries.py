@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import rollout.evaluation.run
 from rollout.evaluation import AttemptOutcome, evaluate, final_records, read_records
-from rollout.evaluation.decisions import Ledger, setup_retry_delay_sec, wants_setup_retry
+from rollout.evaluation.rules import setup_retry_delay_sec, wants_setup_retry
 
 
 @pytest.fixture(autouse=True)
@@ -196,34 +196,6 @@ def test_who_is_tried_again(outcome, may_have_run, used, allowed):
     entry = record(outcome=outcome, may_have_run=may_have_run)
     wanted = wants_setup_retry(entry, used, allowed)
     assert wanted == (outcome in {"failure", "error"} and not may_have_run and used < allowed)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 2000), st.integers(0, 2), st.sampled_from(AttemptOutcome), st.booleans()
-        )
-    ),
-    st.booleans(),
-)
-def test_ledger(steps, retry_failed):
-    ledger = Ledger(3, retry_failed=retry_failed)
-    history = {}
-    for row, attempt, outcome, superseded in steps:
-        entries = history.setdefault((row, attempt), [])
-        entry = record(row, attempt, len(entries), outcome=outcome, superseded=superseded)
-        entries.append(entry)
-        ledger.add(entry)
-    for row, attempt in {*history, (0, 0), (2001, 2)}:
-        entries = history.get((row, attempt), [])
-        counting = [entry for entry in entries if entry.counts]
-        expected = counting[-1].outcome if counting else None
-        if retry_failed and expected in {"failure", "error"}:
-            expected = None
-        assert ledger.settled(row, attempt) == expected
-        assert ledger.records(row, attempt) == len(entries)
-        since = entries[entries.index(counting[-1]) + 1 :] if counting else entries
-        assert ledger.setup_retries(row, attempt) == sum(entry.superseded for entry in since)
 
 
 async def test_waiting_for_a_try_ends_with_the_block(tmp_path, server, monkeypatch):

@@ -32,7 +32,7 @@ from rollout.errors import (
     InvalidBodyError,
 )
 from rollout.evaluation import evaluate, read_records
-from rollout.evaluation.decisions import CircuitBreaker
+from rollout.evaluation.rules import CircuitBreaker
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
