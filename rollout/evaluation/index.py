@@ -28,6 +28,7 @@ __all__ = ["STATES", "AttemptIndex", "IndexedAttempt", "RowScore", "reward_of", 
 STATES = ("passed", "below", "ungraded", "removed", "failure", "error", "cancelled")
 """The verdict on an attempt: a success by whether it passed, everything else by its outcome."""
 
+_OUTCOMES = {outcome.value: outcome for outcome in AttemptOutcome}
 _COUNTED = frozenset({"passed", "below", "failure", "error"})
 _FAILED = frozenset({"failure", "error"})
 _BLOCK = 128
@@ -87,8 +88,7 @@ class IndexedAttempt:
     @property
     def outcome(self) -> AttemptOutcome:
         """How it ended."""
-        known = self.state in AttemptOutcome
-        return AttemptOutcome(self.state) if known else AttemptOutcome.SUCCESS
+        return _OUTCOMES.get(self.state, AttemptOutcome.SUCCESS)
 
     @property
     def passed(self) -> bool:

@@ -159,7 +159,7 @@ async def test_stopped_at_many_moments(tmp_path, server, where, monkeypatch):
     """Whatever the moment: what ended stays, and nothing that had ended runs again."""
     tasks = trio.lowlevel.current_statistics().tasks_living
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(rollout.evaluation.run, "_report", lambda _: None)
+    monkeypatch.setattr(rollout.evaluation.run, "_report", lambda *_: None)
     fired = cut = 0
     for step in range(["scope", "block", "error"].index(where), 180, 8):
         folder = tmp_path / str(step)
