@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from array import array
-from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryFile
-from types import TracebackType
-from typing import IO, Any, Self
+from collections.abc import Callable
+from struct import pack
+from typing import IO, Any
 
 from attrs import frozen
 
@@ -27,9 +23,7 @@ _ROW_TEXTS = ("prompt", "label")
 _MANY = 200
 """Categories that are told apart; a hostile server could invent one for each attempt."""
 
-_BUFFERED = 4096
-
-# The page has arrays of the same kinds. A figure that is missing is NaN.
+# Formats of `struct`, and kinds of arrays on the page. A figure that is missing is NaN.
 _KINDS = {
     "row": "d",
     "attempt": "d",
@@ -44,29 +38,6 @@ _KINDS = {
     "block": "I",
     "slot": "H",
 }
-
-
-class _Numbers:
-    """A column of numbers of a fixed size, the least byte first."""
-
-    def __init__(self, stream: Stream, kind: str) -> None:
-        self._stream = stream
-        self._values: array[Any] = array(kind)
-
-    def add(self, value: float) -> None:
-        self._values.append(value)
-        if len(self._values) >= _BUFFERED:
-            self._flush()
-
-    def copy_to(self, target: IO[bytes]) -> None:
-        self._flush()
-        self._stream.copy_to(target)
-
-    def _flush(self) -> None:
-        if sys.byteorder == "big":
-            self._values.byteswap()
-        self._stream.write(self._values.tobytes())
-        del self._values[:]
 
 
 class _Texts:
@@ -105,38 +76,21 @@ class Columns:
     """Collects the attempts, which come by row.
 
     Names that repeat are kept once and referred to by number; a prompt is kept once for the
-    row. It is a context manager, and lasts for the length of the block.
+    row.
 
     Args:
-        folder: Where its temporary files lie, which have no names there.
+        temporary: Opens a temporary file, one for each column.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._stack = ExitStack()
+    def __init__(self, temporary: Callable[[], IO[bytes]]) -> None:
+        self._numbers = {name: Stream(temporary()) for name in _KINDS}
+        self._texts = {
+            name: _Texts(Stream(temporary())) for name in (*_ROW_TEXTS, "message", "answer")
+        }
         self._size = 0
         self._row = -1
         self._shared = Glance()
         self._categories: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-
-            def stream() -> Stream:
-                return Stream(stack.enter_context(TemporaryFile(dir=self._folder)))
-
-            self._numbers = {name: _Numbers(stream(), kind) for name, kind in _KINDS.items()}
-            self._texts = {name: _Texts(stream()) for name in (*_ROW_TEXTS, "message", "answer")}
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     def add(self, attempt: Attempt, glance: Glance, place: tuple[int, int]) -> None:
         """Add an attempt whose conversation lies at *place*."""
@@ -155,9 +109,9 @@ class Columns:
             "block": place[0],
             "slot": place[1],
         }
-        for name, column in self._numbers.items():
+        for name, kind in _KINDS.items():
             value = found[name]
-            column.add(math.nan if value is None else value)
+            self._numbers[name].write(pack(f"<{kind}", math.nan if value is None else value))
         self._texts["message"].add(line(record.err_message or "", _MESSAGE))
         self._texts["answer"].add(glance.answer)
         if record.row != self._row:
@@ -179,7 +133,7 @@ class Columns:
     def copy_to(self, target: IO[bytes]) -> None:
         """Write the columns as elements of the page, and be done."""
         self._end_row()
-        columns: dict[str, _Numbers | _Texts] = {**self._numbers, **self._texts}
+        columns: dict[str, Stream | _Texts] = {**self._numbers, **self._texts}
         for name, column in columns.items():
             target.write(b'<script type="text/plain" id="column-%s">' % name.encode("ascii"))
             column.copy_to(target)

@@ -14,11 +14,7 @@ import base64
 import gzip
 import json
 import zlib
-from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryFile
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 __all__ = ["Packer", "Stream"]
 
@@ -28,13 +24,12 @@ _LEVEL = 6
 _GZIP = 31
 """What zlib calls a gzip stream with the largest window. Its head has no time in it, which
 would make two reports of the same run differ."""
-
 _COPY = 3 * 16 * 1024
 """Bytes that are copied at a time, three of which are four characters of Base64."""
 
 
 class Stream:
-    """A gzip stream that is written bit by bit.
+    """A gzip stream in a temporary file, until it is copied into the page.
 
     Args:
         file: Where it waits, empty and open for both.
@@ -59,33 +54,18 @@ class Stream:
 class Packer:
     """Collects entries into blocks, each Base64 text of a gzip stream: a JSON array of entries.
 
-    It is a context manager, and lasts for the length of the block.
-
     Args:
-        folder: Where its temporary file lies, which has no name there.
+        file: Where they wait, empty and open for both.
         limit: Bytes of all blocks together from which on the packer is full.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder = folder
+    def __init__(self, file: IO[bytes], limit: int) -> None:
+        self._file = file
         self._limit = limit
         self._size = 0
         self._blocks = 0
         self._open: list[str] = []
         self._open_characters = 0
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._file = self._stack.enter_context(TemporaryFile(dir=self._folder))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     @property
     def full(self) -> bool:

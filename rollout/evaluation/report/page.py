@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
@@ -79,7 +81,12 @@ def write_report(folder: Path) -> Path:
 def write_page(folder: Path, index: AttemptIndex | None = None) -> Path:
     """Write the report, by the index of the journal if there is one already. Blocking."""
     path, run = folder / REPORT, gather(folder, index)
-    with Columns(folder) as columns, Packer(folder, MAX_PACKED) as packer:
+    with ExitStack() as stack:
+
+        def temporary() -> IO[bytes]:
+            return stack.enter_context(TemporaryFile(dir=folder))
+
+        columns, packer = Columns(temporary), Packer(temporary(), MAX_PACKED)
         for attempt in run.attempts():
             entry, glance = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
             columns.add(attempt, glance, packer.add(entry))
