@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.cli.eval.speed import Speed, duration_text, rate_text
+from rollout.cli.eval.progress import Speed, duration_text, rate_text
 
 
 def test_nothing_is_said_before_an_attempt_has_ended():
