@@ -1,4 +1,4 @@
-"""What ends a command: one line that says what to do, and an exit code.
+"""Failures of commands: one line on stderr that says what to do, and an exit code.
 
 Expected errors, be they of this library, of httpx or of click, never show a traceback.
 Anything else is a fault of the program, and does.
@@ -129,7 +129,7 @@ def force_exit(number: int, note: str) -> NoReturn:
 
 
 def explain(error: BaseException) -> Failure | None:
-    """Say how *error* ends a command, ``None`` if it is not one that is expected."""
+    """Return the line and exit code of an expected error, ``None`` for any other."""
     plain = sole_error(error)
     if isinstance(plain, BaseExceptionGroup):
         # Siblings that failed for the same reason: the first speaks for all.
@@ -193,7 +193,7 @@ def _of_httpx(error: BaseException) -> Failure | None:
 
 
 def last_place(error: BaseException) -> str:
-    """Say where in the user's code *error* comes from, as ``" (app.py, line 3)"``.
+    """Return the place in the user's code that raised *error*, as ``" (app.py, line 3)"``.
 
     Frames of this library, of installed packages and of Python itself are passed over. Empty
     if nothing is left, or if the message says it already.
@@ -234,7 +234,7 @@ _X509_V_ERR_IP_ADDRESS_MISMATCH = 64
 
 
 def why_unreachable(error: BaseException) -> tuple[str, str]:
-    """Say what a transport error comes from, and what to do.
+    """Explain a transport error and what to do about it.
 
     Args:
         error: The error as httpx raises it.

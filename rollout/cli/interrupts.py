@@ -15,7 +15,7 @@ __all__ = ["Interrupts", "interrupts"]
 
 @define(eq=False)
 class Interrupts:
-    """What the signals of a command lead to.
+    """The cancel scopes that the signals of a command cancel.
 
     Attributes:
         number: The first signal that came, ``None`` so far.
@@ -30,7 +30,7 @@ class Interrupts:
     again: Callable[[int], None] | None = None
 
     async def watch(self, received: AsyncIterator[int]) -> None:
-        """Take signals for as long as the command lasts."""
+        """Handle signals until cancelled."""
         async for number in received:
             if self.number is None:
                 self.number = number
@@ -45,7 +45,7 @@ class Interrupts:
 async def interrupts(
     *, again: Callable[[int], None] | None = None
 ) -> AsyncGenerator[Interrupts, None]:
-    """Take SIGINT and SIGTERM for the length of the block.
+    """Handle SIGINT and SIGTERM for the length of the block.
 
     Outside of the main thread, where Python lets nobody handle signals, none ever comes.
     """

@@ -35,12 +35,12 @@ def seconds(value: str) -> float:
     """Read a finite number of seconds, as the type of an option.
 
     Raises:
-        click.BadParameter: It is none.
+        click.BadParameter: It is not a finite number.
     """
     try:
         number = float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no number of seconds") from None
+        raise click.BadParameter(f"{value!r} is not a number of seconds") from None
     if not math.isfinite(number):
         raise click.BadParameter("must be finite")
     return number
@@ -101,7 +101,7 @@ def secret_from_env(option: str, name: str | None) -> str | None:
     """Read the variable that *option* names; ``None`` without a name.
 
     Raises:
-        CommandError: The name is no name of a variable (it may be the key itself, so it is
+        CommandError: The name is not that of a variable (it may be the key itself, so it is
             not repeated), or the variable is unset or blank.
     """
     if name is None:

@@ -69,7 +69,7 @@ def _known(module: ModuleType) -> str:
 def _import_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise CommandError(
-            f"{name!r} is no name of a module; give {_FORM}, and a file with its .py"
+            f"{name!r} is not the name of a module; give {_FORM}, a file with its .py"
         )
     try:
         return importlib.import_module(name)

@@ -82,7 +82,7 @@ def cancel(
     """Ask the rollout server at URL to stop rollouts.
 
     Takes exactly one of --id, --prefix and --all. Asking again is fine: a rollout that is
-    unknown or has ended is reported as not_found, and that is no failure. The answer
+    unknown or has ended is reported as not_found, which is not a failure. The answer
     acknowledges the request; wait-idle waits for the cleanup.
     """
     if (len(ids) > 0) + (prefix is not None) + every != 1:

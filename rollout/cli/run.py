@@ -294,7 +294,7 @@ class PhaseView:
             self._spinner.stop()
 
     def show(self, status: RolloutStatus) -> None:
-        """Tell of a status that was reached."""
+        """Show a status that was reached."""
         elapsed = trio.current_time() - self._started
         line = Text.assemble(
             (f"{elapsed:8.2f} s  ", "dim"), (status.value, _STYLES.get(status, ""))

@@ -1,4 +1,4 @@
-"""Simulate many seeds, in processes of their own, and hand out what came of them in order.
+"""Simulate many seeds in worker processes; outcomes come in the order of the seeds.
 
 Theory of operation: a seed knows nothing of another one, so any process may run any seed. Each
 worker process has a pipe to this one; it gets a seed, sends back the outcome, and gets the
@@ -34,7 +34,7 @@ __all__ = ["Recipe", "SeedOutcome", "processors", "run_seed", "run_seeds"]
 
 @frozen
 class Recipe:
-    """What is simulated with each seed.
+    """The settings of each seed's simulation.
 
     Attributes:
         faults: The name of the fault level.
@@ -51,7 +51,7 @@ class Recipe:
 
 @frozen(kw_only=True)
 class SeedOutcome:
-    """What came of one seed.
+    """The outcome of one seed.
 
     Attributes:
         seed: The seed.

@@ -155,7 +155,7 @@ def command(
 
 
 def _summary(error: BaseException, secrets: Iterable[str | None]) -> str:
-    """Say what user code raised, and where, for those who have not asked for the traceback."""
+    """Summarise an error of user code in a line, in place of its traceback."""
     kind = type(error).__name__
     return f"{kind}: {describe_exception(error, secrets)}{last_place(error)}; --verbose says more"
 
@@ -286,12 +286,12 @@ _MOST_LINES = 6
 
 
 class Activity:
-    """Says which rollouts come and how they end: one by one if they are few, else in numbers.
+    """Logs rollouts as they are admitted and end: one by one if they are few, else as counts.
 
     Args:
         registry: The server's rollouts.
-        say: What gets the lines.
-        every_sec: How long events are collected before they are said.
+        say: Called with each line.
+        every_sec: How long events are collected before they are logged.
         one_by_one: Whether a few rollouts get a line each.
     """
 
@@ -315,7 +315,7 @@ class Activity:
         registry.hooks.observer = self._observe
 
     async def run(self) -> None:
-        """Say what happens until this is cancelled, and then the rest."""
+        """Log events until cancelled, then what is left."""
         try:
             while True:
                 await trio.sleep(self._every_sec)

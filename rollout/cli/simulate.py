@@ -177,7 +177,7 @@ def _print_replay(tally: _Tally, *, as_json: bool) -> None:
 
 @define(eq=False)
 class _Tally:
-    """What came of the seeds so far.
+    """The outcomes of the seeds so far.
 
     Attributes:
         recipe: What is simulated with each.
@@ -319,7 +319,7 @@ def _violation(violation: Violation) -> dict[str, Any]:
 
 @contextmanager
 def _signals(tally: _Tally) -> Iterator[None]:
-    """Take SIGINT and SIGTERM for the length of the block, which they end."""
+    """End the block at SIGINT or SIGTERM."""
 
     def take(number: int, frame: FrameType | None) -> None:
         del frame

@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
 
 
 def not_json(error: InvalidBodyError) -> str:
-    """Say what is wrong with a text that is not the body of a request."""
+    """Word an error of `parse_json` for a text that is not the body of a request."""
     return str(error).replace("the body", "it", 1).partition(";")[0]
 
 

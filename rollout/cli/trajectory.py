@@ -99,7 +99,7 @@ def _load(file: str) -> Any:
 
     Raises:
         CommandError: It cannot be read.
-        TrajectoryError: It is no JSON.
+        TrajectoryError: It is not JSON.
     """
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()

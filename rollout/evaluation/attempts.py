@@ -1,4 +1,4 @@
-"""One attempt: its request, how it ended, and what is kept of it."""
+"""Run one attempt, and write its trajectory."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _OUTCOMES = {
 }
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, InvalidFieldError)
 _REFUSALS = frozenset({*range(400, 500), 503})
-"""What a server answers that has not admitted anything; behind other errors it may have."""
+"""Answers of a server that has not admitted the rollout; with other errors it may have."""
 _NOBODY_BEHIND = frozenset({502, 503, 504})
-"""What is answered in place of a server that is not there, or is going."""
+"""Answers of a gateway or a server that is shutting down."""
 _REFUSED_KEY = frozenset({401, 403})
 _NO_ROLLOUT_SERVER = frozenset({404, 405})
 
@@ -67,7 +67,7 @@ class Credentials:
     Attributes:
         server: The rollout server's key.
         chat: The chat endpoint's key.
-        urls: What is secret in the URLs of both.
+        urls: The secret parts of both URLs.
     """
 
     server: str | None = None
@@ -113,10 +113,10 @@ class Attempt:
 
 @frozen(kw_only=True)
 class Ending:
-    """How a rollout ended, as the client saw it.
+    """The end of a rollout, as the client saw it.
 
     Attributes:
-        record: What is going to be on record, but for its trajectory.
+        record: Its record, but for the trajectory.
         sample: The sample of its terminal result, if there is one.
     """
 
@@ -133,21 +133,21 @@ async def run_rollout(
     standstill: Standstill,
     on_admitted: Callable[[], None],
 ) -> Ending:
-    """Run the rollout of an attempt to its end; trouble of its own is an end too.
+    """Run the rollout of an attempt to its end; an error of the request is an end, too.
 
     A rollout that the server gave up because this process stood still ends as cancelled: that
     says nothing about the model.
 
     Args:
         client: The server.
-        config: What to ask of it.
+        config: The run's settings.
         credentials: The keys.
         attempt: The attempt.
         standstill: Knows whether this process stood still.
         on_admitted: Called once the server has admitted it.
 
     Raises:
-        EvaluationError: The server refuses the key, or is no rollout server, so that no
+        EvaluationError: The server refuses the key, or is not a rollout server, so that no
             attempt can do any better.
 
     Cancelling this leaves the rollout on the server; the caller cancels it there.
@@ -195,10 +195,10 @@ async def run_rollout(
 
 
 def check_usable(error: Exception, url: str) -> None:
-    """Tell trouble of one request from a server that refuses all of them.
+    """Stop at a server that refuses every request, not just this one.
 
     Raises:
-        EvaluationError: It refuses all of them.
+        EvaluationError: It refuses the key, or is not a rollout server.
     """
     if not isinstance(error, RolloutProtocolError):
         return
@@ -209,7 +209,7 @@ def check_usable(error: Exception, url: str) -> None:
         ) from error
     if error.status_code in _NO_ROLLOUT_SERVER:
         raise EvaluationError(
-            f"what listens at {url} is no rollout server (HTTP {error.status_code})"
+            f"the server at {url} is not a rollout server (HTTP {error.status_code})"
         ) from error
 
 

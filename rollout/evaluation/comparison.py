@@ -1,4 +1,4 @@
-"""What changed between two runs, row by row.
+"""Changes between two runs, row by row.
 
 `compare` is pure and works on records; `compare_runs` reads two run folders for it.
 """
@@ -103,7 +103,7 @@ def compare(a: Iterable[AttemptRecord], b: Iterable[AttemptRecord]) -> Compariso
     Rows are paired by their index. Memory grows by a few bytes for each attempt.
 
     Raises:
-        EvaluationError: There are two records of one attempt, or a reward is no finite number.
+        EvaluationError: There are two records of one attempt, or a reward is not a finite number.
     """
     return _compare(AttemptIndex.of_final(a), AttemptIndex.of_final(b))
 

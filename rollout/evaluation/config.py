@@ -1,4 +1,4 @@
-"""What an evaluation is made of: server, chat endpoint, dataset and run settings."""
+"""The config of an evaluation: server, chat endpoint, dataset and run settings."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def load_config(
             replaces an ``app``, and the other way round.
 
     Raises:
-        EvaluationError: The file cannot be read or is no TOML.
+        EvaluationError: The file cannot be read or is not TOML.
         InvalidBodyError: Fields are missing, unknown or break their rules; all are named.
     """
     path = Path(path)
@@ -396,7 +396,7 @@ def parse_config(tables: Mapping[str, Any]) -> EvaluationConfig:
         InvalidBodyError: Fields are missing, unknown or break their rules; all are named.
     """
     problems = [
-        FieldProblem((str(name),), f"is no section; {_meant(str(name), _SECTIONS)}", "unknown")
+        FieldProblem((str(name),), f"is not a section; {_meant(str(name), _SECTIONS)}", "unknown")
         for name in tables
         if name not in _SECTIONS
     ]

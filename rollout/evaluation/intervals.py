@@ -280,7 +280,7 @@ def _score_interval(rate: float, draws: float, quantile: float) -> tuple[float, 
 
 @frozen
 class PairedDifference:
-    """What changed from run A to run B on the rows that both have.
+    """The change from run A to run B on the rows that both have.
 
     Attributes:
         a: Mean over these rows in run A, each row with the mean of its attempts.

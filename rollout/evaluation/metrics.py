@@ -48,7 +48,7 @@ UNNAMED_CATEGORY = "unknown"
 
 @frozen
 class AttemptCounts:
-    """What became of the attempts.
+    """Attempts by their end.
 
     Attributes:
         planned: Rows times n.
@@ -124,12 +124,12 @@ class Durations:
 
 @frozen
 class EvaluationResults:
-    """What does not depend on order and timing.
+    """Figures that do not depend on order and timing.
 
     Attributes:
         rows: Selected rows.
         n: Attempts for each row.
-        attempts: What became of them.
+        attempts: How many ended how.
         outcomes: How many attempts had which `AttemptOutcome`; all four are there.
         error_categories: How many failed attempts had which category; those that the model's
             endpoint failed are counted apart, as `rollout.types.MODEL_ENDPOINT`.
@@ -182,8 +182,8 @@ class EvaluationMetrics:
     """All figures of an evaluation; the content of `metrics.json`.
 
     Attributes:
-        results: What does not depend on order and timing.
-        timing: What does.
+        results: Figures that do not depend on order and timing.
+        timing: Those that do.
     """
 
     results: EvaluationResults
@@ -201,7 +201,7 @@ class EvaluationMetrics:
             EvaluationDamagedError: It is something else; the message names the field.
         """
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise EvaluationDamagedError(f"these are no metrics of schema {SCHEMA}")
+            raise EvaluationDamagedError(f"metrics.json does not have the schema {SCHEMA}")
         try:
             metrics = structure(document, cls)
         except InvalidBodyError as error:

@@ -1,4 +1,4 @@
-"""What has to be in order before a run works: inputs, keys, and what is on record already."""
+"""Open a run: check its inputs, keys and model, and read the records of earlier processes."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def credentials_of(config: EvaluationConfig) -> Credentials:
 
 @define
 class EvaluationProgress:
-    """How far a run is, all processes that worked on it together.
+    """The progress of a run, all processes that worked on it together.
 
     Attributes:
         total: How many attempts it has in all.

@@ -1,4 +1,4 @@
-"""What is known of one attempt once it has ended."""
+"""The record of an attempt that has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AttemptOutcome(StrEnum):
     """The server reported a failure."""
 
     CANCELLED = "cancelled"
-    """It was cancelled. It is no result: the attempt runs again when the run is resumed."""
+    """It was cancelled. It is not a result: the attempt runs again when the run is resumed."""
 
     ERROR = "error"
     """It got no terminal result at all: the server was out of reach or broke the protocol."""
@@ -57,8 +57,8 @@ class AttemptRecord:
         submitted_at: When the request was made (wall clock, UTC).
         agent_started_at: When the agent started, as the server says.
         duration_sec: Seconds from the request to its end.
-        prompt_tokens: Tokens of all prompts, if the sample tells.
-        completion_tokens: Tokens of all completions, if the sample tells.
+        prompt_tokens: Tokens of all prompts, if the sample has them.
+        completion_tokens: Tokens of all completions, if the sample has them.
         metrics: The numbers among the sample's metrics.
         may_have_run: Whether the agent has started, or may have for all that is known.
         superseded: Whether the same attempt is tried again at once, under a fresh id.
@@ -115,7 +115,7 @@ class AttemptRecord:
     def infrastructure(self) -> bool:
         """Whether it failed for a reason outside of agent and grader.
 
-        A server that broke the protocol is one; a request that it refused is none, since that
+        A server that broke the protocol is one; a request that it refused is not, since that
         may be about its row.
         """
         if not self.failed:

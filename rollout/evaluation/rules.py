@@ -46,7 +46,7 @@ class CircuitBreaker:
     tripped: AttemptRecord | None = None
 
     def add(self, record: AttemptRecord) -> bool:
-        """Take the end of an attempt; ``True`` if the run has to stop now."""
+        """Count the end of an attempt; ``True`` if the run has to stop now."""
         if record.outcome is AttemptOutcome.CANCELLED:
             return False
         self.streak = self.streak + 1 if record.infrastructure else 0

@@ -490,7 +490,7 @@ class EvaluationRun:
 
 @define(eq=False)
 class _Place:
-    """What an attempt occupies: one of those to run, or one of those to be written down."""
+    """The limiter in which an attempt has a place: of those that run, or that are written."""
 
     limiter: trio.CapacityLimiter
 

@@ -1,4 +1,4 @@
-"""A rollout server of the run's own: started on a free port, gone when the run is.
+"""A rollout server in a process of its own, for the length of a run.
 
 It runs in a process of its own, so that code of users that blocks, crashes or leaks does not
 touch the run. Its stdin is a pipe that only the run holds open: however the run ends, by
@@ -124,7 +124,7 @@ async def _first_line(stream: trio.abc.ReceiveStream) -> str:
 
 @define
 class _Output:
-    """What a server writes, on its way into the log.
+    """The output of a server, on its way into the log.
 
     Attributes:
         process: The server.
@@ -159,7 +159,7 @@ class _Output:
             logger.warning("what the rollout server prints cannot be kept: %s", error)
 
     async def end(self) -> str:
-        """Say how the process, which has ended, came to it."""
+        """Explain why the process ended."""
         with trio.move_on_after(_DRAIN_SEC):
             await self._copied.wait()
         code = self.process.returncode
@@ -185,7 +185,7 @@ async def _watch(output: _Output) -> None:
 
 
 async def _stop(output: _Output) -> None:
-    """Have it shut down in its own time, or end it; what it prints until then is kept."""
+    """Shut it down within its time, or kill it; what it prints until then is kept."""
     process = output.process
     assert process.stdin is not None  # noqa: S101 - it was asked for
     assert process.stdout is not None  # noqa: S101

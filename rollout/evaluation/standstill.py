@@ -1,4 +1,4 @@
-"""Notices when this process stands still: stopped by a signal, or on a machine that sleeps."""
+"""Detect that this process was suspended, by a signal or a machine that sleeps."""
 
 from __future__ import annotations
 

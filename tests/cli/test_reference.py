@@ -101,7 +101,7 @@ def test_a_file_never_hides_another_module(folder, name):
         ("missing_module:app", "there is no module 'missing_module'"),
         ("reference_apps.inner:app", "there is no module 'reference_apps.inner'"),
         ("missing.py:app", "there is no file 'missing.py'"),
-        (".:app", "no name of a module"),
+        (".:app", "is not the name of a module"),
         ("folder/reference_apps:app", "a file with its .py"),
         ("reference_apps:other", "no attribute 'other'; it has the application 'app'"),
         ("reference_apps:app.nothing", "no attribute 'app.nothing'"),

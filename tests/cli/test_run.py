@@ -181,7 +181,7 @@ def test_id_that_is_taken(cli, server):
         (["-m", "a", "--id", "a/b"], "rollout_id"),
         (["-m", "a", "--id", ""], "rollout_id"),
         (["-m", "a", "--agent-timeout-sec", "inf"], "must be finite"),
-        (["-m", "a", "--agent-timeout-sec", "x"], "is no number of seconds"),
+        (["-m", "a", "--agent-timeout-sec", "x"], "is not a number of seconds"),
     ],
 )
 def test_wrong_use(cli, server, options, words, monkeypatch, tmp_path):

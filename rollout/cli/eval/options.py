@@ -48,7 +48,7 @@ class _Override:
 
     @property
     def parameter(self) -> str:
-        """What click calls the option's value."""
+        """The name of the option's parameter."""
         return self.option.removeprefix("--").replace("-", "_")
 
 

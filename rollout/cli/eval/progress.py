@@ -82,13 +82,13 @@ class EvaluationView:
         self.close()
 
     def close(self) -> None:
-        """Take the bar away; more than once does no harm."""
+        """Remove the bar; may be called again."""
         self._warnings.__exit__(None, None, None)
         if self._bar is not None:
             self._bar.stop()
 
     def begin(self, progress: EvaluationProgress) -> None:
-        """Take the progress of a run that starts; it is followed from here on."""
+        """Follow the progress of a run that starts."""
         self._total, self._settled = progress.total, progress.settled
         before = f"{progress.resumed} of {progress.total} attempts had ended before"
         if self._bar is not None:
@@ -99,7 +99,7 @@ class EvaluationView:
             click.echo(before)
 
     def show(self, record: AttemptRecord) -> None:
-        """Tell of an attempt that ended."""
+        """Show an attempt that ended."""
         self._settled += record.counts
         if self._bar is not None:
             self._bar.move(self._settled)

@@ -180,7 +180,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
 
 @asynccontextmanager
 async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
-    """Take the end of the terminal as one more signal, unless ``nohup`` has it ignored.
+    """Handle the end of the terminal like a signal, unless ``nohup`` has it ignored.
 
     What runs on a server would go on there until its leases end, and cost tokens. The kernel
     and the shell may each send it, so that a second one is no impatience.
@@ -219,7 +219,7 @@ def _output_lost(error: OSError, run: EvaluationRun, plan: _Plan) -> CommandErro
 
 
 def _kept(run: EvaluationRun) -> str:
-    """Say what is on the disk of a run that was left."""
+    """Count the attempts on disk of a run that was left."""
     if run.metrics is None:
         return "the records of this run cannot be read again"
     counts = run.metrics.results.attempts

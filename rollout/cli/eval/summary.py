@@ -1,4 +1,4 @@
-"""What came of an evaluation, for people and as JSON."""
+"""The summary of an evaluation, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_complete(metrics: EvaluationMetrics) -> bool:
 
 
 def incomplete_note(metrics: EvaluationMetrics) -> str | None:
-    """Say what is missing from a run, ``None`` if nothing is."""
+    """Return a note on the attempts that a run lacks, ``None`` if it is complete."""
     if is_complete(metrics):
         return None
     counts = metrics.results.attempts

@@ -46,7 +46,7 @@ class CsvRecord:
         """Read a cell of JSON text.
 
         Raises:
-            DatasetError: It is no strict JSON.
+            DatasetError: It is not strict JSON.
         """
         cell = self.text(column)
         return None if cell is None else parse_value(cell, self._place, column)
@@ -67,7 +67,7 @@ class _Cells:
         self.header: list[str] = []
 
     def rows(self) -> Iterator[list[str]]:
-        """The cells of each row; blank lines are no rows."""
+        """The cells of each row; blank lines are not rows."""
         self._place.line = 1
         for line in self._lines:
             self._place.line = self._next_line

@@ -60,7 +60,7 @@ def read_jsonl(
     labels: Collection[str],
     used: Collection[str],
 ) -> Iterator[JsonRecord]:
-    """Read the rows that *picker* takes; lines of nothing but white space are no rows.
+    """Read the rows that *picker* takes; lines of white space alone are not rows.
 
     Args:
         texts: The file's text, in parts.
@@ -70,7 +70,7 @@ def read_jsonl(
         used: The columns that are read otherwise.
 
     Raises:
-        DatasetError: A row is no strict JSON.
+        DatasetError: A row is not strict JSON.
     """
     decoders = dict.fromkeys(used, VALUE) | dict.fromkeys(labels, LABEL)
     place.row, place.line = 0, 1

@@ -47,7 +47,7 @@ def _kept_float(text: str) -> float:
 
 
 def _constant(name: str) -> Any:
-    raise InvalidFieldError("", f"holds {name}, which is no JSON")
+    raise InvalidFieldError("", f"holds {name}, which is not JSON")
 
 
 def _decoder(parse_int: Callable[[str], Any], parse_float: Callable[[str], Any]) -> Any:
@@ -103,7 +103,7 @@ def parse_value(text: str, place: Place, column: str) -> Any:
     """Parse the JSON text of a cell.
 
     Raises:
-        DatasetError: It is no strict JSON, or nests too deeply.
+        DatasetError: It is not strict JSON, or nests too deeply.
     """
     at = _skip(text, 0)
     value, end = _read(VALUE, text, at, place, column)
@@ -123,7 +123,7 @@ def parse_members(
         place: Where it stands.
 
     Raises:
-        DatasetError: It is no strict JSON, nests too deeply, or is no object.
+        DatasetError: It is not strict JSON, nests too deeply, or is not an object.
     """
     at = _skip(text, 0)
     if not text.startswith("{", at):
@@ -168,7 +168,9 @@ def _skip(text: str, at: int) -> int:
 
 def _no_object(text: str, at: int, place: Place) -> Exception:
     if text.startswith("[", at) and place.row == 0:
-        return place.error("is no JSON object; the file has to hold one object a line, no array")
+        return place.error(
+            "is not a JSON object; the file must hold one object a line, not an array"
+        )
     if text[at : at + 1] in set('"[-0123456789tfn'):
-        return place.error("is no JSON object")
+        return place.error("is not a JSON object")
     return _syntax("Expecting an object", at, text, place, None)

@@ -103,7 +103,7 @@ class ParquetRecord:
         """Read a value, or the JSON text of one.
 
         Raises:
-            DatasetError: JSON has no such value, or the text is no strict JSON.
+            DatasetError: JSON has no such value, or the text is not strict JSON.
         """
         value = self._get(column)
         if isinstance(value, str):
@@ -164,10 +164,10 @@ def read_parquet(
         check_header: Called with the names of the columns, before the first row.
 
     Raises:
-        DatasetError: It is no sound Parquet file.
+        DatasetError: It is not a sound Parquet file.
     """
     arrow = import_pyarrow(place)
-    # Names that are no UTF-8 are found late.
+    # Names that are not UTF-8 are found late.
     faults = (arrow.ArrowException, OSError, UnicodeDecodeError)
     try:
         # Without a read-ahead, a row group larger than memory is no obstacle.
@@ -176,7 +176,7 @@ def read_parquet(
         sizes = [reader.metadata.row_group(at).num_rows for at in range(reader.num_row_groups)]
         total: int = reader.metadata.num_rows
     except faults as error:
-        raise place.file_error(f"is no Parquet file that can be read: {error}") from None
+        raise place.file_error(f"cannot be read as Parquet: {error}") from None
     with reader:
         if len(set(names)) != len(names):
             name = next(name for at, name in enumerate(names) if name in names[:at])

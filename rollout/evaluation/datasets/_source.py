@@ -23,7 +23,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class FileStamp(NamedTuple):
-    """What tells, without reading it, that a file is still the same."""
+    """Metadata by which an unchanged file is known without reading it."""
 
     device: int
     inode: int
@@ -96,12 +96,12 @@ class Source:
             raise self._place.file_error(
                 "is a folder, not a file"
                 if stat.S_ISDIR(mode)
-                else "is no regular file, and a dataset is read more than once"
+                else "is not a regular file, and a dataset is read more than once"
             )
         return os.fdopen(descriptor, "rb")
 
     def stamp(self) -> FileStamp:
-        """What the file looks like now."""
+        """The current metadata of the file."""
         status = os.fstat(self.file.fileno())
         return FileStamp(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -42,9 +42,9 @@ def lookup_encoding(name: str, place: Place) -> str:
     except UnicodeError:
         proper = "undefined"
     except (LookupError, ValueError):
-        raise place.file_error(f"the encoding {name!r} is unknown") from None
+        raise place.file_error(f"encoding {name!r} is unknown") from None
     if proper.replace("_", "-") in _NOT_FOR_FILES:
-        raise place.file_error(f"the encoding {name!r} is none for files")
+        raise place.file_error(f"encoding {name!r} cannot be used for files")
     return "utf-8" if proper == "utf-8-sig" else proper
 
 

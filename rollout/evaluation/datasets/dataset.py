@@ -36,7 +36,7 @@ _SUFFIXES = {
 
 @frozen(kw_only=True)
 class DatasetScan:
-    """What one pass over the whole file found.
+    """The result of one pass over the whole file.
 
     Attributes:
         digest: SHA-256 of the file's bytes, in hex.
@@ -222,9 +222,9 @@ def open_dataset(config: DatasetConfig) -> Dataset:
     No row is read yet.
 
     Raises:
-        DatasetError: The file is missing or no regular file, its format cannot be told by its
+        DatasetError: The file is missing or not a regular file, its format cannot be told by its
             name, its encoding is unknown, or what reads the format is not installed.
-        InvalidFieldError: The selection of rows is none.
+        InvalidFieldError: The selection of rows is malformed.
     """
     place = Place(str(config.path))
     encoding = lookup_encoding(config.encoding, place)

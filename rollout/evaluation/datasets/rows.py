@@ -1,4 +1,4 @@
-"""What a row is, and how one is made of the columns of a file, whatever its format."""
+"""A row of a dataset, made from the columns of a file of any format."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Record(Protocol):
         """Read a value of JSON's types.
 
         Raises:
-            DatasetError: It is none.
+            DatasetError: It has another type.
         """
 
 
@@ -248,10 +248,10 @@ class RowBuilder:
             raise refusal("must hold a message at least")
         for at, message in enumerate(messages):
             if not isinstance(message, dict):
-                raise refusal(f"must be a list of objects; message {at} is none")
+                raise refusal(f"must be a list of objects; message {at} is not one")
             role = message.get("role")
             if not isinstance(role, str) or not role:
-                raise refusal(f"message {at} has no role, or one that is no text")
+                raise refusal(f"message {at} has no role, or one that is not a string")
         return messages
 
     def _label(self, record: Record) -> str | None:

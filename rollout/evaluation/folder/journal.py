@@ -159,7 +159,7 @@ class _Lines:
         try:
             return record_of(value)
         except (TypeError, ValueError) as error:
-            raise self.damaged(f"is no record of an attempt: {error}") from None
+            raise self.damaged(f"is not the record of an attempt: {error}") from None
 
 
 def read_records(folder: Path) -> Iterator[AttemptRecord]:

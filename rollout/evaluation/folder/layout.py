@@ -154,7 +154,7 @@ def _make(folder: Path) -> None:
     """Make a folder unless it is there; a link in its place is refused.
 
     Raises:
-        OSError: It cannot be made, or is no folder.
+        OSError: It cannot be made, or is not a folder.
     """
     with suppress(FileExistsError):
         folder.mkdir(PRIVATE)
@@ -165,7 +165,7 @@ def check_orphans(folder: Path) -> None:
     """Refuse a folder without a manifest that has what belongs to a run, or would be replaced.
 
     Raises:
-        EvaluationDamagedError: It has a journal, and it cannot be told what that belongs to.
+        EvaluationDamagedError: It has a journal, and nothing says what run that belongs to.
         EvaluationError: It has a file by the name of one that a run writes anew.
     """
     if (folder / MANIFEST).exists():

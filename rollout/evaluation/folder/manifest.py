@@ -1,4 +1,4 @@
-"""What a run was started with, so that it is only ever resumed with the same."""
+"""The manifest: the inputs of a run, so that it is only ever resumed with the same."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SELECTION = frozenset({"dataset.selection", "dataset.limit", "dataset.selected"
 def describe_inputs(
     config: EvaluationConfig, *, format: str, digest: str, rows: int, selected: int
 ) -> dict[str, dict[str, Any]]:
-    """Say what decides about the outcome of a run, section by section. Blocking.
+    """Collect the inputs that decide about the outcome of a run, by section. Blocking.
 
     Args:
         config: The run's configuration.
@@ -122,8 +122,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a run. Blocking.
 
     Raises:
-        EvaluationError: There is none.
-        EvaluationDamagedError: It is not one that this library wrote.
+        EvaluationError: The folder has no manifest.
+        EvaluationDamagedError: It was not written by this library.
     """
     path = folder / MANIFEST
     try:
@@ -137,14 +137,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except InvalidBodyError as error:
         raise EvaluationDamagedError(f"{path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("schema") != _SCHEMA:
-        raise EvaluationDamagedError(f"{path} is no manifest of an evaluation ({_SCHEMA})")
+        raise EvaluationDamagedError(f"{path} is not the manifest of an evaluation ({_SCHEMA})")
     if not isinstance(manifest.get("run_id"), str) or not all(
         isinstance(manifest.get(section), dict) for section in _SECTIONS
     ):
         raise EvaluationDamagedError(f"{path} lacks a part that every manifest has")
     for section, name in (("dataset", "selected"), ("run", "n")):
         if not is_whole_from_one(manifest[section].get(name)):
-            raise EvaluationDamagedError(f"{path}: {section}.{name} is no whole number from 1 up")
+            raise EvaluationDamagedError(
+                f"{path}: {section}.{name} must be a whole number from 1 up"
+            )
     return manifest
 
 
@@ -196,12 +198,12 @@ def _file_change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def file_change(section: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say that the file of a section, ``dataset`` or ``server``, is another one.
+    """Describe the change of a section's file, ``dataset`` or ``server``.
 
     Args:
         section: The section.
-        before: What one manifest says there.
-        now: What the other one does.
+        before: The section in one manifest.
+        now: The section in the other.
     """
     file = str(now.get("path") or now.get("app") or "")
     file = Path(file.rpartition(":")[0] if section == "server" else file).name

@@ -1,4 +1,4 @@
-"""What is made of the records: index, metrics and report. All of it can be made again."""
+"""Write the index and the metrics of a run; both can be made again from its records."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class _Texts:
 
 @frozen
 class Glance:
-    """What the table shows of a conversation, each text on one line.
+    """The columns of the table that come from a conversation, each on one line.
 
     Attributes:
         prompt: What the user said first.
@@ -122,7 +122,7 @@ class Columns:
         self._size += 1
 
     def head(self) -> dict[str, Any]:
-        """Return what the page has to know beside the columns, in plain JSON types."""
+        """Return what the page needs to read the columns, in plain JSON types."""
         return {
             "size": self._size,
             "states": list(STATES),

@@ -35,7 +35,7 @@ _NAMES = 100
 """Characters of the names of fields that are shown as JSON."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _KNOWN = ("status", "reward", "error", "row", "attempt", "retry")
-"""What the record says as well."""
+"""Fields that the record has, too."""
 
 _SOURCES = ("system", "user", "agent")
 
@@ -48,7 +48,7 @@ def read_document(folder: Path, name: str) -> dict[str, Any]:
         name: The name of the file, as a record has it.
 
     Raises:
-        TrajectoryError: It cannot be read or is no such document.
+        TrajectoryError: It cannot be read or is not such a document.
     """
     if not _NAME.fullmatch(name):
         raise TrajectoryError("The record names a file that cannot be one of this run.")
@@ -72,7 +72,7 @@ def read_document(folder: Path, name: str) -> dict[str, Any]:
             f"The trajectory cannot be read: {error.strerror or type(error).__name__}."
         ) from None
     except ValueError as error:
-        raise TrajectoryError(f"The trajectory is no JSON: {error}.") from None
+        raise TrajectoryError(f"The trajectory is not JSON: {error}.") from None
     if not isinstance(document, dict):
         raise TrajectoryError("The trajectory is not a document of steps.")
     return document

@@ -215,14 +215,16 @@ def _metrics(folder: Path, index: AttemptIndex, run: Run) -> dict[str, Any]:
     # They are missing, damaged, or older than the journal.
     n = max(run.n or 1, run.overview.most)
     if n > _MOST_N:
-        run.notices.append(f"There are no figures of this run: no run has {n:,} attempts of a row")
+        run.notices.append(
+            f"The figures cannot be computed: the journal has an attempt {n:,} of a row"
+        )
         return {}
     rows = max(run.expected // n, run.overview.rows)
     records = indexed_records(folder, index)
     try:
         return compute_metrics(records, rows=rows, n=n).to_dict()
     except (EvaluationError, ArithmeticError, ValueError) as error:
-        run.notices.append(f"There are no figures of this run: {error}")
+        run.notices.append(f"The figures cannot be computed: {error}")
         return {}
 
 

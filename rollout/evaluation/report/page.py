@@ -96,7 +96,7 @@ def write_page(folder: Path, index: AttemptIndex | None = None) -> Path:
 
 
 def _entry(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any], Glance]:
-    """Return what the page shows of an attempt once it is opened, and at a glance."""
+    """Return an attempt as the page shows it: opened, and in its row of the table."""
     record = attempt.record
     entry: dict[str, Any] = {
         "record": _record(record),

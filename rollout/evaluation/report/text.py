@@ -72,7 +72,7 @@ def parse(data: bytes) -> Any:
     """Read JSON as it comes: duplicate keys, NaN and numbers of any length included.
 
     Raises:
-        ValueError: It is no JSON, or nests too deep.
+        ValueError: It is not JSON, or nests too deep.
     """
     try:
         return json.loads(data, parse_int=_whole)

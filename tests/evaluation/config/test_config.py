@@ -215,7 +215,7 @@ def test_a_problem_is_named_by_section_and_field(section, name, value, reason):
 )
 def test_a_section_that_there_is_not(name, reason):
     (problem,) = problems_of({**copy.deepcopy(MINIMAL), name: {}})
-    assert problem == f"{name}: is no section; {reason}"
+    assert problem == f"{name}: is not a section; {reason}"
 
 
 def test_a_column_that_there_is_not():

@@ -112,7 +112,7 @@ def test_a_bad_row_is_refused_by_row_line_and_column(dataset, row, column, reaso
         ("metadata", "{} x", "Extra data at character 4"),
         ("metadata", " ", "Expecting value"),
         ("metadata", "[1]", "must be an object or null"),
-        ("metadata", '{"a": NaN}', "holds NaN, which is no JSON"),
+        ("metadata", '{"a": NaN}', "holds NaN, which is not JSON"),
         ("metadata", '{"a": 1e999}', "beyond the range of floats"),
         ("metadata", '{"a": 1, "a": 1}', "has the key 'a' twice"),
         ("metadata", '{"a":' * 127 + "1" + "}" * 127, ""),

@@ -46,14 +46,14 @@ def test_a_folder(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def test_a_fifo_is_refused_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "a.jsonl")
-    assert "is no regular file" in refusal(tmp_path / "a.jsonl")
+    assert "is not a regular file" in refusal(tmp_path / "a.jsonl")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no device files here")
 def test_a_device(tmp_path):
     link = tmp_path / "a.jsonl"
     link.symlink_to("/dev/null")
-    assert "is no regular file" in refusal(link)
+    assert "is not a regular file" in refusal(link)
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):

@@ -120,7 +120,7 @@ def test_a_string_is_a_label_as_it_is(dataset):
 def test_numbers_beyond_floats_are_refused_by_column(dataset, column, text):
     error = failure(dataset("a.jsonl", f'\n{{"user_prompt": "u", "{column}": {text}}}'))
     assert where(error) == (0, 2, column)
-    assert "beyond the range of floats" in error.reason or "no JSON" in error.reason
+    assert "beyond the range of floats" in error.reason or "not JSON" in error.reason
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_numbers_of_unused_columns_may_be_anything(dataset):
         ('{"user_prompt": 01}', "user_prompt", "Expecting ',' or '}' at character 18"),
         ('{"user_prompt": "\\x"}', "user_prompt", "Invalid \\escape"),
         ("{", None, "ends within the object, all of which has to stand on one line"),
-        ("[1]", None, "one object a line, no array"),
-        ('"u"', None, "is no JSON object"),
-        ("null", None, "is no JSON object"),
+        ("[1]", None, "one object a line, not an array"),
+        ('"u"', None, "is not a JSON object"),
+        ("null", None, "is not a JSON object"),
         ("hello", None, "Expecting an object"),
         ("{}", None, "there is no column 'user_prompt' or 'messages', only none"),
     ],
@@ -261,7 +261,7 @@ def test_a_message_list_is_a_prompt(dataset):
         ("hi", "must be a list of messages"),
         ({"role": "user"}, "must be a list of messages"),
         ([], "must hold a message at least"),
-        ([{"role": "user"}, "hi"], "must be a list of objects; message 1 is none"),
+        ([{"role": "user"}, "hi"], "must be a list of objects; message 1 is not one"),
         ([{"content": "hi"}], "message 0 has no role"),
         ([{"role": "user"}, {"role": 7}], "message 1 has no role"),
         ([{"role": ""}], "message 0 has no role"),

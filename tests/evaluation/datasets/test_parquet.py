@@ -236,13 +236,13 @@ def test_a_group_of_which_arrow_gives_no_rows_at_all(dataset):
 def test_a_name_that_is_no_utf_8(dataset):
     data = file_of({"user_prompt": ["u"], "other": [1]}, store_schema=False)
     error = failure(dataset("a.parquet", data.replace(b"other", b"oth\xffr")))
-    assert "is no Parquet file that can be read" in error.reason
+    assert "cannot be read as Parquet" in error.reason
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1PAR1", b"user_prompt\nu\n", b"\x1f\x8b" * 99])
 def test_what_is_no_parquet_file(dataset, data):
     error = failure(dataset("a.parquet", data))
-    assert "is no Parquet file that can be read" in error.reason
+    assert "cannot be read as Parquet" in error.reason
 
 
 def test_a_file_that_is_cut(dataset):

@@ -321,7 +321,7 @@ def test_a_changed_document_is_refused_by_its_field(way, value, reason):
 
 @pytest.mark.parametrize("document", [None, [], "x", {}])
 def test_something_else_is_no_document(document):
-    with pytest.raises(EvaluationDamagedError, match="no metrics"):
+    with pytest.raises(EvaluationDamagedError, match="does not have the schema"):
         EvaluationMetrics.from_dict(document)
 
 

@@ -336,7 +336,7 @@ class TestIncomplete:
         run.add(record(10**12, 0, reward=0.5))
         page = report(run.write(metrics=False))
         assert page.attempts["attempt"] == [10**12, 0]
-        assert "There are no figures of this run" in page.text
+        assert "The figures cannot be computed" in page.text
 
     def test_a_folder_without_a_run_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(EvaluationError, match="holds no evaluation"):
@@ -350,9 +350,9 @@ class TestConversationFiles:
     @pytest.mark.parametrize(
         ("content", "note"),
         [
-            (b"", "no JSON"),
-            (b"\xff\xfe{", "no JSON"),
-            (b"[" * 100_000, "no JSON"),
+            (b"", "not JSON"),
+            (b"\xff\xfe{", "not JSON"),
+            (b"[" * 100_000, "not JSON"),
             (b"[1, 2]", "not a document of steps"),
             (b'"text"', "not a document of steps"),
         ],

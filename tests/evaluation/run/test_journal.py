@@ -198,7 +198,7 @@ def test_whole_line_that_is_no_record(tmp_path):
     data = write(tmp_path, record())
     for value in ({"row": 0}, {**attrs.asdict(record()), "row": -1, "submitted_at": "1"}):
         (tmp_path / EVENTS).write_bytes(data + journal.encode_line(value))
-        with pytest.raises(EvaluationDamagedError, match="line 3: is no record"):
+        with pytest.raises(EvaluationDamagedError, match="line 3: is not the record of an attempt"):
             recovered(tmp_path)
 
 
@@ -222,7 +222,7 @@ def test_whole_line_with_a_value_that_no_record_has(tmp_path, name, value):
     data = write(tmp_path, record())
     (tmp_path / EVENTS).write_bytes(data + journal.encode_line(document))
     for read in (lambda: recovered(tmp_path), lambda: final_records(tmp_path)):
-        with pytest.raises(EvaluationDamagedError, match="line 3: is no record"):
+        with pytest.raises(EvaluationDamagedError, match="line 3: is not the record of an attempt"):
             list(read())
 
 

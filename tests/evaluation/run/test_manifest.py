@@ -247,7 +247,7 @@ async def test_a_manifest_that_was_edited(started, tmp_path, section, name, valu
     manifest = json.loads(json.dumps(started.manifest))
     manifest[section][name] = value
     (started.folder / "manifest.json").write_text(json.dumps(manifest))
-    words = rf"manifest\.json: {section}\.{name} is no whole number from 1 up"
+    words = rf"manifest\.json: {section}\.{name} must be a whole number from 1 up"
     with pytest.raises(EvaluationDamagedError, match=words):
         summarize(started.folder)
     with pytest.raises(EvaluationDamagedError, match=words):

@@ -267,7 +267,7 @@ async def test_wrong_key_at_the_start(tmp_path):
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(401, "refuses the key"), (403, "refuses the key"), (404, "is no rollout server")],
+    [(401, "refuses the key"), (403, "refuses the key"), (404, "is not a rollout server")],
 )
 async def test_a_server_that_turns_everything_away_in_the_middle(tmp_path, server, status, words):
     server.admit = lambda _: refused(status) if server.tries.total() > 3 else None
@@ -283,7 +283,7 @@ async def test_a_server_that_turns_everything_away_in_the_middle(tmp_path, serve
 async def test_something_else_answers(tmp_path, server):
     config = config_of(tmp_path, server="http://fake", rows=scripted(5))
     server.healthy = httpx.Response(404, text="<html>")
-    with pytest.raises(EvaluationError, match="is no rollout server"):
+    with pytest.raises(EvaluationError, match="is not a rollout server"):
         await run_all(config)
 
 
