@@ -40,7 +40,7 @@ from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.folder.journal import Journal
 from rollout.evaluation.folder.layout import ROLLOUTS, SERVER_LOG, TRAJECTORIES, locked
-from rollout.evaluation.folder.outputs import write_outputs
+from rollout.evaluation.folder.outputs import summarize, write_outputs
 from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics
 from rollout.evaluation.opening import (
@@ -156,11 +156,13 @@ async def _summarizing(run: EvaluationRun, index: AttemptIndex) -> AsyncGenerato
         raise
     finally:
         run.close()
+        # After an error, which may be about the journal, what is on the disk counts.
+        write = partial(write_outputs, run.folder, run.manifest, index)
+        if leaving is not None:
+            write = partial(summarize, run.folder)
         with trio.CancelScope(shield=True):
             try:
-                run.metrics = await trio.to_thread.run_sync(
-                    write_outputs, run.folder, run.manifest, index
-                )
+                run.metrics = await trio.to_thread.run_sync(write)
             except EvaluationError as error:
                 if leaving is None:
                     raise
