@@ -134,15 +134,15 @@ async def evaluate(
             yield run
         run.check_stopped()
         if run.complete:
-            await trio.to_thread.run_sync(_report, run.folder, opened.index)
+            await trio.to_thread.run_sync(_report, run.folder, opened.index, run.metrics)
     finally:
         lock.__exit__(None, None, None)
 
 
-def _report(folder: Path, index: AttemptIndex) -> None:
+def _report(folder: Path, index: AttemptIndex, metrics: EvaluationMetrics | None) -> None:
     from rollout.evaluation.report.page import write_page  # noqa: PLC0415 - templates take a while
 
-    write_page(folder, index)
+    write_page(folder, index, metrics)
 
 
 @asynccontextmanager

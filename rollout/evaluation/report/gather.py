@@ -20,10 +20,9 @@ from rollout.evaluation.folder.journal import (
     read_index,
     record_at,
 )
-from rollout.evaluation.folder.layout import METRICS
 from rollout.evaluation.folder.manifest import MANIFEST, read_manifest
 from rollout.evaluation.index import AttemptIndex
-from rollout.evaluation.metrics import compute_metrics, threshold_note
+from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics, threshold_note
 from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.text import number, parse
 
@@ -93,13 +92,13 @@ class Run:
 
     Attributes:
         manifest: Its manifest, empty if that cannot be read.
-        metrics: The figures: ``results`` and ``timing``, empty if there are none.
+        metrics: The figures; ``None`` if they cannot be computed.
         overview: Counts over all attempts.
         notices: What is missing or damaged, for people.
     """
 
     manifest: dict[str, Any]
-    metrics: dict[str, Any]
+    metrics: EvaluationMetrics | None
     overview: Overview
     notices: list[str]
     _folder: Path
@@ -118,11 +117,10 @@ class Run:
 
     def part(self, *way: str) -> Any:
         """Return a value of the manifest, ``None`` where there is none."""
-        return _entry(self.manifest, *way)
-
-    def figure(self, *way: str) -> Any:
-        """Return a value of the figures, ``None`` where there is none."""
-        return _entry(self.metrics, *way)
+        value: Any = self.manifest
+        for name in way:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
 
     @property
     def expected(self) -> int:
@@ -140,12 +138,15 @@ class Run:
         return _believable(self.part("run", "n"), 1, _MOST_N)
 
 
-def gather(folder: Path, index: AttemptIndex | None = None) -> Run:
+def gather(
+    folder: Path, index: AttemptIndex | None = None, metrics: EvaluationMetrics | None = None
+) -> Run:
     """Read a run. Blocking.
 
     Args:
         folder: The folder of the run.
         index: The index of its journal, if there is one already.
+        metrics: Its figures, if they are known already.
 
     Raises:
         EvaluationError: The folder holds no run.
@@ -156,7 +157,7 @@ def gather(folder: Path, index: AttemptIndex | None = None) -> Run:
     overview = Overview.of(index)
     run = Run(
         manifest=manifest,
-        metrics={},
+        metrics=metrics,
         overview=overview,
         notices=notices,
         folder=folder,
@@ -168,14 +169,13 @@ def gather(folder: Path, index: AttemptIndex | None = None) -> Run:
             f"This run is not complete: {missing:,} of {run.expected:,} attempts have no "
             "result yet."
         )
-    run.metrics = _metrics(folder, index, run)
-    note = threshold_note(
-        run.figure("results", "attempts", "passed"),
-        number(run.figure("results", "best_reward")),
-        number(run.part("run", "pass_threshold")),
-    )
-    if note is not None:
-        notices.append(note)
+    if run.metrics is None:
+        run.metrics = _metrics(folder, index, run)
+    if run.metrics is not None:
+        results, threshold = run.metrics.results, number(run.part("run", "pass_threshold"))
+        note = threshold_note(results.attempts.passed, results.best_reward, threshold)
+        if note is not None:
+            notices.append(note)
     return run
 
 
@@ -203,38 +203,22 @@ def _index(folder: Path, notices: list[str]) -> AttemptIndex:
     return index
 
 
-def _metrics(folder: Path, index: AttemptIndex, run: Run) -> dict[str, Any]:
-    """Return the figures of the run: those that it ended with, or those of what there is."""
-    try:
-        found = parse((folder / METRICS).read_bytes())
-    except (OSError, ValueError):
-        found = None
-    settled = run.overview.settled
-    if isinstance(found, dict) and _entry(found, "results", "attempts", "settled") == settled:
-        return found
-    # They are missing, damaged, or older than the journal.
+def _metrics(folder: Path, index: AttemptIndex, run: Run) -> EvaluationMetrics | None:
+    """Compute the figures of what can be read."""
     n = max(run.n or 1, run.overview.most)
     if n > _MOST_N:
         run.notices.append(
             f"The figures cannot be computed: the journal has an attempt {n:,} of a row"
         )
-        return {}
+        return None
     rows = max(run.expected // n, run.overview.rows)
-    records = indexed_records(folder, index)
     try:
-        return compute_metrics(records, rows=rows, n=n).to_dict()
+        return compute_metrics(indexed_records(folder, index), rows=rows, n=n)
     except (EvaluationError, ArithmeticError, ValueError) as error:
         run.notices.append(f"The figures cannot be computed: {error}")
-        return {}
+        return None
 
 
 def _believable(value: Any, least: int, most: int) -> int | None:
     fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return value if fits else None
-
-
-def _entry(value: Any, *way: str) -> Any:
-    """Return a value inside of nested objects, ``None`` where there is none."""
-    for name in way:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value

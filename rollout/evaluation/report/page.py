@@ -32,6 +32,7 @@ from rollout._json.text import utf8
 from rollout.errors import TrajectoryError
 from rollout.evaluation.folder.layout import REPORT, TRAJECTORIES
 from rollout.evaluation.index import AttemptIndex, state_of
+from rollout.evaluation.metrics import EvaluationMetrics
 from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.columns import Columns, Glance
 from rollout.evaluation.report.conversation import (
@@ -78,9 +79,11 @@ def write_report(folder: Path) -> Path:
     return write_page(folder)
 
 
-def write_page(folder: Path, index: AttemptIndex | None = None) -> Path:
-    """Write the report, by the index of the journal if there is one already. Blocking."""
-    path, run = folder / REPORT, gather(folder, index)
+def write_page(
+    folder: Path, index: AttemptIndex | None = None, metrics: EvaluationMetrics | None = None
+) -> Path:
+    """Write the report, with index and figures if they are known already. Blocking."""
+    path, run = folder / REPORT, gather(folder, index, metrics)
     with ExitStack() as stack:
 
         def temporary() -> IO[bytes]:

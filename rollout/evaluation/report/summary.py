@@ -7,8 +7,10 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from rollout.evaluation.estimators import KEstimate
 from rollout.evaluation.index import STATES
-from rollout.evaluation.intervals import LEVEL as _LEVEL
+from rollout.evaluation.intervals import LEVEL, Estimate
+from rollout.evaluation.metrics import TokenCount
 from rollout.evaluation.report.gather import Run
 from rollout.evaluation.report.text import number, shown
 
@@ -121,8 +123,10 @@ def summarize(run: Run) -> Summary:
         inputs=_inputs(run),
         charts={
             "threshold": number(run.part("run", "pass_threshold")),
-            "pass_at": _curve(run.figure("results", "pass_at_k")),
-            "pass_hat": _curve(run.figure("results", "pass_hat_k")),
+            **{
+                name: [[point.k, point.value, point.low, point.high] for point in curve]
+                for name, curve in zip(("pass_at", "pass_hat"), _curves(run), strict=True)
+            },
         },
     )
 
@@ -154,34 +158,36 @@ def _day(value: Any) -> str | None:
 
 
 def _cards(run: Run) -> list[Card]:
+    results = None if run.metrics is None else run.metrics.results
+    rates, hats = _curves(run)
+    rate, mean = (None, None) if results is None else (results.pass_rate, results.mean_reward)
     spread = run.overview.rewards or (0.0, 1.0)
     return [
-        _estimate("Pass rate", run.figure("results", "pass_rate"), share=True, spread=(0.0, 1.0)),
-        _estimate("Mean reward", run.figure("results", "mean_reward"), share=False, spread=spread),
-        *_best(run),
+        _estimate("Pass rate", rate, share=True, spread=(0.0, 1.0)),
+        _estimate("Mean reward", mean, share=False, spread=spread),
+        _last(rates, "@", "of rows pass at least once in {k}"),
+        _last(hats, "^", "of rows pass all {k}"),
     ]
 
 
-def _estimate(name: str, found: Any, *, share: bool, spread: tuple[float, float]) -> Card:
-    found = found if isinstance(found, dict) else {}
-    value, low, high = (number(found.get(key)) for key in ("value", "low", "high"))
-    if value is None:
+def _estimate(
+    name: str, found: Estimate | KEstimate | None, *, share: bool, spread: tuple[float, float]
+) -> Card:
+    if found is None or found.value is None:
         return Card(name, _NONE, "", "nothing to average yet")
-    write = _points if share else _decimal
-    level, attempts = number(found.get("level")), number(found.get("attempts"))
+    write, unit = (_points, "%") if share else (_decimal, "")
     counted = ""
-    if attempts is not None:
-        counted = f" · {_count(attempts)} {'attempt' if attempts == 1 else 'attempts'}"
-    unit = "%" if share else ""
-    if low is None or high is None:
-        return Card(name, write(value), unit, f"no interval{counted}")
-    percent = f"{level * 100:.3g}% interval " if level is not None else ""
+    if isinstance(found, Estimate):
+        attempts = "attempt" if found.attempts == 1 else "attempts"
+        counted = f" · {_count(found.attempts)} {attempts}"
+    if found.low is None or found.high is None:
+        return Card(name, write(found.value), unit, f"no interval{counted}")
     return Card(
         name,
-        write(value),
+        write(found.value),
         unit,
-        f"{percent}{write(low)} to {write(high)}{unit}{counted}",
-        _span(value, low, high, *spread),
+        f"{100 * LEVEL:.3g}% interval {write(found.low)} to {write(found.high)}{unit}{counted}",
+        _span(found.value, found.low, found.high, *spread),
     )
 
 
@@ -194,32 +200,25 @@ def _span(value: float, low: float, high: float, first: float, last: float) -> S
     return Span(round(left, 2), round(max(right - left, 0.8), 2), round(min(at, 99.2), 2))
 
 
-def _best(run: Run) -> list[Card]:
-    cards = []
-    for key, sign, note in (
-        ("pass_at_k", "@", "of rows pass at least once in {k}"),
-        ("pass_hat_k", "^", "of rows pass all {k}"),
-    ):
-        points = _curve(run.figure("results", key))
-        if points:
-            k, value, low, high = points[-1]
-            found = {"value": value, "low": low, "high": high, "level": _LEVEL}
-            card = _estimate(f"pass{sign}{_count(k)}", found, share=True, spread=(0.0, 1.0))
-            cards.append(evolve(card, note=f"{card.note} · {note.format(k=_count(k))}"))
-        else:
-            cards.append(Card(f"pass{sign}k", _NONE, "", "too few attempts so far"))
-    return cards
+def _last(curve: list[KEstimate], sign: str, note: str) -> Card:
+    """Make the card of the largest k."""
+    if not curve:
+        return Card(f"pass{sign}k", _NONE, "", "too few attempts so far")
+    k = _count(curve[-1].k)
+    card = _estimate(f"pass{sign}{k}", curve[-1], share=True, spread=(0.0, 1.0))
+    return evolve(card, note=f"{card.note} · {note.format(k=k)}")
 
 
-def _curve(points: Any) -> list[list[Any]]:
-    """Return k, value and the ends of its interval, ``None`` where there is none."""
-    curve = []
-    for point in points[:_MANY_K] if isinstance(points, list) else []:
-        fields = point if isinstance(point, dict) else {}
-        k, value, low, high = (number(fields.get(key)) for key in ("k", "value", "low", "high"))
-        if k is not None and value is not None:
-            curve.append([k, value, low, high])
-    return curve
+def _curves(run: Run) -> tuple[list[KEstimate], list[KEstimate]]:
+    """Return pass@k and pass^k for each k that some row has attempts for."""
+    if run.metrics is None:
+        return [], []
+    results = run.metrics.results
+    at, hat = (
+        [point for point in curve[:_MANY_K] if point.value is not None]
+        for curve in (results.pass_at_k, results.pass_hat_k)
+    )
+    return at, hat
 
 
 def _outcomes(run: Run) -> list[Outcome]:
@@ -239,39 +238,34 @@ def _outcomes(run: Run) -> list[Outcome]:
 
 
 def _figures(run: Run) -> list[Entry]:
-    settled = run.figure("timing", "settled")
-    settled = settled if isinstance(settled, dict) else {}
-    overview = run.overview
+    overview, median, p95, prompt, completion = run.overview, None, None, None, None
+    if run.metrics is not None:
+        median, p95 = run.metrics.timing.settled.median, run.metrics.timing.settled.p95
+        prompt = run.metrics.results.prompt_tokens
+        completion = run.metrics.results.completion_tokens
     return [
         Entry("Attempts", f"{_count(overview.attempts)} of {_count(run.expected)}"),
         Entry("From first to last", _seconds(overview.elapsed_sec)),
-        Entry("Median duration", _seconds(settled.get("median"))),
-        Entry("95% end within", _seconds(settled.get("p95"))),
-        Entry("Prompt tokens", _tokens(run, "prompt_tokens")),
-        Entry("Completion tokens", _tokens(run, "completion_tokens")),
+        Entry("Median duration", _seconds(median)),
+        Entry("95% end within", _seconds(p95)),
+        Entry("Prompt tokens", _tokens(prompt)),
+        Entry("Completion tokens", _tokens(completion)),
         Entry("Tried again", _count(overview.tries)),
     ]
 
 
 def _metrics(run: Run) -> list[Entry]:
     """Return the means of the samples' own metrics, but for those that are 0 for all."""
-    metrics = run.figure("results", "sample_metrics")
-    means = [
-        (name, number(metric.get("mean")))
-        for name, metric in (metrics.items() if isinstance(metrics, dict) else ())
-        if isinstance(metric, dict)
-    ]
+    metrics = {} if run.metrics is None else run.metrics.results.sample_metrics
     return [
-        Entry(shown(name.replace("_", " "), 40), _decimal(mean))
-        for name, mean in means[:_MOST_METRICS]
-        if mean
+        Entry(shown(name.replace("_", " "), 40), _decimal(metric.mean))
+        for name, metric in list(metrics.items())[:_MOST_METRICS]
+        if metric.mean
     ]
 
 
-def _tokens(run: Run, key: str) -> str:
-    total = number(run.figure("results", key, "total"))
-    told = number(run.figure("results", key, "attempts"))
-    return _count(total) if told else _NONE
+def _tokens(count: TokenCount | None) -> str:
+    return _count(count.total) if count is not None and count.attempts else _NONE
 
 
 def _inputs(run: Run) -> list[Entry]:
@@ -305,8 +299,7 @@ def _decimal(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10_000 else f"{value:.4g}"  # noqa: PLR2004
 
 
-def _seconds(value: Any) -> str:
-    seconds = number(value)
+def _seconds(seconds: float | None) -> str:
     if seconds is None:
         return _NONE
     if seconds < 1:

@@ -284,7 +284,7 @@ class TestIncomplete:
         run.add(record(reward=0.5))
         odd = {"results": {"attempts": {"settled": 1}, "pass_rate": 3, "pass_at_k": [1, {}]}}
         (run.write() / "metrics.json").write_text(json.dumps(odd))
-        assert report(run.folder).data["charts"]["pass_at"] == []
+        assert report(run.folder).data["charts"]["pass_at"] == [[1, 0.0, None, None]]
 
     @pytest.mark.parametrize(
         "content", [b"", b"\xff", b"[1]", b'{"chat": 3}', b'{"run": {"n": "x"}}', b"[" * 5000]
