@@ -17,7 +17,7 @@ from rich.text import Text
 from rollout._tasks import sole_error
 from rollout.cli.failures import EXIT_FAILED, EXIT_USAGE, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
-from rollout.cli.options import json_option, seconds, secret_from_env
+from rollout.cli.options import host_of, json_option, seconds, secret_from_env
 from rollout.cli.remote import quiet_http
 from rollout.cli.terminal import LiveBar
 from rollout.cli.text import one_line, print_json
@@ -46,7 +46,6 @@ DEFAULT_BIND = "127.0.0.1:9000"
 """Where it listens by default."""
 
 _SLOTS = 8
-_HIGHEST_PORT = 65_535
 _OUTCOMES = {
     RolloutStatus.SUCCESS: "green",
     RolloutStatus.FAILURE: "red",
@@ -335,7 +334,7 @@ def serve_chat(model: ScriptedModel | RealModel, bind: str, api_key_env: str | N
         CommandError: It cannot listen there, or there is no key although it would listen for
             other machines.
     """
-    host = _host(bind)
+    host = host_of(bind)
     key = secret_from_env("--api-key-env", api_key_env)
     if key is None and not _is_loopback(host):
         raise CommandError(
@@ -374,16 +373,6 @@ async def _serve(model: ScriptedModel, bind: str, key: str | None) -> None:
                 exit_code=EXIT_USAGE,
             ) from None
         raise
-
-
-def _host(bind: str) -> str:
-    host, _, port = bind.rpartition(":")
-    in_brackets = host.startswith("[") and host.endswith("]")
-    if not host or "/" in host or (":" in host and not in_brackets):
-        raise CommandError(f"--bind takes HOST:PORT or [IPV6]:PORT, not {bind!r}")
-    if not (port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
-        raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")
-    return host.strip("[]")
 
 
 def _is_loopback(host: str) -> bool:

@@ -12,6 +12,8 @@ from attrs import define, field
 
 __all__ = ["Interrupts", "interrupts"]
 
+_HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+
 
 @define(eq=False)
 class Interrupts:
@@ -35,7 +37,7 @@ class Interrupts:
             if self.number is None:
                 self.number = number
                 self.work.cancel()
-            else:
+            elif number != _HANG_UP:  # which the kernel and the shell may each send
                 self.tidying.cancel()
                 if self.again is not None:
                     self.again(number)
@@ -43,17 +45,25 @@ class Interrupts:
 
 @asynccontextmanager
 async def interrupts(
-    *, again: Callable[[int], None] | None = None
+    *, again: Callable[[int], None] | None = None, hang_up: bool = False
 ) -> AsyncGenerator[Interrupts, None]:
     """Handle SIGINT and SIGTERM for the length of the block.
 
     Outside of the main thread, where Python lets nobody handle signals, none ever comes.
+
+    Args:
+        again: See `Interrupts`.
+        hang_up: Whether to handle the end of the terminal as well, unless ``nohup`` has it
+            ignored.
     """
     state = Interrupts(again=again)
     if threading.current_thread() is not threading.main_thread():
         yield state
         return
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hang_up and _HANG_UP is not None and signal.getsignal(_HANG_UP) == signal.SIG_DFL:
+        numbers.append(_HANG_UP)
+    with trio.open_signal_receiver(*numbers) as received:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(state.watch, received)
             yield state

@@ -19,6 +19,7 @@ __all__ = [
     "FilePath",
     "api_key_option",
     "help_alone",
+    "host_of",
     "json_option",
     "seconds",
     "secret_from_env",
@@ -28,6 +29,8 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_HIGHEST_PORT = 65_535
+_PORT = re.compile(r"[0-9]{1,5}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -95,6 +98,25 @@ def api_key_option(function: F) -> F:
         metavar="NAME",
         help="Environment variable that holds the rollout server's API key.",
     )(function)
+
+
+def host_of(bind: str, *, forms: str = "HOST:PORT or [IPV6]:PORT") -> str:
+    """Return the host of the address that ``--bind`` gives.
+
+    Args:
+        bind: The address.
+        forms: The forms that it may have, for the error.
+
+    Raises:
+        CommandError: It is malformed.
+    """
+    host, _, port = bind.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    if host in {"", "unix"} or "/" in bind or (":" in host and not in_brackets):
+        raise CommandError(f"--bind takes {forms}, not {bind!r}")
+    if not (_PORT.fullmatch(port) and int(port) <= _HIGHEST_PORT):
+        raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")
+    return host.strip("[]")
 
 
 def secret_from_env(option: str, name: str | None) -> str | None:

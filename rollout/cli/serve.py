@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -31,7 +30,7 @@ from rollout.cli.failures import (
     last_place,
     run_async,
 )
-from rollout.cli.options import FilePath, seconds, secret_from_env
+from rollout.cli.options import FilePath, host_of, seconds, secret_from_env
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line
@@ -49,8 +48,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _BUDGET = ShutdownBudget()
 _LINES_SEC = 0.5
 _COUNTS_SEC = 60.0
-_HIGHEST_PORT = 65_535
-_PORT = re.compile(r"[0-9]{1,5}")
 _KEY_HEAD_BYTES = 4096
 
 
@@ -130,7 +127,8 @@ def command(
     """
     if address_fd is not None:
         os.set_inheritable(address_fd, False)  # children of the application do not hold it open
-    _check_bind(bind)
+    if not bind.startswith("unix:") or bind == "unix:":
+        host_of(bind, forms="HOST:PORT, [IPV6]:PORT or unix:PATH")
     password = secret_from_env("--keyfile-password-env", keyfile_password_env)
     shutdown = _budget(budget)
     _check_encrypted(keyfile, password)
@@ -244,23 +242,6 @@ def _budget(given: dict[str, float]) -> ShutdownBudget:
         return ShutdownBudget(**given)
     except InvalidFieldError as error:
         raise CommandError(f"--{error.field.replace('_', '-')} {error.reason}") from None
-
-
-def _check_bind(bind: str) -> None:
-    """Refuse what no server could listen on, in words that name the option.
-
-    Raises:
-        CommandError: It is neither ``host:port`` nor ``unix:path``.
-    """
-    kind, _, path = bind.partition(":")
-    if kind == "unix" and path:
-        return
-    host, _, port = bind.rpartition(":")
-    in_brackets = host.startswith("[") and host.endswith("]")
-    if host in {"", "unix"} or "/" in bind or (":" in host and not in_brackets):
-        raise CommandError(f"--bind takes HOST:PORT, [IPV6]:PORT or unix:PATH, not {bind!r}")
-    if not (_PORT.fullmatch(port) and int(port) <= _HIGHEST_PORT):
-        raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")
 
 
 def _check_encrypted(keyfile: str | None, password: str | None) -> None:

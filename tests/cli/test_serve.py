@@ -19,7 +19,7 @@ from cli.harness import TESTS, command_line, environment, serving
 from cryptography.hazmat.primitives import serialization
 from support import CHAT_URL, fresh_id, prompt
 
-from rollout.cli.serve import _check_bind
+from rollout.cli.options import host_of
 from rollout.client import RolloutClient
 
 FREE = ("--bind", "127.0.0.1:0")
@@ -285,9 +285,12 @@ def test_options_that_cannot_work(cli, apps, monkeypatch, options, words):
     assert words in cli.fails(2, "serve", "cli_apps:app", *options)
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:65535", "[::1]:80", "unix:/run/x.sock"])
-def test_binds_that_are_fine(bind):
-    assert _check_bind(bind) is None
+@pytest.mark.parametrize(
+    ("bind", "host"),
+    [("127.0.0.1:0", "127.0.0.1"), ("localhost:65535", "localhost"), ("[::1]:80", "::1")],
+)
+def test_binds_that_are_fine(bind, host):
+    assert host_of(bind) == host
 
 
 def test_failing_lifespan_is_named_with_its_place(cli, tmp_path, monkeypatch):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import click
 import trio
 from attrs import frozen
 
-from rollout._tasks import background_tasks
 from rollout.cli.eval.options import config_options, overrides_of, resume_command
 from rollout.cli.eval.progress import EvaluationView
 from rollout.cli.eval.summary import print_summary, summary_document
@@ -25,7 +19,7 @@ from rollout.cli.failures import (
     lost_output,
     run_async,
 )
-from rollout.cli.interrupts import Interrupts, interrupts
+from rollout.cli.interrupts import interrupts
 from rollout.cli.options import json_option
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import print_json
@@ -149,7 +143,8 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
         view.close()
         force_exit(number, f"what has ended is kept; go on with: {plan.resume(run)}")
 
-    async with interrupts(again=give_up) as signals, _hang_ups(signals):
+    # What runs on a server would go on there until its leases end, and cost tokens.
+    async with interrupts(again=give_up, hang_up=True) as signals:
         with signals.work, view:
             try:
                 async with evaluate(
@@ -176,33 +171,6 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     note = "no attempt had started" if run is None else _kept(run)
     raise interrupted(signals.number, f"{note}; go on with: {plan.resume(run)}")
-
-
-@asynccontextmanager
-async def _hang_ups(signals: Interrupts) -> AsyncGenerator[None, None]:
-    """Handle the end of the terminal like a signal, unless ``nohup`` has it ignored.
-
-    What runs on a server would go on there until its leases end, and cost tokens. The kernel
-    and the shell may each send it, so that a second one is no impatience.
-    """
-
-    async def watch(received: AsyncIterator[int]) -> None:
-        async for number in received:
-            if signals.number is None:
-                signals.number = number
-                signals.work.cancel()
-
-    number = getattr(signal, "SIGHUP", None)
-    if (
-        number is None
-        or threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(number) != signal.SIG_DFL
-    ):
-        yield
-        return
-    with trio.open_signal_receiver(number) as received:
-        async with background_tasks(partial(watch, received)):
-            yield
 
 
 def _broken_off(error: EvaluationError, run: EvaluationRun, plan: _Plan) -> str:
