@@ -1,9 +1,8 @@
-"""Unpack an archive from inside a sandbox onto the host, whatever is in it.
+"""Unpack an untrusted archive from inside a sandbox onto the host.
 
-An agent may have written the files, and may even have taken part in packing them. So nothing in the
-archive decides where on the host something is written: every folder on the way is opened without
-following links, links are made last and only kept if they stay within the target folder, and what
-is neither file, folder nor link is left out.
+Nothing in the archive decides where on the host something is written: every folder on the way is
+opened without following links, links are made last and only kept if they stay within the target
+folder, and what is neither file, folder nor link is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["extract"]
 CHUNK = 1024 * 1024
 MAX_DEPTH = 256
 MAX_MEMBERS = 200_000
-"""Most files, folders and links of one archive: making them takes time, and a disk has so many."""
+"""Most files, folders and links of one archive, since a disk has a limited number of them."""
 
 _MOST_LINES = 50
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -47,8 +46,8 @@ def extract(
         archive: A tar archive without compression.
         target: The folder; made if it does not exist.
         max_bytes: Most that may be written. What would be more is left out.
-        max_file_bytes: The largest size of a file, holes included, since whoever reads it has to
-            read those too. A larger one is left out.
+        max_file_bytes: The largest size of a file, holes included, since readers read
+            those too. A larger one is left out.
         stop: Set to give up early.
 
     Returns:
@@ -102,7 +101,7 @@ def extract(
 
 
 class _InPieces:
-    """An archive that nobody reads much of at once: a header may say that it is of any length."""
+    """An archive read in bounded pieces: a header may claim any length."""
 
     def __init__(self, archive: IO[bytes]) -> None:
         self._archive = archive
@@ -115,7 +114,7 @@ class _InPieces:
 
 
 class _Skipped:
-    """What was left out; the first of it by name."""
+    """Names and reasons of what was left out, up to a limit, and the number of the rest."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -174,7 +173,7 @@ def _write(
 
 
 def _map(member: tarfile.TarInfo) -> list[tuple[int, int]]:
-    """Where a file has content, as offsets and lengths; the rest are holes."""
+    """Return the parts of a file that have content, as offsets and lengths; the rest are holes."""
     if not member.isreg():
         return []
     found: Any = member.sparse  # pairs, whatever typeshed says
@@ -214,7 +213,7 @@ def _folder(root: int, parts: list[str]) -> Iterator[int]:
 
 
 def _clear(folder: int, name: str) -> None:
-    """Remove what stands in the way, unless it is a folder."""
+    """Remove an entry of that name, unless it is a folder."""
     try:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -225,7 +224,7 @@ def _clear(folder: int, name: str) -> None:
 
 
 def _link(root: int, target: Path, links: list[tuple[list[str], str]], skipped: _Skipped) -> None:
-    """Make the links, then take away those that lead out, until none does."""
+    """Make the links, then remove those that lead out of the folder, until none does."""
     made: dict[str, list[str]] = {}
     for parts, destination in links:
         name = "/".join(parts)

@@ -1,9 +1,9 @@
-"""What a command writes, read from a pipe that others may hold open.
+"""The output of a command, read from a pipe that other processes may hold open.
 
-A pipe and no file, since scripts write to `/dev/stderr`, which cuts off a file. Its end is not
-waited for, since whatever a command leaves running (tmux, a server) holds it open: what was written
-before the command ended is in the pipe by then. Later output is read and dropped, so that nobody
-is stopped by a full or a broken pipe.
+It is a pipe because scripts write to `/dev/stderr`, which truncates a file. Its end is not waited
+for, since what a command leaves running (tmux, a server) holds it open: what was written before the
+command ended is in the pipe by then. Later output is read and dropped, so that no process is
+stopped by a full or a broken pipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Output:
         max_bytes: How much is kept at most. The middle is left out of more.
 
     Attributes:
-        writer: The descriptor for the command; closed by `started`.
+        writer: The descriptor for the command; closed by `close_writer`.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -41,17 +41,17 @@ class Output:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody may still write."""
+        """Whether a process may still write."""
         return self._reader >= 0
 
-    def started(self) -> None:
-        """Let go of the writing end; the command has its own by now, or will never start."""
+    def close_writer(self) -> None:
+        """Close the writing end; a command that has started has its own."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
 
     def collect(self) -> str:
-        """What was written so far, decoded with replacement. Nothing is kept from here on."""
+        """Return what was written so far, decoded with replacement, and drop later output."""
         while self.is_open and self._read():
             pass
         self._recording = False
@@ -66,14 +66,14 @@ class Output:
 
     def close(self) -> None:
         """Close both ends."""
-        self.started()
+        self.close_writer()
         if self._reader >= 0:
             self._loop.remove_reader(self._reader)
             os.close(self._reader)
             self._reader = -1
 
     def _read(self) -> bool:
-        """Read once; whether there may be more."""
+        """Read once and return whether there may be more."""
         try:
             chunk = os.read(self._reader, CHUNK)
         except BlockingIOError:

@@ -64,8 +64,8 @@ CAPABILITIES = (
 would let it leave the root that keeps it from making user namespaces."""
 
 GUARD = "lease"
-"""One capability more, of no use to anybody: whoever has fewer than a process can neither trace it
-nor get at its open files, though it is the same user."""
+"""A harmless capability for programs that copy files: a process with fewer capabilities can neither
+trace them nor open their files, though it has the same user."""
 
 LOADER = ("PATH", "LD_", "GLIBC_", "GCONV_PATH", "LOCPATH", "NLSPATH", "MALLOC_")
 """Variables that act on programs as they start. They must not act on those that run outside."""
@@ -364,7 +364,7 @@ class Sandbox:
                     raise NamespaceError(f"the command cannot be started: {error}") from error
                 self._commands.add(process)
             for output in outputs:
-                output.started()
+                output.close_writer()
             code = await self._wait(process, kill, timeout_sec)
             texts = [output.collect() for output in outputs]
             if self.is_running:

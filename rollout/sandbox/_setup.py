@@ -122,7 +122,7 @@ def mount_processes(root: str, shared: int) -> None:
 
 
 def limit_shared_memory(switches: str, shared: int) -> None:
-    """Bound the shared memory of the older kind, which belongs to this namespace."""
+    """Limit System V shared memory, which belongs to this namespace."""
     try:
         with open(f"{switches}/shmall", "w", encoding="ascii") as file:  # noqa: PTH123
             file.write(str(shared // os.sysconf("SC_PAGE_SIZE")))
@@ -140,7 +140,7 @@ def raise_loopback() -> None:
 
 
 def change_root(root: str, outer: str) -> None:
-    """Make a folder the root and let go of the old one.
+    """Make a folder the root and unmount the old one.
 
     The root of the mount namespace becomes an empty folder around it. A process whose root is
     another one than its mount namespace's cannot make a user namespace, in which it would have
@@ -157,7 +157,7 @@ def change_root(root: str, outer: str) -> None:
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Set everything up as planned, say so, and become the process that waits.
+    """Set up the namespaces as planned, report it, and become the process that waits.
 
     Args:
         plan: ``root``, ``outer`` (an empty folder), ``mounts`` (source, target, writable),
@@ -179,7 +179,7 @@ def main(plan: dict[str, Any]) -> None:
     mount_processes(root, plan["shared"])
     change_root(root, plan["outer"])
     print("ready", flush=True)  # noqa: T201
-    # Whoever is orphaned inside becomes a child of this process; nobody else would reap it.
+    # Orphans inside become children of this process, which has to reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     quiet = os.open("/dev/null", os.O_WRONLY)

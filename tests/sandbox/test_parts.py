@@ -54,7 +54,7 @@ def test_later_output_is_dropped_and_stops_nobody(run):
         assert output.collect() == "first"
         await written(output, bytes(1_000_000))
         assert output.is_open
-        output.started()
+        output.close_writer()
         assert output.collect() == "first"
         assert not output.is_open
         output.close()
