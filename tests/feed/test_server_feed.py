@@ -132,7 +132,7 @@ async def test_the_later_of_two_feeds_takes_over_and_the_earlier_one_is_told():
 async def test_a_disconnect_closes_the_feed_and_leaves_the_rollouts_alone():
     app = make_app()
     async with served_http(app) as http:
-        rollout_id, lease = await admit(http, initial_messages=prompt(sleep=0.2))
+        rollout_id, lease = await admit(http, initial_messages=prompt(sleep=1))
         async with open_feed(http, claim(rollout_id, lease[LEASE])) as feed:
             token = feed.token
         while (unknown := await http.post("/rollouts/renew", json={"feed": token})).is_success:
