@@ -13,7 +13,7 @@ from pathlib import Path
 from rollout._files.atomic import reason_of
 from rollout.errors import RolloutServerError
 
-__all__ = ["BACKLOG", "bound_socket"]
+__all__ = ["BACKLOG", "address_of", "bound_socket"]
 
 BACKLOG = 4096
 """Connections that may wait to be accepted; a loop that starts thousands at once needs it."""
@@ -49,6 +49,14 @@ def bound_socket(bind: str) -> Generator[socket.socket, None, None]:
         with suppress(OSError):
             if path is not None and made is not None and os.path.samestat(made, path.stat()):
                 path.unlink()
+
+
+def address_of(sock: socket.socket) -> str:
+    """Return the address of a bound socket as a URL has it."""
+    name = sock.getsockname()
+    if not isinstance(name, tuple):
+        return f"unix:{name}"
+    return f"[{name[0]}]:{name[1]}" if sock.family == socket.AF_INET6 else f"{name[0]}:{name[1]}"
 
 
 def _bind_tcp(bind: str) -> socket.socket:

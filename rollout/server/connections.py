@@ -1,4 +1,10 @@
-"""All open connections of a server: how many there may be, how long they idle, how they end.
+"""HTTP/1.1 connections of a server: how many there may be, how long each takes, how they end.
+
+Theory of operation: one task serves a connection, request after request. While the application
+handles one, its calls of ``receive`` read from the peer: the body first, and then nothing but
+the end of the connection, which the application takes as a reason to stop. So nothing else has
+to read, and what goes wrong on a connection stays there. HTTP/1.1 is all that is spoken: an
+offer to upgrade is ignored, as the standard allows.
 
 A connection gets `HEAD_SEC` for the head of its next request until a request on it has carried
 the server's key, and the keep-alive time from then on. When as many are open as may be, a new
@@ -8,23 +14,56 @@ of those left, it waits until another one ends. So whoever has no key cannot kee
 
 from __future__ import annotations
 
+# The server asks for this codec at its first request, when there may be no descriptor left.
+import encodings.idna  # noqa: F401
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from email.utils import formatdate
+from typing import Any
+from urllib.parse import unquote
 
+import h11
 import trio
 
-__all__ = ["HEAD_SEC", "Connections", "LimitedListener", "ReadClock", "descriptors_for_connections"]
+from rollout._logs import get_logger
+from rollout.codec import dump_json
+from rollout.server.authentication import Authorized
+
+__all__ = [
+    "HEAD_SEC",
+    "Connection",
+    "Connections",
+    "LimitedListener",
+    "connection_limit",
+]
+
+logger = get_logger(__name__)
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 HEAD_SEC = 10.0
 """How long a connection without the key may take for the head of a request, TLS included."""
+
+_LONGEST_HEAD = 128 * 1024
+
+_STALL_SEC = 60.0
+"""How long a peer may take nothing of an answer before its connection is given up."""
+
+_LINGER_SEC = 2.0
+"""How long a peer may still send after the server's last word. What is left unread when a
+connection is closed resets it, and the peer would lose that word."""
+
+_READ_BYTES = 64 * 1024
+_PIECE = 256 * 1024
 
 MOST_DESCRIPTORS = 65_536
 """How far the limit of open files is raised. Some programs close every possible descriptor when
 they start, so children should not inherit a limit of a billion."""
 
 
-def descriptors_for_connections() -> int:
-    """Raise the soft limit of open files; return how many of them connections may take.
+def connection_limit() -> int:
+    """Raise the soft limit of open files; return how many connections may be open.
 
     A quarter is left to the code of users: models, sandboxes, files.
     """
@@ -42,7 +81,7 @@ def descriptors_for_connections() -> int:
 
 
 class Connections:
-    """What the connections of one server share.
+    """The open connections of one server.
 
     Args:
         limit: How many may be open at a time.
@@ -51,37 +90,33 @@ class Connections:
 
     Attributes:
         stopping: Whether the server stops.
-        writes: The writes that are under way.
-        give_up_at: When the last of them is given up (trio time).
+        give_up_at: When the last writes are given up (trio time).
     """
 
     def __init__(self, *, limit: int, keep_alive_sec: float, grace_sec: float) -> None:
         self.keep_alive_sec = keep_alive_sec
         self.stopping = False
-        self.writes: set[trio.CancelScope] = set()
         self.give_up_at = math.inf
         self._limit = limit
         self._grace_sec = grace_sec
-        self._open: set[ReadClock] = set()
-        self._strangers: dict[ReadClock, None] = {}
+        self._open: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}
         self._room = trio.Event()
 
-    def opened(self) -> ReadClock:
-        """Count a new connection, and return its clock."""
-        clock = ReadClock(self)
-        self._open.add(clock)
-        self._strangers[clock] = None
-        return clock
+    def opened(self, connection: Connection) -> None:
+        """Count a new connection."""
+        self._open.add(connection)
+        self._strangers[connection] = None
 
-    def recognized(self, clock: ReadClock) -> None:
+    def recognized(self, connection: Connection) -> None:
         """Note that a request on a connection has carried the key."""
-        clock.known = True
-        self._strangers.pop(clock, None)
+        connection.known = True
+        self._strangers.pop(connection, None)
 
-    def closed(self, clock: ReadClock) -> None:
+    def closed(self, connection: Connection) -> None:
         """Count a connection no longer."""
-        self._open.discard(clock)
-        self._strangers.pop(clock, None)
+        self._open.discard(connection)
+        self._strangers.pop(connection, None)
         self._room.set()
         self._room = trio.Event()
 
@@ -92,74 +127,329 @@ class Connections:
             if self._strangers:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
-                oldest.expire()
+                oldest.hang_up()
             await self._room.wait()
 
     def stop(self) -> None:
         """Close idle connections at once from now on, and bound all writes."""
         self.stopping = True
         self.give_up_at = trio.current_time() + self._grace_sec
-        for scope in self.writes:
-            scope.deadline = min(scope.deadline, self.give_up_at)
-        for clock in self._open:
-            if clock.idle:
-                clock.expire()
+        for connection in self._open:
+            connection.stop()
 
 
-class ReadClock:
-    """The deadline of whatever read of a connection is under way.
+class Connection:
+    """One connection; what goes wrong on it stays there.
+
+    Args:
+        app: The ASGI application.
+        authorized: Says whether the headers of a request carry the server's key.
+        connections: All connections of the server.
+        stream: The connection to the peer.
 
     Attributes:
-        known: Whether a request on the connection has carried the key.
-        idle: Whether the connection waits for a request, or only for its end.
+        http: The state of HTTP on it.
+        known: Whether a request on it has carried the key.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(
+        self,
+        app: Application,
+        authorized: Authorized,
+        connections: Connections,
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+    ) -> None:
+        self.app = app
+        self.stream = stream
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEAD)
         self.known = False
-        self.idle = True
+        self._authorized = authorized
         self._connections = connections
         self._scope = trio.CancelScope()
-        self._expired = False
-        self._interrupted = False
-        self._until = math.inf
-        self.start_idle()
+        self._idle = trio.CancelScope()
+        self._write_scope = trio.CancelScope()
+        self._sending = trio.Lock()
+        self._gone = False
+        connections.opened(self)
 
-    def reading(self) -> trio.CancelScope:
-        """Return the scope for one read."""
-        self._scope = trio.CancelScope(deadline=self._until)
-        return self._scope
+    async def run(self) -> None:
+        """Serve the connection to its end. Only a cancellation comes out of here."""
+        try:
+            with self._scope:
+                await self._serve()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the peer is gone
+        except Exception as error:  # noqa: BLE001 - it must not reach the other connections
+            _log(error)
+        except BaseExceptionGroup as group:
+            _, real = group.split(trio.Cancelled)
+            if real is None or not isinstance(real, ExceptionGroup):
+                raise
+            _log(real)
+            await trio.lowlevel.checkpoint()  # raises the cancellation that was in the group
+        finally:
+            self._connections.closed(self)
+            await trio.aclose_forcefully(self.stream)
 
-    def start_idle(self, sec: float | None = None) -> None:
-        """Give up reading in *sec* seconds; by default after the time for a request head."""
-        self.idle = True
-        if sec is None:
-            sec = self._connections.keep_alive_sec if self.known else HEAD_SEC
-        if self._connections.stopping:
-            self._expired = True
-        self._read_until(trio.current_time() + sec)
-
-    def stop_idle(self) -> None:
-        """Read without a deadline: a request is under way."""
-        self.idle = False
-        self._read_until(math.inf)
-
-    def interrupt(self) -> None:
-        """End the read under way: there is something else to do first."""
-        self._interrupted = True
+    def hang_up(self) -> None:
+        """End the connection, whatever is under way; a write is completed."""
         self._scope.cancel()
 
-    def was_interrupted(self) -> bool:
-        """Whether the last read was interrupted, and not given up."""
-        interrupted, self._interrupted = self._interrupted, False
-        return interrupted and not self._expired
+    def stop(self) -> None:
+        """Wait for no further request, and give up a write when the server does."""
+        self._idle.cancel()
+        self._write_scope.deadline = min(self._write_scope.deadline, self._connections.give_up_at)
 
-    def expire(self) -> None:
-        """Give up reading for good."""
-        self._expired = True
-        self._read_until(-math.inf)
+    async def _serve(self) -> None:
+        transport = self.stream
+        if isinstance(transport, trio.SSLStream):
+            with self._idle_for(HEAD_SEC) as handshake:
+                await transport.do_handshake()
+            if handshake.cancelled_caught:
+                return
+            transport = transport.transport_stream
+        scope = {
+            "type": "http",
+            "asgi": {"spec_version": "2.1", "version": "3.0"},
+            "scheme": "http" if transport is self.stream else "https",
+            "root_path": "",
+            "client": _host_and_port(transport.socket.getpeername()),
+            "server": _host_and_port(transport.socket.getsockname()),
+            "extensions": {},
+        }
+        while (request := await self._next_request()) is not None:
+            await _Exchange(self, request).run(scope)
+            if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
+                break
+            self.http.start_next_cycle()
+        if self.http.our_state is not h11.IDLE and not self._gone:
+            await self._linger(transport)
 
-    def _read_until(self, deadline: float) -> None:
-        self._until = self._scope.deadline = -math.inf if self._expired else deadline
+    def _idle_for(self, sec: float) -> trio.CancelScope:
+        """Return the scope of a wait with no request under way."""
+        self._idle = trio.CancelScope(deadline=trio.current_time() + sec)
+        if self._connections.stopping:
+            self._idle.cancel()
+        return self._idle
+
+    async def _next_request(self) -> h11.Request | None:
+        """Read the head of a request; ``None`` if none comes, or not in time."""
+        with self._idle_for(self._connections.keep_alive_sec if self.known else HEAD_SEC):
+            while True:
+                try:
+                    event = self.http.next_event()
+                except h11.RemoteProtocolError as error:
+                    await self.refuse(error.error_status_hint, str(error))
+                    return None
+                if isinstance(event, h11.Request):
+                    return event
+                if event is not h11.NEED_DATA:
+                    return None
+                await self.read()
+        return None
+
+    async def _linger(self, transport: trio.SocketStream) -> None:
+        """Send the end, and give the peer a moment to read what came before it."""
+        with self._idle_for(_LINGER_SEC):
+            async with self._sending:
+                await transport.send_eof()
+            while await self.stream.receive_some(_READ_BYTES):
+                pass
+
+    # --- for the exchanges --------------------------------------------------------------------
+
+    def recognize(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Whether a request carries the key; the connection is known from then on."""
+        if not self._authorized(headers):
+            return False
+        self._connections.recognized(self)
+        return True
+
+    async def read(self) -> bool:
+        """Take what the peer sends next; ``False`` if that is the end."""
+        data = bytes(await self.stream.receive_some(_READ_BYTES))
+        self.http.receive_data(data)
+        self._gone = not data
+        return bool(data)
+
+    def encoded(self, event: Any) -> bytes:
+        """Return the bytes of an event; none once the peer has broken the rules of HTTP."""
+        try:
+            return self.http.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.http.their_state is not h11.ERROR:
+                raise
+            return b""
+
+    def encoded_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the bytes of a response's head."""
+        date = (b"date", formatdate(usegmt=True).encode("ascii"))
+        return self.encoded(h11.Response(status_code=status, headers=[*headers, date]))
+
+    async def refuse(self, status: int, detail: str) -> None:
+        """Answer in the application's place, if it has not; the connection ends with it."""
+        if self.http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            return
+        content = dump_json({"detail": detail})
+        data = self.encoded_head(
+            status,
+            [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(content)).encode()),
+                (b"connection", b"close"),
+            ],
+        )
+        data += self.encoded(h11.Data(data=content))
+        await self.write(data + self.encoded(h11.EndOfMessage()))
+
+    async def write(self, data: bytes) -> None:
+        """Write *data*; hang up if the connection is lost or the peer takes nothing.
+
+        A half written answer is worth nothing, so a cancelled handler writes on, but never
+        longer than the server allows once it stops.
+        """
+        written = False
+        async with self._sending:
+            with trio.CancelScope(shield=True) as self._write_scope:
+                written = await self._write_pieces(data)
+            if not written:
+                self._gone = True
+                self.hang_up()
+                await trio.aclose_forcefully(self.stream)
+
+    async def _write_pieces(self, data: bytes) -> bool:
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), _PIECE):
+                self._write_scope.deadline = min(
+                    trio.current_time() + _STALL_SEC, self._connections.give_up_at
+                )
+                await self.stream.send_all(view[start : start + _PIECE])
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+
+class _Exchange:
+    """One request and its answer, between a connection and the application."""
+
+    def __init__(self, connection: Connection, request: h11.Request) -> None:
+        self._connection = connection
+        self._http = connection.http
+        self._request = request
+        self._headers = list(request.headers)
+        self._may_continue = False
+        self._end_told = False
+        self._ended = False
+        self._unsuited: h11.RemoteProtocolError | None = None
+        self._without_body = request.method == b"HEAD"
+        self._head = b""
+
+    async def run(self, basis: dict[str, Any]) -> None:
+        """Have the application answer; *basis* is what all scopes of the connection share."""
+        connection, request = self._connection, self._request
+        if _is_ambiguous(request):
+            await connection.refuse(400, "the length of the body is ambiguous")
+            return
+        self._may_continue = connection.recognize(self._headers)
+        path, _, query = request.target.partition(b"?")
+        scope = basis | {
+            "http_version": request.http_version.decode("ascii"),
+            "method": request.method.decode("ascii").upper(),
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": self._headers,
+            "state": {},
+        }
+        try:
+            await connection.app(scope, self._receive, self._send)
+        except Exception:
+            logger.exception("the application failed")
+        if self._unsuited is not None:
+            await connection.refuse(self._unsuited.error_status_hint, str(self._unsuited))
+        if not self._ended:
+            await connection.refuse(500, "internal server error")
+        with suppress(h11.RemoteProtocolError):
+            while self._http.their_state is h11.SEND_BODY:  # what came of the body with its head
+                if self._http.next_event() is h11.NEED_DATA:
+                    break
+
+    async def _receive(self) -> dict[str, Any]:
+        """Return the next part of the body, or wait for the connection to end."""
+        try:
+            if not self._end_told:
+                return await self._next_part()
+            while len(self._http.trailing_data[0]) <= _READ_BYTES and await self._connection.read():
+                pass
+            if len(self._http.trailing_data[0]) > _READ_BYTES:
+                await trio.sleep_forever()  # further requests wait until this one is answered
+        except h11.RemoteProtocolError as error:
+            self._unsuited = error
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        self._ended = True
+        return {"type": "http.disconnect"}
+
+    async def _next_part(self) -> dict[str, Any]:
+        data = b""
+        while not data:
+            if self._http.they_are_waiting_for_100_continue:
+                if not self._may_continue:
+                    break  # it is not asked for, so it does not come
+                proceed = h11.InformationalResponse(status_code=100, headers=[])
+                await self._connection.write(self._connection.encoded(proceed))
+            event = self._http.next_event()
+            if isinstance(event, h11.Data):
+                data = bytes(event.data)
+            elif event is h11.NEED_DATA:
+                await self._connection.read()
+            else:
+                break
+        self._end_told = not data
+        return {"type": "http.request", "body": data, "more_body": bool(data)}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        """Send a part of the answer; its head goes out with the first part of its body."""
+        connection = self._connection
+        await trio.lowlevel.checkpoint()
+        if message["type"] == "http.response.start":
+            headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
+            if self._http.they_are_waiting_for_100_continue:
+                headers.append((b"connection", b"close"))
+            self._without_body = self._without_body or message["status"] in {204, 304}
+            self._head = connection.encoded_head(message["status"], headers)
+        elif message["type"] == "http.response.body":
+            data, self._head = self._head, b""
+            if message.get("body") and not self._without_body:
+                data += connection.encoded(h11.Data(data=bytes(message["body"])))
+            if not message.get("more_body", False):
+                data += connection.encoded(h11.EndOfMessage())
+            if data:
+                await connection.write(data)
+
+
+def _is_ambiguous(request: h11.Request) -> bool:
+    """Whether another server may see another end of the body: with two lengths, or HTTP/1.0."""
+    names = {name for name, _ in request.headers}
+    return b"transfer-encoding" in names and (
+        b"content-length" in names or request.http_version < b"1.1"
+    )
+
+
+def _host_and_port(address: Any) -> tuple[str, int] | None:
+    return address[:2] if isinstance(address, tuple) else None
+
+
+def _log(error: BaseException) -> None:
+    # The text of the error may quote what the peer sent, which may be a key.
+    logger.warning("a connection failed: %s", ", ".join(sorted(_kinds(error))))
+
+
+def _kinds(error: BaseException) -> set[str]:
+    if isinstance(error, BaseExceptionGroup):
+        return {kind for inner in error.exceptions for kind in _kinds(inner)}
+    return {type(error).__name__}
 
 
 class LimitedListener(trio.abc.Listener[trio.SocketStream]):

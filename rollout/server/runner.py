@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.utils import repr_socket_addr, wrap_app
 
 from rollout._checks import check_flag
 from rollout._files.atomic import reason_of
@@ -24,10 +21,14 @@ from rollout._logs import get_logger
 from rollout._tasks import sole_error
 from rollout.errors import RolloutServerError
 from rollout.server.app import RolloutServer
-from rollout.server.binding import BACKLOG, bound_socket
-from rollout.server.connections import Connections, LimitedListener, descriptors_for_connections
+from rollout.server.binding import BACKLOG, address_of, bound_socket
+from rollout.server.connections import (
+    Connection,
+    Connections,
+    LimitedListener,
+    connection_limit,
+)
 from rollout.server.forks import plain_children
-from rollout.server.guard import GuardedConnection
 from rollout.server.shutdown import ShutdownBudget
 
 __all__ = ["serve"]
@@ -38,8 +39,6 @@ KEEP_ALIVE_SEC = 75.0
 """How long an idle connection stays open; longer than any client of ours keeps one."""
 
 _GRACE_SEC = 3.0
-
-_LONGEST_REQUEST_HEAD = 128 * 1024
 
 _NEW_OBJECTS = 5000
 """How many new objects the garbage collector waits for.
@@ -102,8 +101,7 @@ async def serve(
         async with AsyncExitStack() as stack:
             sock = stack.enter_context(bound_socket(bind))
             stack.enter_context(_seldom_collected())
-            address = repr_socket_addr(sock.family, sock.getsockname())
-            url = f"{'http' if tls is None else 'https'}://{address}"
+            url = f"{'http' if tls is None else 'https'}://{address_of(sock)}"
             stack.enter_context(plain_children()).listening([url])
             received = await stack.enter_async_context(_signals(handle_signals))
             watchers = await stack.enter_async_context(trio.open_nursery())
@@ -155,16 +153,13 @@ async def _serve_connections(
     app: RolloutServer, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> None:
     connections = Connections(
-        limit=descriptors_for_connections(), keep_alive_sec=KEEP_ALIVE_SEC, grace_sec=_GRACE_SEC
+        limit=connection_limit(), keep_alive_sec=KEEP_ALIVE_SEC, grace_sec=_GRACE_SEC
     )
-    config = _config()
-    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
-    context = WorkerContext(max_requests=None)
 
     async def serve_connection(
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
     ) -> None:
-        await GuardedConnection(wrapped, config, context, connections, app.authorized, stream).run()
+        await Connection(app, app.authorized, connections, stream).run()
 
     listener: trio.abc.Listener[Any] = LimitedListener(
         trio.SocketListener(trio.socket.from_stdlib_socket(sock)), connections
@@ -183,7 +178,6 @@ async def _serve_connections(
                 await app.shutdown_stages.run()
                 accepting.cancel_scope.cancel()
         finally:
-            await context.terminated.set()
             connections.stop()
             handlers.cancel_scope.deadline = trio.current_time() + _GRACE_SEC
 
@@ -260,12 +254,3 @@ def _tls(
     if ca_certs is not None:
         context.verify_mode = ssl.VerifyMode.CERT_REQUIRED
     return context
-
-
-def _config() -> Config:
-    config = Config()
-    config.h11_max_incomplete_size = _LONGEST_REQUEST_HEAD
-    config.include_server_header = False
-    config.accesslog = None
-    config.errorlog = get_logger("rollout.server.http")
-    return config

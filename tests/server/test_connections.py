@@ -19,9 +19,6 @@ import hypercorn.trio.tcp_server
 import pytest
 import trio
 import trio.testing
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.trio.worker_context import WorkerContext
 from server.faults import (
     API_KEY,
     admission,
@@ -38,8 +35,7 @@ from server.faults import (
 from support import connected, make_app, prompt, receive_until_closed
 
 from rollout.server import runner, serve
-from rollout.server.connections import Connections
-from rollout.server.guard import GuardedConnection
+from rollout.server.connections import Connection, Connections
 from rollout.types import SEEN_STATE_HEADER
 
 pytestmark = pytest.mark.usefixtures("log_lines")
@@ -258,7 +254,7 @@ async def test_no_body_is_asked_for_before_the_key_was_checked(path: str):
 
 
 async def test_connections_without_the_key_keep_nobody_out(monkeypatch):
-    monkeypatch.setattr(runner, "descriptors_for_connections", lambda: 3)
+    monkeypatch.setattr(runner, "connection_limit", lambda: 3)
     app = make_app(api_key=API_KEY)
     options = {"headers": {"Authorization": f"Bearer {API_KEY}"}}
     refused = request_bytes("POST", "/rollout", length=5)  # which waits for the body
@@ -277,7 +273,7 @@ async def test_connections_without_the_key_keep_nobody_out(monkeypatch):
 
 
 async def test_with_the_key_a_connection_waits_for_room(monkeypatch):
-    monkeypatch.setattr(runner, "descriptors_for_connections", lambda: 1)
+    monkeypatch.setattr(runner, "connection_limit", lambda: 1)
     async with served_http(make_app()) as http, connected(str(http.base_url)) as first:
         await first.send_all(GET + b"\r\n")
         assert (await read_answer(first))[0] == 200
@@ -294,7 +290,7 @@ async def test_with_the_key_a_connection_waits_for_room(monkeypatch):
 
 async def test_a_peer_that_is_gone_leaves_no_connection_behind(monkeypatch):
     """Also while another of its requests waited for its turn."""
-    monkeypatch.setattr(runner, "descriptors_for_connections", lambda: 1)
+    monkeypatch.setattr(runner, "connection_limit", lambda: 1)
     async with served_http(make_app(result_wait_timeout_sec=0.05)) as http:
         patient = await admit(http, initial_messages=prompt(sleep=300))
         await poll(http, *patient)
@@ -380,51 +376,37 @@ def test_other_applications_of_the_process_keep_their_connections():
     assert hypercorn.trio.run.TCPServer is hypercorn.trio.tcp_server.TCPServer
 
 
-class Protocol:
-    """Notes what a connection tells its protocol."""
-
-    waiting = 0
-
-    def __init__(self) -> None:
-        self.told: list[Event] = []
-
-    async def handle(self, event: Event) -> None:
-        await trio.lowlevel.checkpoint()
-        self.told.append(event)
-
-
-def connection() -> tuple[GuardedConnection, Any, Protocol]:
-    """A connection without a server, the peer's end of it, and its protocol."""
+def connection() -> tuple[Connection, Connections, Any]:
+    """A connection without a server, all its connections, and the peer's end of it."""
     ours, theirs = trio.testing.lockstep_stream_pair()
     connections = Connections(limit=1, keep_alive_sec=75, grace_sec=3)
-    guarded = GuardedConnection(None, Config(), WorkerContext(None), connections, None, ours)  # type: ignore[arg-type]
-    protocol = Protocol()
-    guarded.protocol = protocol  # type: ignore[assignment]
-    return guarded, theirs, protocol
+    return Connection(None, None, connections, ours), connections, theirs  # type: ignore[arg-type]
+
+
+def was_hung_up(one: Connection) -> bool:
+    return one._scope.cancel_called
 
 
 async def test_a_connection_waits_for_a_request_as_long_as_its_peer_has_earned(autojump_clock):
-    guarded, _, protocol = connection()
-    await guarded._read()
+    one, connections, _ = connection()
+    assert await one._next_request() is None
     assert trio.current_time() == 10
-    assert protocol.told == [Closed()]
-    guarded._connections.recognized(guarded._clock)
-    guarded._clock.start_idle()
-    await guarded._read()
+    connections.recognized(one)
+    assert await one._next_request() is None
     assert trio.current_time() == 85
 
 
 async def test_a_peer_that_takes_nothing_of_its_answer_is_given_up(autojump_clock):
-    guarded, _, protocol = connection()
-    await guarded.protocol_send(RawData(data=b"answer"))
+    one, _, _ = connection()
+    await one.write(b"answer")
     assert trio.current_time() == 60
-    assert protocol.told == [Closed()]
+    assert was_hung_up(one)
     with pytest.raises(trio.ClosedResourceError):
-        await guarded.stream.send_all(b"more")
+        await one.stream.send_all(b"more")
 
 
 async def test_a_slow_peer_gets_the_whole_answer(autojump_clock):
-    guarded, theirs, protocol = connection()
+    one, _, theirs = connection()
     answer = bytes(range(256)) * 4096
     received = b""
 
@@ -436,21 +418,20 @@ async def test_a_slow_peer_gets_the_whole_answer(autojump_clock):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_slowly)
-        await guarded.protocol_send(RawData(data=answer))
+        await one.write(answer)
     assert received == answer
-    assert protocol.told == []
+    assert not was_hung_up(one)
     assert trio.current_time() > 120
 
 
 async def test_a_server_that_stops_waits_for_its_peers_no_longer_than_it_said(autojump_clock):
-    guarded, _, protocol = connection()
+    one, connections, _ = connection()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(guarded.protocol_send, RawData(data=b"answer"))
+        nursery.start_soon(one.write, b"answer")
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
-        guarded._connections.stop()
+        connections.stop()
     assert trio.current_time() == 4
-    assert protocol.told == []
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), LookupError("secret")])
@@ -461,9 +442,9 @@ async def test_what_goes_wrong_on_a_connection_is_logged_without_its_text(
         await trio.lowlevel.checkpoint()
         raise ExceptionGroup("group", [error])
 
-    monkeypatch.setattr(GuardedConnection, "_serve", fail)
-    guarded, _, _ = connection()
-    await guarded.run()
+    monkeypatch.setattr(Connection, "_serve", fail)
+    one, _, _ = connection()
+    await one.run()
     assert type(error).__name__ in log_lines[-1]
     assert "secret" not in log_lines[-1]
 
@@ -477,11 +458,11 @@ async def test_a_cancelled_connection_that_fails_is_cancelled(monkeypatch):
             finally:
                 raise ValueError
 
-    monkeypatch.setattr(GuardedConnection, "_serve", fail)
-    guarded, _, _ = connection()
+    monkeypatch.setattr(Connection, "_serve", fail)
+    one, _, _ = connection()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await guarded.run()
+        await one.run()
     assert scope.cancelled_caught
 
 
@@ -490,7 +471,7 @@ async def test_what_is_no_exception_of_a_connection_comes_out(monkeypatch):
         await trio.lowlevel.checkpoint()
         raise BaseExceptionGroup("group", [KeyboardInterrupt(), ValueError()])
 
-    monkeypatch.setattr(GuardedConnection, "_serve", fail)
-    guarded, _, _ = connection()
+    monkeypatch.setattr(Connection, "_serve", fail)
+    one, _, _ = connection()
     with pytest.raises(BaseExceptionGroup):
-        await guarded.run()
+        await one.run()
