@@ -13,17 +13,19 @@ from rollout.client.polling import Poller
 from rollout.client.wire import Wire
 from rollout.rules import ResultRetrySchedule
 from rollout.rules import retry as retry_rules
-from rollout.simulation import (
-    Fate,
-    Fault,
-    RolloutPlan,
-)
+from rollout.simulation import Caller, Course, Fate, Fault, RolloutPlan
 from rollout.types import RolloutStatus
 
 # --- forward-only ---------------------------------------------------------------------------------
 
 
-@mutant("forward-only")
+@mutant(
+    "forward-only",
+    written(
+        RolloutPlan(rollout_id="r", agent_sec=2.0, grader_sec=90.0, caller=Caller.FOLLOW),
+        fates=(Fate(), Fate(), Fate(), Fate(fault=Fault.STALE)),
+    ),
+)
 def the_client_takes_every_answer_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client shows an older state when a cache answers with one."""
 
@@ -44,7 +46,14 @@ def a_failed_request_extends_the_deadline(monkeypatch: pytest.MonkeyPatch) -> No
     wrap(monkeypatch, ResultRetrySchedule, "delay_after", delay_after)
 
 
-@mutant("retry-in-lease")
+@mutant(
+    "retry-in-lease",
+    written(
+        RolloutPlan(rollout_id="r", agent_sec=500.0),
+        fates=(Fate(), Fate(back_sec=4.0), *[Fate(fault=Fault.GATEWAY)] * 9),
+        polling_lease_timeout_sec=45.0,
+    ),
+)
 def an_answer_confirms_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline counts from when the answer came in, not from when the request went out."""
 
@@ -94,7 +103,10 @@ def retries_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, ResultRetrySchedule, "delay_after", delay_after)
 
 
-@mutant("retry-in-lease")
+@mutant(
+    "retry-in-lease",
+    written(RolloutPlan(rollout_id="r"), fates=(Fate(), *[Fate(fault=Fault.LOST_BEFORE)] * 4)),
+)
 def retries_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures of the connection are retried more often than twice."""
     delays = {**retry_rules._DELAYS, retry_rules.FailureKind.TRANSPORT: (0.1, 0.5, 0.5, 0.5)}
@@ -171,7 +183,14 @@ def a_cancelled_handle_polls_on(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, RolloutHandle, "cancel", cancel)
 
 
-@mutant("local-cancel", drawn("none"))
+CANCELLED = written(
+    RolloutPlan(
+        rollout_id="r", agent=Course.SWALLOW, agent_sec=50.0, caller=Caller.CANCEL, caller_sec=5.0
+    )
+)
+
+
+@mutant("local-cancel", CANCELLED)
 def cancel_rollout_cancels_the_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     """cancel_rollout() ends the polling of that rollout's handle."""
 
@@ -185,7 +204,7 @@ def cancel_rollout_cancels_the_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, RolloutClient, "cancel_rollouts", cancel_rollouts)
 
 
-@mutant("local-cancel", drawn("none"))
+@mutant("local-cancel", CANCELLED)
 def cancel_rollout_makes_a_result_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """cancel_rollout() ends the handle as cancelled, without the server's result."""
 

@@ -34,7 +34,13 @@ def admits_a_known_id(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, RolloutRegistry, "admit", admit)
 
 
-@mutant("one-execution")
+@mutant(
+    "one-execution",
+    written(
+        RolloutPlan(rollout_id="r", agent=Course.SWALLOW, agent_sec=150.0, caller=Caller.VANISH),
+        RolloutPlan(rollout_id="meanwhile", agent_sec=400.0),
+    ),
+)
 def completion_overwrites_an_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result of an execution replaces the expiry of its lease."""
 
@@ -165,7 +171,14 @@ def a_poll_revives_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, RolloutRegistry, "wait_for_result", wait_for_result)
 
 
-@mutant("lease-safety")
+SILENT = written(
+    RolloutPlan(rollout_id="r", agent_sec=500.0, caller=Caller.VANISH),
+    RolloutPlan(rollout_id="meanwhile", agent_sec=400.0),
+)
+"""The lease of a rollout ends while another one keeps the server busy."""
+
+
+@mutant("lease-safety", SILENT)
 def nobody_watches_the_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lease ever ends by itself."""
     wrap(monkeypatch, RolloutRegistry, "_due", _forget_alone)
@@ -176,7 +189,7 @@ def _forget_alone(honest, registry, entry, now):
         honest(registry, entry, now)
 
 
-@mutant("lease-safety")
+@mutant("lease-safety", SILENT)
 def leases_are_watched_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a lease is noticed five seconds late."""
     wrap(monkeypatch, PollingLease, "expired", lambda honest, lease, now: honest(lease, now - 5))
@@ -195,7 +208,7 @@ async def _expire_later(registry, entry, when):
     registry._expire(entry, when)
 
 
-@mutant("lease-safety")
+@mutant("lease-safety", SILENT)
 def an_expiry_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout whose lease has ended runs on."""
 

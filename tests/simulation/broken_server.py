@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 from attrs import evolve
-from simulation.mutants import STOPPING, Run, drawn, mutant, wrap, written
+from simulation.mutants import Run, drawn, interrupted, mutant, wrap, written
 
 from rollout.backend.executions import SlotBackend
 from rollout.backend.local import LocalBackend
@@ -62,7 +62,20 @@ def one_slot_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, LocalBackend, "__init__", init)
 
 
-@mutant("slots", drawn("none"))
+@mutant(
+    "slots",
+    written(
+        RolloutPlan(
+            rollout_id="r",
+            agent=Course.SWALLOW,
+            agent_sec=30.0,
+            caller=Caller.CANCEL,
+            caller_sec=2.0,
+        ),
+        RolloutPlan(rollout_id="next", arrival_sec=1.0),
+        max_concurrent=1,
+    ),
+)
 def a_cancel_gives_two_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled rollout gives its slot back before it has ended, and then again."""
 
@@ -74,7 +87,16 @@ def a_cancel_gives_two_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, LocalBackend, "cancel_rollouts", cancel_rollouts)
 
 
-@mutant("slots", drawn("none"))
+BUSY = written(
+    RolloutPlan(rollout_id="r", agent_sec=50.0, caller=Caller.CANCEL, caller_sec=2.0),
+    *(RolloutPlan(rollout_id=f"r{n}", arrival_sec=10.0 + n, agent_sec=30.0) for n in range(3)),
+    max_concurrent=1,
+    max_queue_depth=1,
+)
+"""A cancelled rollout, and then one rollout more than there is room for."""
+
+
+@mutant("slots", BUSY)
 def one_place_too_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue holds one rollout more than configured."""
 
@@ -86,7 +108,7 @@ def one_place_too_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(monkeypatch, SlotBackend, "has_capacity", has_capacity)
 
 
-@mutant("slots", drawn("none"))
+@mutant("slots", BUSY)
 def a_place_in_the_queue_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout that was cancelled is counted for ever."""
 
@@ -220,14 +242,31 @@ def force_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     _budget(monkeypatch, forced_sec=1e6)
 
 
-@mutant("shutdown", drawn(STOPPING))
+@mutant(
+    "shutdown",
+    interrupted(
+        lambda world: world.server.stop(),
+        RolloutPlan(rollout_id="r", agent_sec=20.0),
+        RolloutPlan(rollout_id="late", arrival_sec=5.0),
+        after="workflow-started",
+        after_sec=3.0,
+    ),
+)
 def admissions_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollouts are admitted while the server shuts down."""
     always = property(lambda registry: registry._nursery is not None, lambda *_: None)
     monkeypatch.setattr(RolloutRegistry, "accepting", always, raising=False)
 
 
-@mutant("shutdown")
+@mutant(
+    "shutdown",
+    interrupted(
+        lambda world: world.restart_server(),
+        RolloutPlan(rollout_id="r", agent_sec=50.0),
+        after="workflow-started",
+        after_sec=5.0,
+    ),
+)
 def an_execution_outlives_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Executions belong to no nursery of the server."""
 

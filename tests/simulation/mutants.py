@@ -1,9 +1,8 @@
 """Broken variants of the rules, each of which a check has to find.
 
-`simulation.broken_rollouts`, `simulation.broken_server` and `simulation.broken_client` register
-them here. A mutant wraps or replaces one function of the product for the length of a block. It
-names the invariant that has to catch it, and how it is looked for: by default in drawn workloads,
-where those would take long to come to the point in a workload of its own.
+The modules ``broken_*.py`` register them here. A mutant wraps or replaces one function of the
+product for the length of a block. It names the invariant that has to catch it, and how it is looked
+for: by default in drawn workloads, and in a workload of its own where that is faster.
 """
 
 from __future__ import annotations

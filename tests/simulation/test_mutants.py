@@ -8,6 +8,7 @@ import pytest
 import simulation.broken_answers
 import simulation.broken_bulk
 import simulation.broken_client
+import simulation.broken_feed
 import simulation.broken_phases
 import simulation.broken_rollouts
 import simulation.broken_server  # noqa: F401 - they register their mutants
