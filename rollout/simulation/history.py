@@ -236,7 +236,11 @@ class History:
 
     def paused_sec(self, since: float, until: float) -> float:
         """Return for how long everything stood still around a span of time, at the most."""
-        return sum(length for moment, length in self.pauses if since - length <= moment <= until)
+        return sum(
+            length
+            for moment, length in self.pauses
+            if since - length - EPSILON_SEC <= moment <= until
+        )
 
     def delayed(self, since: float, until: float) -> float:
         """Return until when what was due *until* then may have been put off by pauses."""

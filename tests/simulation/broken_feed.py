@@ -12,11 +12,10 @@ import httpx
 import pytest
 import trio
 from attrs import define, evolve
-from rollout.client.followed import Followed
 from simulation.mutants import STOPPING, Run, drawn, interrupted, mutant, wrap
 
 from rollout.client.batching import AdmissionBatcher
-from rollout.client.feed import ResultFeed
+from rollout.client.feed import Followed, ResultFeed
 from rollout.client.wire import Admitted, Wire
 from rollout.rules import SeenState
 from rollout.server.deadlines import Deadlines

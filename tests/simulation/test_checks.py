@@ -27,6 +27,7 @@ from simulation.written_traces import (
 )
 
 from rollout.simulation import Course, RolloutPlan, ServerOptions, check_trace
+from rollout.simulation.history import History
 
 SILENT_TO_THE_END = changed(SILENT, without="910", plus="1021 server forgotten r status=failure")
 GOOD = {
@@ -199,6 +200,14 @@ BAD = [
 def test_a_bad_trace_has_its_violation(bad: Bad):
     found = violations(bad.text, bad.options, *bad.plans)
     assert any(v.invariant == bad.invariant and bad.says in v.message for v in found), found
+
+
+def test_a_pause_reaches_to_its_last_moment_whatever_floats_add_up_to():
+    trace = trace_of("0.6 world paused seconds=0.1")
+    end = 0.6 + 0.1 + 2e-16
+    assert end - 0.1 > 0.6, "the sum is a hair too large"
+    assert History(trace).paused_sec(end, end) == 0.1
+    assert History(trace).paused_sec(end + 0.001, end + 1) == 0.0
 
 
 def test_an_empty_trace_is_a_good_one():
