@@ -20,7 +20,7 @@ from typing import Any
 
 from rollout.integrations.frameworks.adapters import trio_tool
 from rollout.integrations.frameworks.source import FrameworkSource
-from rollout.integrations.recording.recorder import MAIN, recorder_of, the_rollout
+from rollout.integrations.recording.recorder import MAIN, current_rollout, recorder_of
 from rollout.integrations.transport.openai_client import load_sdk, make_client
 from rollout.integrations.transport.recording import AsyncioTransport, Endpoint
 
@@ -53,7 +53,7 @@ def rollout_client(
         IntegrationError: No rollout is running here, or the SDK is not installed.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    context = the_rollout()
+    context = current_rollout()
     load_sdk()
     source = recorder_of(context, FrameworkSource) if record else None
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)

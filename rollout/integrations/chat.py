@@ -19,7 +19,7 @@ from rollout.integrations.recording.calls import error_message, parse, read_body
 from rollout.integrations.recording.recorder import (
     MAIN,
     ConversationRecorder,
-    active_rollout,
+    current_rollout_on_trio,
     get_recorder,
     recorder_of,
 )
@@ -94,7 +94,7 @@ async def chat(
     """
     if options.get("stream"):
         raise InvalidFieldError("stream", "must not be set: this helper returns whole replies")
-    context = active_rollout()
+    context = current_rollout_on_trio()
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
     recorder = recorder_of(context, ConversationRecorder) if record else None
     transport = RecordingTransport(endpoint, recorder, conversation=conversation)

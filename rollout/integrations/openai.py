@@ -27,7 +27,7 @@ from rollout.errors import IntegrationError
 from rollout.integrations.recording.recorder import (
     MAIN,
     ConversationRecorder,
-    active_rollout,
+    current_rollout_on_trio,
     get_recorder,
     recorder_of,
 )
@@ -86,11 +86,10 @@ def rollout_client(
         InvalidFieldError: An option is the rollout's to decide, or has another name here.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    context = active_rollout()
-    load_sdk()
-    endpoint, transport = _transport(context, conversation, record=record, ask_usage=stream_usage)
+    context = current_rollout_on_trio()
+    transport = _transport(context, conversation, record=record, stream_usage=stream_usage)
     client: AsyncOpenAI = make_client(
-        endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
+        transport.endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options
     )
     return client
 
@@ -135,11 +134,10 @@ def sync_rollout_client(
         SampleSourceError: The rollout has a sample source of another kind.
     """
     trio_side = TrioSide()
-    context = active_rollout(threads=True)
-    load_sdk()
-    endpoint, transport = _transport(context, conversation, record=record, ask_usage=stream_usage)
+    context = current_rollout_on_trio(threads=True)
+    transport = _transport(context, conversation, record=record, stream_usage=stream_usage)
     client: OpenAI = make_client(
-        endpoint,
+        transport.endpoint,
         ThreadTransport(transport, trio_side),
         timeout_sec=timeout_sec,
         max_retries=max_retries,
@@ -149,13 +147,11 @@ def sync_rollout_client(
 
 
 def _transport(
-    context: RolloutContext, conversation: str, *, record: bool, ask_usage: bool
-) -> tuple[Endpoint, RecordingTransport]:
+    context: RolloutContext, conversation: str, *, record: bool, stream_usage: bool
+) -> RecordingTransport:
+    load_sdk()  # before the recorder is registered
+    recorder = recorder_of(context, ConversationRecorder) if record else None
     endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
-    transport = RecordingTransport(
-        endpoint,
-        recorder_of(context, ConversationRecorder) if record else None,
-        conversation=conversation,
-        stream_usage=ask_usage,
+    return RecordingTransport(
+        endpoint, recorder, conversation=conversation, stream_usage=stream_usage
     )
-    return endpoint, transport

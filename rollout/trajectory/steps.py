@@ -104,6 +104,7 @@ class Steps:
     _calls_by_id: dict[str, _Calls] = field(factory=dict)
     _calls_without_id: dict[str, _Calls] = field(factory=dict)
     _ids_in_step: set[str] = field(factory=set)
+    _open: str | None = None  # the last item of the response that the last step is made of
     _count: int = 0
 
     def add(self, message: Any, *, copied: bool = False) -> None:
@@ -174,10 +175,7 @@ class Steps:
     ) -> None:
         content = take_content(rest.pop("content", None), agent=True, calls=True)
         timestamp = take_timestamp(rest)
-        step = self._steps[-1] if self._steps else {}
-        if step.get("open") != "reasoning":
-            step = self._new("agent")
-        step["open"] = "message"
+        step = self._response_step("message", goes_on=self._open == "reasoning")
         _stamp(step, timestamp)
         step["message"] = content.message
         _take_model(step, rest)
@@ -199,18 +197,13 @@ class Steps:
             return
         timestamp = take_timestamp(rest)
         if kind == "reasoning":
-            step = self._steps[-1] if self._steps else {}
-            if step.get("open") != "reasoning":
-                step = self._new("agent")
-            step["open"] = "reasoning"
+            step = self._response_step("reasoning", goes_on=self._open == "reasoning")
             _stamp(step, timestamp)
             self._think(step, _take_summaries(rest))
             self._keep(step, Content(), {k: v for k, v in rest.items() if k != "type"}, {})
             return
-        step = self._steps[-1] if self._steps else {}
-        if "open" not in step or "observation" in step:
-            step = self._new("agent")
-        step["open"] = "message"
+        goes_on = self._open is not None and "observation" not in self._steps[-1]
+        step = self._response_step("message", goes_on=goes_on)
         _stamp(step, timestamp)
         self._call(step, rest)
 
@@ -294,9 +287,14 @@ class Steps:
 
     # --- steps ----------------------------------------------------------------------------------
 
+    def _response_step(self, item: str, *, goes_on: bool) -> dict[str, Any]:
+        """Return the step of the response that an item belongs to: the last one, or a new one."""
+        step = self._steps[-1] if goes_on else self._new("agent")
+        self._open = item
+        return step
+
     def _new(self, source: str) -> dict[str, Any]:
-        if self._steps:
-            self._steps[-1].pop("open", None)
+        self._open = None
         self._ids_in_step = set()
         step: dict[str, Any] = {"source": source, "message": "", "extra": {}}
         self._steps.append(step)

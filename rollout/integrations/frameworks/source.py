@@ -21,7 +21,11 @@ from attrs import frozen
 
 from rollout._json.fit import fit
 from rollout.integrations.recording.calls import Answer, Call, Choice
-from rollout.integrations.recording.recorder import ConversationRecorder, recorder_of, the_rollout
+from rollout.integrations.recording.recorder import (
+    ConversationRecorder,
+    current_rollout,
+    recorder_of,
+)
 from rollout.types import RolloutSample
 
 __all__ = ["FrameworkSource", "framework_source"]
@@ -37,7 +41,7 @@ def framework_source(*, record: bool) -> FrameworkSource | None:
         IntegrationError: No rollout is running here.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    return recorder_of(the_rollout(), FrameworkSource) if record else None
+    return recorder_of(current_rollout(), FrameworkSource) if record else None
 
 
 @frozen
@@ -155,14 +159,8 @@ class FrameworkSource(ConversationRecorder):
             aside = [call for call in self.calls if call.complete and call.number not in used]
             if aside:
                 extra["other_calls"] = [_aside(call) for call in aside[-_MOST_OTHERS:]]
-            problems = [call.problem() for call in self.calls if call.outcome != "complete"]
-            if problems:
-                extra["call_problems"] = problems[-_MOST_OTHERS:]
             offered = [call.tools for call in self.calls if call.number in used and call.tools]
-            if offered:
-                extra["tools"] = offered[-1]
-            if self._unrecorded:
-                extra["unrecorded_calls"] = dict(self._unrecorded)
+            extra |= self._notes_on_calls(offered[-1] if offered else [])
             return RolloutSample(
                 messages=copy.deepcopy(last.messages),
                 trajectory_messages=copy.deepcopy(chat),

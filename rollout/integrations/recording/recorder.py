@@ -21,7 +21,14 @@ from rollout.trajectory.build import DETAILS, with_details
 from rollout.trajectory.totals import read_usage
 from rollout.types import RolloutSample
 
-__all__ = ["MAIN", "ConversationRecorder", "active_rollout", "get_recorder", "the_rollout"]
+__all__ = [
+    "MAIN",
+    "ConversationRecorder",
+    "current_rollout",
+    "current_rollout_on_trio",
+    "get_recorder",
+    "recorder_of",
+]
 
 logger = get_logger(__name__)
 
@@ -32,7 +39,7 @@ _MOST_PROBLEMS = 50
 _MOST_BRANCHES = 100
 
 
-def active_rollout(*, threads: bool = False) -> RolloutContext:
+def current_rollout_on_trio(*, threads: bool = False) -> RolloutContext:
     """Return the context of the rollout that runs here, on trio.
 
     Args:
@@ -47,7 +54,7 @@ def active_rollout(*, threads: bool = False) -> RolloutContext:
             "run an async function, or use sync_rollout_client of rollout.integrations.openai "
             "in a thread, rollout_client of rollout.integrations.asyncio_client behind a bridge"
         )
-    return the_rollout()
+    return current_rollout()
 
 
 def _is_worker_thread() -> bool:
@@ -58,7 +65,7 @@ def _is_worker_thread() -> bool:
     return True
 
 
-def the_rollout() -> RolloutContext:
+def current_rollout() -> RolloutContext:
     """Return the context of the rollout that runs here, on either side of the bridge.
 
     Raises:
@@ -86,7 +93,7 @@ def get_recorder() -> ConversationRecorder:
         IntegrationError: No rollout is running here.
         SampleSourceError: The rollout has a sample source of another kind.
     """
-    return recorder_of(active_rollout(threads=True), ConversationRecorder)
+    return recorder_of(current_rollout_on_trio(threads=True), ConversationRecorder)
 
 
 def recorder_of(context: RolloutContext, kind: type[R]) -> R:
@@ -313,14 +320,20 @@ class ConversationRecorder(SampleSource):
         ]
         if branches:
             extra["branches"] = branches[-_MOST_BRANCHES:]
-        problems = [call.problem() for call in self.calls if call.outcome != "complete"]
+        last = None if main is None else main.last
+        return extra | self._notes_on_calls([] if last is None else last.tools)
+
+    def _notes_on_calls(self, tools: list[Any]) -> dict[str, Any]:
+        """Return the extra fields on calls that failed or were not recorded, and on the tools."""
+        notes: dict[str, Any] = {}
+        problems = [call.problem() for call in self.calls if not call.complete]
         if problems:
-            extra["call_problems"] = problems[-_MOST_PROBLEMS:]
-        if main is not None and main.last is not None and main.last.tools:
-            extra["tools"] = main.last.tools
+            notes["call_problems"] = problems[-_MOST_PROBLEMS:]
+        if tools:
+            notes["tools"] = tools
         if self._unrecorded:
-            extra["unrecorded_calls"] = dict(self._unrecorded)
-        return extra
+            notes["unrecorded_calls"] = dict(self._unrecorded)
+        return notes
 
 
 def _branch(branch: Conversation, main: Conversation) -> dict[str, Any]:
