@@ -24,7 +24,7 @@ import trio
 from attrs import define, field
 
 from rollout._logs import get_logger
-from rollout._tasks import copy_error
+from rollout._tasks import background_tasks, copy_error
 from rollout.client.polling import RETRYABLE, Poller
 from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json, structure
@@ -415,19 +415,10 @@ class ResultFeed:
                 ):
                     _check_status(answer.status_code)
                     self._greet(await anext(lines, b""), claimed, sent_at)
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._renew)
-                        nursery.start_soon(self._watch)
+                    async with background_tasks(self._renew, self._watch):
                         await self._take_lines(lines)
-                        nursery.cancel_scope.cancel()
         except httpx.StreamError:  # a transport that reads answers to their end
             raise _FeedUnusableError("it was not streamed") from None
-        except BaseExceptionGroup as group:
-            _, real = group.split(trio.Cancelled)
-            if real is None or not isinstance(real, ExceptionGroup):
-                raise
-            error = real.exceptions[0]
-            raise error from error.__cause__  # which is not ours to take away
         finally:
             was_open = self.token is not None
             self.token = None
