@@ -34,72 +34,68 @@ _NAME_CHARACTERS = 40
 """So few that the name stays below 255 bytes in every script."""
 
 
-def write_atomic(
-    path: Path,
-    data: bytes,
-    *,
-    sync: bool = True,
-    sync_name: bool = True,
-    dir_fd: int | None = None,
-) -> None:
+def write_atomic(path: Path, data: bytes, *, sync_name: bool = True) -> None:
     """Replace the file at *path* with *data*, as a whole or not at all.
 
     A link or a special file at *path* is replaced itself, never followed.
 
     Args:
-        path: The file; its folder exists. With *dir_fd* its name within that folder.
-        data: Its content.
-        sync: Whether the data has to be on the disk before the file gets its name.
+        path: The file; its folder exists.
+        data: Its content, which is on the disk before the file gets its name.
         sync_name: Whether the name has to be on the disk, too, which costs a sync of the
             folder. Without it a crash of the machine may leave what was there before.
-        dir_fd: A descriptor of the folder, so that no link can lead elsewhere.
 
     Raises:
         OSError: It cannot be written; what was there before still is.
     """
-    with writing_atomic(path, sync=sync, sync_name=sync_name, dir_fd=dir_fd) as file:
+    with writing_atomic(path, sync_name=sync_name) as file:
         file.write(data)
 
 
 @contextmanager
 def writing_atomic(
-    path: Path, *, sync: bool = True, sync_name: bool = True, dir_fd: int | None = None
+    path: Path, *, sync: bool = True, sync_name: bool = True
 ) -> Generator[IO[bytes], None, None]:
     """Write a file piece by piece that appears at the end of the block, or not at all.
 
-    Takes the arguments of `write_atomic`. An exception in the block leaves what was there.
+    Like `write_atomic`; with ``sync=False`` nothing is synced. An exception in the block leaves
+    what was there.
 
     Raises:
         OSError: It cannot be written; what was there before still is.
     """
     temporary = path.with_name(_temporary(path.name))
-    descriptor = os.open(temporary, _NEW_FILE, 0o600, dir_fd=dir_fd)
+    descriptor = os.open(temporary, _NEW_FILE, 0o600)
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor has no path
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary, dir_fd=dir_fd)
+        temporary.unlink()
         raise
-    if sync and sync_name and dir_fd is None:
+    if sync and sync_name:
         sync_folder(path.parent)
 
 
-def write_quickly(name: str, data: bytes, dir_fd: int) -> None:
-    """Replace a file like `write_atomic`, without syncing it and with the fewest system calls.
+def write_quickly(folder: Path, name: str, data: bytes, dir_fd: int | None) -> None:
+    """Replace a file as a whole, without syncing it and with the fewest system calls.
 
     Args:
-        name: The file's name.
+        folder: Its folder.
+        name: Its name there.
         data: Its content.
-        dir_fd: A descriptor of its folder.
+        dir_fd: A descriptor of the folder, which no renaming leads astray; ``None`` where the
+            platform has none.
 
     Raises:
         OSError: It cannot be written; what was there before still is.
     """
     temporary = _temporary(name)
+    if dir_fd is None:
+        temporary, name = str(folder / temporary), str(folder / name)
     descriptor = os.open(temporary, _NEW_FILE, 0o600, dir_fd=dir_fd)
     try:
         try:

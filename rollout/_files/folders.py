@@ -20,7 +20,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rollout._files.atomic import write_atomic, write_quickly
+from rollout._files.atomic import write_quickly
 
 __all__ = ["PRIVATE", "Folder", "folder_name", "open_root", "refuse_link"]
 
@@ -126,15 +126,18 @@ class Folder:
         finally:
             os.close(descriptor)
 
+    def _place(self, name: str) -> Path:
+        """Return a name in here as system calls with the descriptor take it."""
+        return Path(name) if self.descriptor is not None else self.path / name
+
     def make(self, name: str) -> bool:
         """Make the folder *name* in here; ``False`` if something has that name already.
 
         Raises:
             OSError: It cannot be made.
         """
-        target = name if self.descriptor is not None else self.path / name
         try:
-            os.mkdir(target, PRIVATE, dir_fd=self.descriptor)
+            os.mkdir(self._place(name), PRIVATE, dir_fd=self.descriptor)
         except FileExistsError:
             return False  # opening it fails if it is not a folder
         return True
@@ -148,17 +151,14 @@ class Folder:
             raise
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace the file *name* in here as a whole; see `rollout._files.atomic.write_atomic`.
+        """Replace the file *name* in here as a whole.
 
         It is not synced: after a loss of power it may be missing or empty.
 
         Raises:
             OSError: It cannot be written.
         """
-        if self.descriptor is None:
-            write_atomic(self.path / name, data, sync=False)
-        else:
-            write_quickly(name, data, self.descriptor)
+        write_quickly(self.path, name, data, self.descriptor)
 
     def remove(self, name: str) -> None:
         """Remove the file *name*, if there is one.
@@ -166,9 +166,8 @@ class Folder:
         Raises:
             OSError: It cannot be removed.
         """
-        target = Path(name) if self.descriptor is not None else self.path / name
         try:
-            os.unlink(target, dir_fd=self.descriptor)
+            os.unlink(self._place(name), dir_fd=self.descriptor)
         except FileNotFoundError:
             return
 
@@ -183,9 +182,8 @@ class Folder:
     def _probe(self) -> str:
         """Write a file that is not there yet, and return its name."""
         name = f".{secrets.token_hex(8)}.probe"
-        target = name if self.descriptor is not None else self.path / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(target, flags, 0o600, dir_fd=self.descriptor)
+        descriptor = os.open(self._place(name), flags, 0o600, dir_fd=self.descriptor)
         try:
             os.write(descriptor, b"probe")
         finally:
