@@ -152,7 +152,7 @@ def as_if_harbor_were_installed(monkeypatch):
     SETTINGS,
     ids=[f"{n}-{i}" for i, (_, n, _) in enumerate(SETTINGS)],
 )
-async def test_a_value_that_is_no_setting_is_refused_by_name(function, name, values):
+async def test_an_invalid_setting_is_refused_by_name(function, name, values):
     for value in values:
         with pytest.raises(ValueError, match=rf"^{name} (must|is required)"):
             result = function(**{name: value})

@@ -73,7 +73,7 @@ def test_base64_of_a_header_hides_no_key(key, before):
 
 
 @pytest.mark.parametrize("key", ["test", "EMPTY", "dummy", "not-needed", "No-Key-Required"])
-def test_a_short_word_or_a_dummy_is_no_secret(key):
+def test_a_short_word_or_a_dummy_is_not_a_secret(key):
     text = f"{key}s, {key.lower()} and un{key}ed"
     assert redact(text, [key]) == text
 

@@ -126,7 +126,9 @@ strange = pytest.mark.parametrize("put", [put_link, put_dangling_link, put_file,
 
 
 @strange
-async def test_a_link_or_a_special_file_is_no_rollouts_folder(root, tmp_path, put, warnings):
+async def test_a_link_or_a_special_file_is_not_taken_for_a_rollouts_folder(
+    root, tmp_path, put, warnings
+):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     root.mkdir()
@@ -142,7 +144,9 @@ async def test_a_link_or_a_special_file_is_no_rollouts_folder(root, tmp_path, pu
 
 
 @strange
-async def test_a_link_or_a_special_file_is_no_artifacts_folder(root, tmp_path, put, warnings):
+async def test_a_link_or_a_special_file_is_not_taken_for_an_artifacts_folder(
+    root, tmp_path, put, warnings
+):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (root / "r1").mkdir(parents=True)

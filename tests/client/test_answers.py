@@ -205,7 +205,7 @@ async def test_a_redirect_is_not_followed(where, status):
     assert {call.headers["host"] for call in server.calls} == {"rollouts.test"}
 
 
-async def test_not_even_where_the_http_client_is_told_to_follow():
+async def test_not_even_where_the_http_client_follows_redirects():
     elsewhere = httpx.Response(302, headers={"Location": "http://elsewhere.test/steal"})
     server = FakeServer(admissions=[elsewhere])
     client = bare_client(server, api_key=API_KEY)

@@ -65,7 +65,7 @@ async def test_selectors_that_cannot_be_used_are_not_sent(selector):
     assert server.calls == []
 
 
-async def test_an_id_that_is_no_string_is_not_sent():
+async def test_an_id_that_is_not_a_string_is_not_sent():
     server = FakeServer()
     with pytest.raises(InvalidFieldError, match="ids"):
         await bare_client(server).cancel_rollout(None)

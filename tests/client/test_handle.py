@@ -349,7 +349,7 @@ async def test_nothing_is_left_behind_by_handles_that_nobody_awaits(autojump_clo
     assert client._failed == []
 
 
-async def test_news_after_a_cancel_changes_nothing(autojump_clock):
+async def test_a_result_after_a_cancel_changes_nothing(autojump_clock):
     async with client_of(FakeServer(polls=[result("running"), silence])) as client:
         handle = await start(client)
         await handle.wait_for_running()

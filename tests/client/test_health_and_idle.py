@@ -33,7 +33,7 @@ async def test_health_raises_for_everything_but_200(status):
 
 
 @pytest.mark.parametrize("body", ["", "ok", "[]", "null", "{", '{"a": NaN}'])
-async def test_health_that_is_no_object(body):
+async def test_health_that_is_not_an_object(body):
     server = FakeServer(healths=[httpx.Response(200, text=body)])
     with pytest.raises(RolloutProtocolError, match="GET /health") as caught:
         await bare_client(server).health()
@@ -111,7 +111,7 @@ async def test_a_server_that_never_answers_is_waited_for_until_the_time_is_up(au
     assert trio.current_time() == 7
 
 
-async def test_an_answer_after_the_time_is_no_answer(autojump_clock):
+async def test_an_answer_after_the_time_does_not_count(autojump_clock):
     server = FakeServer(healths=[healthy(1), after(10, healthy(0))])
     with pytest.raises(RolloutIdleTimeoutError, match="1 rollout"):
         await bare_client(server).wait_idle(timeout_sec=5)
@@ -139,7 +139,7 @@ async def test_a_server_without_a_valid_lifecycle_is_an_error(autojump_clock, li
     assert trio.current_time() == 0
 
 
-async def test_an_older_server_is_told_by_its_lifecycle(autojump_clock):
+async def test_an_older_server_is_recognised_by_its_lifecycle(autojump_clock):
     server = FakeServer(healths=[httpx.Response(200, json={"status": "ok"})])
     with pytest.raises(RolloutProtocolError, match=r"no valid lifecycle.*too old"):
         await bare_client(server).wait_idle()

@@ -184,7 +184,7 @@ async def test_failures_that_nobody_awaited_are_raised_at_the_end_grouped(autoju
 
 
 @pytest.mark.parametrize("how", ["await", "statuses", "milestone"])
-async def test_failures_that_somebody_was_told_are_not_repeated(autojump_clock, how):
+async def test_failures_that_an_awaiter_has_raised_are_not_repeated(autojump_clock, how):
     async with client_of(both(refused(500))) as client:
         handle = await start(client, "a")
         await trio.sleep(1)
@@ -198,7 +198,7 @@ async def test_failures_that_somebody_was_told_are_not_repeated(autojump_clock, 
     assert handle.done()
 
 
-async def test_a_milestone_reached_is_not_being_told_of_a_failure(autojump_clock):
+async def test_waiting_for_a_milestone_that_was_reached_raises_no_failure(autojump_clock):
     with pytest.raises(ExceptionGroup, match="nobody awaited"):
         async with client_of_plain(both(result("running", "a"), refused(500))) as client:
             handle = await start(client, "a")
@@ -246,7 +246,7 @@ async def test_an_interrupt_in_a_poll_comes_out_and_cancels_the_rest(autojump_cl
                     await trio.sleep(0)
 
 
-async def test_failures_that_were_told_are_not_kept(autojump_clock):
+async def test_failures_that_were_raised_are_not_kept(autojump_clock):
     async with client_of(both(refused(500))) as client:
         for n in range(20):
             handle = await start(client, f"r{n}")
@@ -340,7 +340,7 @@ async def test_the_own_http_client_is_closed_however_the_block_ends(autojump_clo
     assert client.http_client.is_closed
 
 
-def test_a_program_on_asyncio_is_told_what_to_change():
+def test_the_error_on_asyncio_says_what_to_change():
     async def entered():
         async with RolloutClient(url="http://127.0.0.1:9"):
             raise AssertionError("it cannot be entered")

@@ -58,7 +58,7 @@ async def test_a_poll_that_was_held_for_half_the_wait_is_followed_at_once(autoju
     assert server.times() == [0, 15]
 
 
-async def test_news_is_followed_by_the_next_poll_at_once(autojump_clock):
+async def test_a_change_is_followed_by_the_next_poll_at_once(autojump_clock):
     server = FakeServer(
         polls=[
             result("queued", agent_started_at=STARTED),
@@ -74,7 +74,7 @@ async def test_news_is_followed_by_the_next_poll_at_once(autojump_clock):
 @pytest.mark.parametrize(
     ("wait", "gap"), [(30, 0.5), (1, 0.25), (0.2, 0.05), (0.001, 0.01), (5e-324, 0.01)]
 )
-async def test_a_server_that_answers_without_news_is_not_hammered(autojump_clock, wait, gap):
+async def test_a_server_that_answers_without_a_change_is_not_hammered(autojump_clock, wait, gap):
     server = FakeServer(
         admissions=[admitted(wait=wait)], polls=[*[result("queued")] * 5, result("success")]
     )
@@ -140,7 +140,7 @@ async def test_agent_started_at_never_changes(autojump_clock):
     assert terminal.agent_started_at.isoformat() == "2026-01-02T03:04:05+00:00"
 
 
-async def test_a_first_poll_without_news_is_the_latest_result(autojump_clock):
+async def test_a_first_poll_without_a_change_is_the_latest_result(autojump_clock):
     server = FakeServer(polls=[after(30, result("queued")), after(30, result("success"))])
     async with client_of(server) as client:
         handle = await start(client)

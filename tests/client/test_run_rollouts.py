@@ -100,7 +100,7 @@ async def test_leaving_cancels_only_what_was_admitted_here(autojump_clock, admis
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["left", "closed"])
-async def test_leaving_while_outcomes_wait_to_be_taken_is_no_error(autojump_clock, close):
+async def test_leaving_while_outcomes_wait_to_be_received_raises_nothing(autojump_clock, close):
     app = unbounded()
     requests = [request(f"r{n}", sleep=1) for n in range(100)]
     async with in_process(app) as client:

@@ -58,7 +58,7 @@ async def test_a_late_subscriber_starts_at_the_current_status(autojump_clock):
     assert [status async for status in handle.statuses()] == ["success"]
 
 
-async def test_polls_without_news_repeat_no_status(autojump_clock):
+async def test_polls_without_a_change_repeat_no_status(autojump_clock):
     polls = [
         after(30, result("running")),
         after(30, result("running")),

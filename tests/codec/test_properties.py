@@ -172,7 +172,7 @@ def test_a_large_value_is_written_as_any_other(value: Any):
         assert dump_large_json(value) == dump_json(value)
 
 
-def test_the_values_of_a_body_have_a_bound_and_what_is_within_strings_is_none():
+def test_the_values_of_a_body_have_a_bound_and_commas_within_strings_do_not_count():
     data = json.dumps([[1, 2.5], {"a": None}, ",[{" * 10, [], [[]]]).encode()
     assert parse_json(data, max_values=10) == json.loads(data)
     with pytest.raises(InvalidBodyError, match="holds more than 9 values") as caught:
@@ -417,7 +417,7 @@ def test_what_contains_itself_ends():
     assert dropped == ["[1]: a part of itself", "[2].again: a part of itself"]
 
 
-def test_what_stands_in_two_places_is_no_loop():
+def test_a_value_in_two_places_is_not_a_loop():
     shared = [1]
     assert fit({"a": shared, "b": [shared, shared]}) == ({"a": [1], "b": [[1], [1]]}, [])
 

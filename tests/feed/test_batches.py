@@ -125,7 +125,7 @@ async def test_what_the_server_offers_is_known_to_all_from_any_answer(autojump_c
     assert server.times(SINGLE) == [0, 2.5, 3.5]
 
 
-async def test_a_first_answer_that_is_no_admission_lets_the_next_one_ask(autojump_clock):
+async def test_a_first_answer_that_does_not_admit_lets_the_next_one_ask(autojump_clock):
     server = ScriptedServer()
     server.singles = [json_answer(429, {"detail": "full"}, Retry_After="7"), None]
 
@@ -255,7 +255,7 @@ ADMISSION = {
     ],
     ids=range(17),
 )
-async def test_outcomes_that_are_none_are_errors(outcomes, autojump_clock):
+async def test_invalid_outcomes_are_errors(outcomes, autojump_clock):
     server = ScriptedServer(batches=[json_answer(200, {"outcomes": outcomes, "attached": True})])
     into = await ask(server, "a")
     assert isinstance(into["a"], RolloutProtocolError)
@@ -263,7 +263,7 @@ async def test_outcomes_that_are_none_are_errors(outcomes, autojump_clock):
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[]", b"<html>", b'{"outcomes":'])
-async def test_a_body_that_is_none_is_an_error_for_each(content, autojump_clock):
+async def test_an_invalid_body_is_an_error_for_each(content, autojump_clock):
     server = ScriptedServer(batches=[httpx.Response(200, content=content)])
     into = await ask(server, "a", "b")
     assert [error.status_code for error in into.values()] == [200, 200]

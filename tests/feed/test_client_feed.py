@@ -162,7 +162,7 @@ async def test_a_broken_feed_is_resumed_and_says_what_was_seen(autojump_clock):
 
 
 @pytest.mark.parametrize("end", [(), (broken(),), (b"\n", broken())], ids=["end", "break", "beat"])
-async def test_a_feed_that_ends_as_soon_as_it_is_open_is_given_up(end, autojump_clock):
+async def test_a_feed_that_ends_at_once_is_given_up(end, autojump_clock):
     polls = [DONE, json_answer(200, line("success", "s"))]
     server = ScriptedServer(feeds=[stream(hello(), *end)], polls=polls)
     async with client_of(server) as client:
@@ -174,7 +174,9 @@ async def test_a_feed_that_ends_as_soon_as_it_is_open_is_given_up(end, autojump_
 
 
 @pytest.mark.parametrize("life", [[line("running")], [2]], ids=["news", "two seconds"])
-async def test_a_feed_that_brings_news_or_lives_for_a_while_may_end_often(life, autojump_clock):
+async def test_a_feed_that_brings_results_or_stays_open_for_a_while_may_end_often(
+    life, autojump_clock
+):
     feeds = [stream(hello(), *life, broken()) for _ in range(20)]
     server = ScriptedServer(feeds=[*feeds, stream(hello(), line("success"), ...)])
     async with client_of(server) as client:

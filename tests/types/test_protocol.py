@@ -175,7 +175,7 @@ def test_every_path_segment_is_an_id(rollout_id):
 
 
 @given(rollout_id=strategies.bad_rollout_ids)
-def test_anything_else_is_no_id(rollout_id):
+def test_anything_else_is_not_an_id(rollout_id):
     with pytest.raises(InvalidFieldError, match=r"^rollout_id must"):
         RolloutInitRequest(**{**INIT, "rollout_id": rollout_id})
     with pytest.raises(InvalidFieldError, match=r"^id must"):
