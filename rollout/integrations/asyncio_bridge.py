@@ -29,6 +29,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, TypeVarTuple, Unpack
 
+import outcome
 import trio
 from attrs import define, field
 
@@ -128,7 +129,7 @@ class AsyncioBridge:
         refuse_coroutine(fn)
         await trio.lowlevel.checkpoint_if_cancelled()
         call = self._start(fn, args, self._calls.discard)
-        return await call.result(grace_sec=self.grace_sec, abandon_after_sec=self.abandon_after_sec)
+        return await call.result()
 
     @asynccontextmanager
     async def iterate(
@@ -173,7 +174,7 @@ class AsyncioBridge:
         try:
             yield stream
         finally:
-            await stream.close(grace_sec=self.grace_sec, abandon_after_sec=self.abandon_after_sec)
+            await stream.close()
 
     def _start(
         self,
@@ -193,7 +194,15 @@ class AsyncioBridge:
         args: tuple[Any, ...],
         on_finished: Callable[[Call[Any]], None],
     ) -> Call[T]:
-        call = Call(self._loop, self._token, fn, args, on_finished)
+        call = Call(
+            self._loop,
+            self._token,
+            fn,
+            args,
+            on_finished,
+            grace_sec=self.grace_sec,
+            abandon_after_sec=self.abandon_after_sec,
+        )
         call.start()
         self._calls.add(call)
         return call
@@ -277,7 +286,7 @@ class AsyncioBridge:
 
     async def _end_calls(self) -> None:
         while self._calls:
-            due = min(call.press(self.grace_sec) for call in self._calls)
+            due = min(call.press() for call in self._calls)
             with trio.move_on_at(due):
                 for call in tuple(self._calls):
                     await call.finished.wait()
@@ -334,7 +343,8 @@ class AsyncioBridge:
 
     def _lose_calls(self) -> None:
         for call in tuple(self._calls):
-            call.lose(BridgeError(f"{self._why_closed}; {call.name} was running"))
+            error = BridgeError(f"{self._why_closed}; {call.name} was running")
+            call.finish(outcome.Error(error))
 
 
 @define(eq=False, repr=False)
@@ -405,10 +415,10 @@ class AsyncioStream(Generic[T]):
         """Mark the end of the items for consumers."""
         self._send.close()
 
-    async def close(self, *, grace_sec: float, abandon_after_sec: float | None) -> None:
+    async def close(self) -> None:
         """End the iteration and raise its error, if no consumer has seen that."""
         self._receive.close()
-        await self._call.end(grace_sec=grace_sec, abandon_after_sec=abandon_after_sec)
+        await self._call.end()
         self._call.take_error(cancellation=False)
 
     def __aiter__(self) -> Self:
@@ -466,7 +476,11 @@ async def open_asyncio_bridge(
     Raises:
         InvalidFieldError: A time is negative, or not finite where it has to be.
     """
-    _check_times(grace_sec, abandon_after_sec, close_timeout_sec)
+    if grace_sec != math.inf:
+        check_number("grace_sec", grace_sec, above=0)
+    if abandon_after_sec != math.inf:
+        check_number("abandon_after_sec", abandon_after_sec, least=0, none=True)
+    check_number("close_timeout_sec", close_timeout_sec, least=0)
     bridge = AsyncioBridge(
         name=name,
         grace_sec=grace_sec,
@@ -495,14 +509,6 @@ async def open_asyncio_bridge(
             raise body_error
         finally:
             del body_error
-
-
-def _check_times(grace: float, abandon_after: float | None, close_timeout: float) -> None:
-    if grace != math.inf:
-        check_number("grace_sec", grace, above=0)
-    if abandon_after != math.inf:
-        check_number("abandon_after_sec", abandon_after, least=0, none=True)
-    check_number("close_timeout_sec", close_timeout, least=0)
 
 
 def get_bridge() -> AsyncioBridge:

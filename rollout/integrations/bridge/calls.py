@@ -66,6 +66,8 @@ class Call(Generic[T]):
     """A coroutine function that runs as one task of the loop, as its trio side sees it.
 
     Attributes:
+        grace_sec: After this many seconds a cancelled task is cancelled again.
+        abandon_after_sec: `end` stops waiting after this many seconds; ``None`` for never.
         finished: Set, on the trio side, once the task is done or lost.
         abandoned: Nobody waits for it any more.
     """
@@ -75,6 +77,8 @@ class Call(Generic[T]):
     _fn: Callable[..., Awaitable[T]]
     _args: tuple[Any, ...]
     _on_finished: Callable[[Call[Any]], None]
+    grace_sec: float = field(kw_only=True)
+    abandon_after_sec: float | None = field(kw_only=True)
     finished: trio.Event = field(factory=trio.Event, init=False)
     abandoned: bool = field(default=False, init=False)
     _context: Context = field(factory=copy_context, init=False)
@@ -119,7 +123,7 @@ class Call(Generic[T]):
         result, self._result = self._result, None
         if result is None:  # cancelled before its first step
             result = outcome.Error(asyncio.CancelledError())
-        self._token.run_sync_soon(self._finish, result)
+        self._token.run_sync_soon(self.finish, result)
 
     def _cancel_task(self) -> None:
         # A task that is done keeps its result, even if trio has not heard of it yet.
@@ -141,7 +145,7 @@ class Call(Generic[T]):
         if not self.finished.is_set():
             self.post(self._cancel_task)
 
-    def press(self, grace_sec: float) -> float:
+    def press(self) -> float:
         """Cancel the task, but at most once in each grace period.
 
         Its caller and the end of the bridge may both want it to end; neither interrupts the cleanup
@@ -154,49 +158,36 @@ class Call(Generic[T]):
         if self._cancelled_at is None:
             self._cancelled_at = now
             self.cancel()
-        elif now >= self._cancelled_at + grace_sec and not self.finished.is_set():
+        elif now >= self._cancelled_at + self.grace_sec and not self.finished.is_set():
             logger.warning(
                 "%s has not ended %s s after a cancellation; it is cancelled again",
                 self.name,
-                grace_sec,
+                self.grace_sec,
             )
             self._cancelled_at = now
             self.cancel()
-        return self._cancelled_at + grace_sec
+        return self._cancelled_at + self.grace_sec
 
-    def lose(self, error: BaseException) -> None:
-        """Finish it with an error, since no loop will."""
-        self._finish(outcome.Error(error))
-
-    def _finish(self, result: outcome.Outcome[T]) -> None:
+    def finish(self, result: outcome.Outcome[T]) -> None:
+        """Take the outcome; only the first one counts."""
         if not self.finished.is_set():
             self._outcome = result
             self.finished.set()
             self._on_finished(self)
         else:
             self.abandoned = True
-        if self.abandoned:
-            self._report(result)
-
-    def _report(self, result: outcome.Outcome[T]) -> None:
-        """Log an error that nobody waits for any more."""
-        if isinstance(result, outcome.Error):
+        if self.abandoned and isinstance(result, outcome.Error):
             error = without_cancellation(result.error)
             if error is not None:
                 logger.error("%s, which was abandoned, failed", self.name, exc_info=error)
 
-    async def end(self, *, grace_sec: float, abandon_after_sec: float | None) -> None:
-        """Cancel the task and wait until it is done, however this is cancelled.
-
-        Args:
-            grace_sec: After this many seconds the task is cancelled again, and again.
-            abandon_after_sec: Stop waiting after this many seconds; ``None`` for never.
-        """
+    async def end(self) -> None:
+        """Cancel the task and wait until it is done, however this is cancelled."""
         deadline = math.inf
-        if abandon_after_sec is not None:
-            deadline = trio.current_time() + abandon_after_sec
+        if self.abandon_after_sec is not None:
+            deadline = trio.current_time() + self.abandon_after_sec
         while not self.finished.is_set():
-            due = self.press(grace_sec)
+            due = self.press()
             with trio.CancelScope(shield=True, deadline=min(due, deadline)):
                 await self.finished.wait()
             if trio.current_time() >= deadline and not self.finished.is_set():
@@ -206,16 +197,16 @@ class Call(Generic[T]):
                     "%s has not ended %s s after its cancellation and is abandoned: its task "
                     "runs on until the bridge closes",
                     self.name,
-                    abandon_after_sec,
+                    self.abandon_after_sec,
                 )
                 break
 
-    async def result(self, *, grace_sec: float, abandon_after_sec: float | None) -> T:
+    async def result(self) -> T:
         """Wait for the outcome and return or raise it; cancel the task if this is cancelled."""
         try:
             await self.finished.wait()
         except trio.Cancelled:
-            await self.end(grace_sec=grace_sec, abandon_after_sec=abandon_after_sec)
+            await self.end()
             if self._ended_by_cancellation():
                 raise
         return self.take()
