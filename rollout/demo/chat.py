@@ -26,6 +26,7 @@ from werkzeug.exceptions import HTTPException
 from rollout.codec import dump_json, parse_json
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
 from rollout.errors import InvalidBodyError
+from rollout.integrations.recording.responses import text_of
 from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain
 
 __all__ = ["chat_server", "create_chat_app"]
@@ -158,33 +159,22 @@ def _check(message: Any, where: str) -> None:
         _refuse(f"{where} must be an object", param=where)
     if message.get("role") not in _ROLES:
         _refuse(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
-    if _text(message.get("content")) is None and message["role"] != "assistant":
+    if text_of(message.get("content")) is None and message["role"] != "assistant":
         _refuse(
             f"{where}.content must be a string or a list of text parts", param=f"{where}.content"
         )
 
 
-def _text(content: Any) -> str | None:
-    """Return the text of a message's content, ``None`` if it is anything else."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return None
-    parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-    texts = [part for part in parts if isinstance(part, str)]
-    return " ".join(texts) if len(texts) == len(parts) else None
-
-
 def _question(body: dict[str, Any]) -> str:
     for message in reversed(body["messages"]):
         if message["role"] == "user":
-            return _text(message["content"]) or ""
+            return text_of(message["content"]) or ""
     _refuse("messages must have one of role user", param="messages")
 
 
 def _completion(number: int, messages: list[dict[str, Any]], reply: str) -> dict[str, Any]:
     """Build the answer. A script has no tokens: the usage counts words."""
-    asked = sum(len((_text(message.get("content")) or "").split()) for message in messages)
+    asked = sum(len((text_of(message.get("content")) or "").split()) for message in messages)
     said = len(reply.split())
     message = {"role": "assistant", "content": reply}
     return {
