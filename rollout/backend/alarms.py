@@ -1,4 +1,4 @@
-"""Keep what a handler of SIGALRM raises out of the event loop.
+"""Exceptions of SIGALRM handlers are kept out of the event loop.
 
 Python runs a signal handler wherever the main thread is. While a workflow waits, that is inside of
 trio, and an exception there ends the server. So a handler that user code sets, in any of its tasks,
@@ -93,7 +93,7 @@ _current_watch: trio.lowlevel.RunVar[_Watch | None] = trio.lowlevel.RunVar("alar
 
 @frozen(eq=False)
 class _Handler:
-    """A signal handler that user code has set, and whose it is."""
+    """A signal handler that user code has set, with the call that it belongs to."""
 
     owner: _Owner
     original: Callable[[int, FrameType | None], Any]

@@ -1,4 +1,4 @@
-"""What an execution backend is to a rollout server."""
+"""The interface between a rollout server and the backend that runs its rollouts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ExecutionBackend(ABC):
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
-        """Own what the backend needs while it serves: tasks, threads, connections.
+        """Open the tasks, threads and connections that the backend needs while it serves.
 
         The server enters it before its lifespan and its first admission, and leaves it after
         `shutdown`. An error on the way in keeps the server from starting. The default owns

@@ -39,7 +39,7 @@ _PLACES = {
 
 
 class Cancellable(Protocol):
-    """What an execution does at the moment, such as a `trio.CancelScope`."""
+    """Something that an execution waits for and can cancel, such as a `trio.CancelScope`."""
 
     def cancel(self) -> None:
         """Interrupt it; asking twice changes nothing."""
@@ -92,13 +92,13 @@ class Execution:
         return self.cancelled_at < math.inf
 
     def enter(self, current: Cancellable) -> None:
-        """Have cancel requests interrupt *current* from now on, at once if there was one."""
+        """Make *current* the target of cancel requests; cancel it at once if there was one."""
         self.current = current
         if self.cancelled:
             current.cancel()
 
     def leave(self) -> None:
-        """Have cancel requests interrupt nothing for now."""
+        """Leave cancel requests without a target."""
         self.current = None
 
     def cancel(self) -> str:
@@ -146,7 +146,7 @@ class Execution:
             context.report_status(status)
 
     def interrupted(self) -> ExecutionResult:
-        """Return the result of an execution that is ended from outside, here and now."""
+        """Return the result of an execution that is cancelled now."""
         return ExecutionResult(
             status=RolloutStatus.CANCELLED, err_message=f"cancelled while {_PLACES[self.status]}"
         )
@@ -163,7 +163,7 @@ class Execution:
 
 
 class Slots:
-    """A number of slots, of which threads that do not return may hold some for long.
+    """Concurrency slots; a slot is held until the last thread of its execution has ended.
 
     Args:
         total: How many there are; ``None`` for no limit.
@@ -221,7 +221,7 @@ class Slots:
 
 
 class Phase:
-    """One phase of an execution, and the rule that says who ended it.
+    """The deadline of one phase of an execution, and the rule that says who ended it.
 
     Attributes:
         name: ``workflow``, ``agent`` or ``grader``, for messages.
@@ -245,7 +245,7 @@ class Phase:
         )
 
     def interruption(self, execution: Execution, now: float) -> ExecutionResult | None:
-        """Say whether it was ended from outside: by deadline or cancel, the earlier.
+        """Return the result if the deadline or a cancel request, the earlier one, has ended it.
 
         Args:
             execution: The execution.

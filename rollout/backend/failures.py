@@ -1,4 +1,4 @@
-"""What an exception out of user code means for the rollout that it ended."""
+"""Exceptions of user code: their category, message and log form."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _text(error: BaseException) -> str:
 
 
 def describe_exception(error: BaseException, secrets: Iterable[str | None] = ()) -> str:
-    """Say in one text what went wrong: messages, or type names where there are none.
+    """Describe an error in one text: messages, or type names where there are none.
 
     Secrets are blanked out before a long text is cut, so that no part of one is left.
     """
@@ -146,7 +146,7 @@ _summary: ContextVar[Summary | None] = ContextVar("summary_of_exceptions", defau
 
 @contextmanager
 def summarized(summary: Summary) -> Generator[None, None, None]:
-    """Have the log get a summary in place of each traceback of user code within the block."""
+    """Log a summary in place of each traceback of user code within the block."""
     token = _summary.set(summary)
     try:
         yield

@@ -148,7 +148,7 @@ class LocalBackend(SlotBackend):
         context: RolloutContext,
         outcome: ExecutionOutcome,
     ) -> None:
-        """Keep what is kept of a rollout; never raises, and waits for a bounded time."""
+        """Write the files of a rollout; never raises, and waits for a bounded time."""
         if not self.artifacts.keeps:
             return
         end = await settle_end(context, outcome)
@@ -310,7 +310,7 @@ async def _copied(value: T) -> T:
 async def _unfinished_sample(
     outcome: ExecutionOutcome, context: RolloutContext
 ) -> RolloutSample | None:
-    """Ask the source of a rollout that ended without a sample for what it has; bounded.
+    """Ask the sample source of a rollout without a sample for what it has; time is bounded.
 
     It is what the agent said before it failed, for the trajectory alone.
     """
@@ -331,7 +331,7 @@ async def _unfinished_sample(
 
 
 def _blamed(ended: ExecutionResult | None, context: RolloutContext) -> ExecutionResult | None:
-    """Say it of a timeout if the model's endpoint has not answered a single call by then."""
+    """Blame the model's endpoint for a timeout if it has not answered a single call."""
     source = context.sample_source
     if (
         ended is not None

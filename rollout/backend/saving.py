@@ -113,7 +113,7 @@ class RolloutFiles:
             return None
 
     def _adopted(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Add to an agent's own document what became of the rollout."""
+        """Add the rollout's end to an agent's own document."""
         clean: dict[str, Any] = Redactor(self.secrets).value(dict(self.document or {}))
         ours = {"rollout_id": self.request.id, **extra}
         return clean | {"extra": (clean.get("extra") or {}) | ours}

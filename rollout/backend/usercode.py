@@ -1,4 +1,4 @@
-"""Call users' code, whatever it is and whatever it raises, and say how that ended.
+"""Calls of user code, async or plain, and their outcomes.
 
 An async function runs where it is called; a plain one runs in a worker thread, since it may
 block. Nothing but trio's own cancellation comes out of here as an exception: user code may
@@ -222,7 +222,7 @@ class _ThreadCall:
                 self._drop()  # the thread was abandoned, and has outlived the loop
 
     def abandon(self) -> None:
-        """Say, from the loop, that nobody waits for the value any more."""
+        """Discard the value; called from the loop."""
         self._abandoned = True
         if self.ended.is_set():
             self._drop()
@@ -266,7 +266,7 @@ def check_graded(value: Any, returned: Any) -> RolloutSample:
         returned: What the grader returned.
 
     Raises:
-        TypeError: It is no sample.
+        TypeError: It is not a `RolloutSample`.
         InvalidFieldError: There is none, or it has no reward.
     """
     sample = checked_sample(value)

@@ -68,11 +68,11 @@ class ServingClock:
     due: float | None = None
 
     def time(self, now: float) -> float:
-        """The serving time at *now*, including a stall that is not accounted for yet."""
+        """Return the serving time at *now*, including a stall that is not accounted for yet."""
         return now - (self.stalled_sec + self._late(now))
 
     def at(self, serving_time: float) -> float:
-        """The first moment at which the serving time is *serving_time*, without more stalls.
+        """Return the first moment at which the serving time is *serving_time*, without more stalls.
 
         Adding and subtracting floats is not exact. A moment that is a hair too early would
         find nothing due, and whoever waits for it would wait for the same moment again.

@@ -22,7 +22,7 @@ _AGENT_STARTED = "agent-started"
 
 @frozen
 class SeenState:
-    """What the holder of a lease has been told: a status, and whether the agent has started."""
+    """The state that a lease holder has seen: a status, and whether the agent has started."""
 
     status: RolloutStatus = RolloutStatus.QUEUED
     agent_started: bool = False
@@ -69,11 +69,11 @@ class RolloutRecord:
 
     @property
     def state(self) -> SeenState:
-        """What there is to be seen now."""
+        """The current state, as a caller would see it."""
         return SeenState(self.status, self.agent_started_at is not None)
 
     def advance(self, status: RolloutStatus) -> bool:
-        """Take a status report of an execution; ``False`` when it changes nothing.
+        """Record a status report of an execution; ``False`` when it changes nothing.
 
         A report that does not lead forward, or a terminal one (only `finish` ends a rollout),
         is ignored: backends may report late.
@@ -91,7 +91,7 @@ class RolloutRecord:
         return True
 
     def renew(self, now: float) -> bool:
-        """Take a poll's renewal of the lease; ``False`` when it comes too late.
+        """Renew the lease for a poll; ``False`` when it comes too late.
 
         Once the rollout has ended there is no lease to lose, and every poll is in time.
         """
@@ -123,7 +123,7 @@ class RolloutRecord:
         return True
 
     def finish(self, result: RolloutResultResponse, now: float) -> bool:
-        """End the rollout with what its execution made of it.
+        """End the rollout with the result of its execution.
 
         A lease that has ended before wins over the result, whether or not anyone has noticed
         yet, and so does what was settled. The first end stays: ``False`` when this call was
@@ -143,7 +143,7 @@ class RolloutRecord:
         )
 
     def answered(self, state: SeenState | None = None) -> None:
-        """Note that a state went to the holder of the lease: *state*, or the current one."""
+        """Note that a state was sent to the holder of the lease: *state*, or the current one."""
         self.reported = state or self.state
         self.delivered = self.delivered or is_terminal(self.reported.status)
 

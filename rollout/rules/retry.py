@@ -1,4 +1,4 @@
-"""When a result request is tried again, and how long a refused admission waits.
+"""Retries of result requests, and the wait after a refused admission.
 
 Each result GET has two independent schedules: one for failures of the connection, one for a
 gateway that answers 502, 503 or 504 in the server's place. A retry may start only if its
@@ -104,7 +104,7 @@ class ResultRetrySchedule:
 
 
 def lengthened(delay_sec: float, draw: float) -> float:
-    """Spread callers that were put off together over the time from a delay to half as much more.
+    """Lengthen a delay by up to a half, so that callers do not come back together.
 
     Args:
         delay_sec: The delay, which none of them undercuts.
@@ -114,7 +114,7 @@ def lengthened(delay_sec: float, draw: float) -> float:
 
 
 def shortened(delay_sec: float, draw: float) -> float:
-    """Spread callers over the second half of a delay, which none of them exceeds."""
+    """Shorten a delay by up to a half, so that callers do not come back together."""
     return delay_sec * (1 - _JITTER * draw)
 
 

@@ -1,4 +1,4 @@
-"""Which status may follow which: they only move forward, and a terminal one is the last."""
+"""The order of statuses: they only move forward, and a terminal one is the last."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _ADMITTED_AT_ONCE = 8
 """How many rollouts are admitted without a checkpoint; their start takes about 1 ms each."""
 
 RETRY_AFTER_SEC = (5, 8)
-"""The shortest and the longest wait that is asked for where there is no room."""
+"""The bounds of the wait, in seconds, that a refused caller is asked for."""
 
 
 def field_problems(where: str, problems: tuple[FieldProblem, ...]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The rollout server as an ASGI application: four routes over the registry.
+"""The rollout server as an ASGI application: routes over the registry.
 
 Theory of operation: handlers are thin. They parse strictly, call the registry, and turn its
 errors into JSON refusals; nothing that a peer sends becomes a 500 or a page of HTML. The
@@ -112,7 +112,7 @@ class _Lifespan(TrioASGILifespan):
 
 
 class _Route(QuartRule):
-    """A route that compiles what builds its URLs only when one is built, which takes long."""
+    """A route that compiles its URL builder at the first use, because compiling takes long."""
 
     def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
         def build(this: _Route, **values: Any) -> tuple[str, str]:
@@ -166,7 +166,7 @@ class RolloutServer(QuartTrio):
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None, None]:
-        """Own everything that serving takes, for the length of the block.
+        """Open the backend, the lifespan and the registry for the length of the block.
 
         An ASGI server's lifespan enters it; so can code that calls the application in
         process. Leaving it runs the staged shutdown, unless that has run before. Leaving it
@@ -195,7 +195,7 @@ class RolloutServer(QuartTrio):
         raise failure
 
     async def _start(self, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
-        """Enter what serving takes, in its order; *stack* leaves it again."""
+        """Enter the context managers of serving in order; *stack* exits them."""
         await self.startup()
         stack.push_async_callback(self.shutdown)
         await stack.enter_async_context(self.backend.running())

@@ -53,7 +53,7 @@ Their number, not their size, is what later steps cost: checks, copies, garbage 
 
 
 class IncomingBody:
-    """The body of one request, as it comes in.
+    """The body of one request while it is received.
 
     Attributes:
         limit: How many bytes are kept; of a larger body, none.
@@ -71,7 +71,7 @@ class IncomingBody:
         self._progress = trio.Event()
 
     def feed(self, data: bytes) -> None:
-        """Take a piece; once there is too much, keep nothing."""
+        """Add a received piece; a body that is too large is dropped."""
         self.received += len(data)
         if self.limit is not None and self.received > self.limit:
             self.too_large = True
@@ -82,7 +82,7 @@ class IncomingBody:
         self._notify()
 
     def finish(self) -> None:
-        """Take the end."""
+        """Mark the body as complete."""
         self.ended.set()
         self._notify()
 
@@ -138,7 +138,7 @@ class IncomingBody:
             raise
 
     async def drain(self) -> bool:
-        """Read on and throw away; ``False`` when a bound or a pause came before the end."""
+        """Read and discard the rest; ``False`` if a bound or a pause came before the end."""
         if self.ended.is_set():
             await trio.lowlevel.checkpoint()
             return True
@@ -184,11 +184,11 @@ async def drain(request: RolloutRequest, response: Response) -> Response:
 
 
 class EndlessBody(ResponseBody):
-    """The body of a response that has no end of its own: a disconnect ends it."""
+    """A response body without an end of its own; a disconnect ends it."""
 
 
 class RolloutHTTPConnection(TrioASGIHTTPConnection):
-    """Reads into an `IncomingBody`, and sends a response to its very end.
+    """An HTTP request that reads into an `IncomingBody` and completes its response.
 
     The ASGI server reports a disconnect as soon as the response is complete, while the last
     call to ``send`` is still putting the connection back to its idle state. Quart-Trio takes
@@ -200,7 +200,7 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
     async def handle_messages(  # type: ignore[override]  # as in Quart-Trio
         self, nursery: trio.Nursery, request: Any, receive: Any
     ) -> None:
-        """Take what the peer sends; a disconnect cancels the handler."""
+        """Receive the body; a disconnect cancels the handler."""
         while True:
             message = await receive()
             if message["type"] == "http.request":
@@ -229,7 +229,7 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
 
 
 async def _send_body(send: Any, data: bytes) -> None:
-    """Send a part of a response, a large one in pieces.
+    """Send a part of a response in pieces of bounded size.
 
     The ASGI server copies each piece, and lets others run between two of them.
     """
@@ -240,7 +240,7 @@ async def _send_body(send: Any, data: bytes) -> None:
 
 
 def route_path(path: str, raw_path: bytes | None) -> str:
-    """Return the path to route by; ``/``, which no route has, for a target without a plain path.
+    """Return the path for routing; ``/``, which has no route, if the target is not a plain path.
 
     Routers skip leading slashes and put a replacement character where a path is not UTF-8.
     Here every resource has one name, so no rollout is polled by a path that only resembles

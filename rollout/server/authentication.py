@@ -1,4 +1,4 @@
-"""The server's key, and a log of the requests that were refused for want of a key or a lease."""
+"""The check of the API key, and a log of refused requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEC_BETWEEN_LINES = 10.0
 
 
 def authorizer(key: str | None) -> Authorized:
-    """Return the check of a key; without one, every request passes."""
+    """Return a function that checks the API key; without a key it accepts every request."""
     expected = b"" if key is None else f"Bearer {key}".encode()
 
     def authorized(headers: list[tuple[bytes, bytes]]) -> bool:

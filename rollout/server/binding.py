@@ -1,4 +1,4 @@
-"""Bind the address that a server listens on, and leave other servers alone."""
+"""Listening sockets: TCP and Unix addresses, and the removal of abandoned socket files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bound_socket(bind: str) -> Generator[socket.socket, None, None]:
 
 
 def address_of(sock: socket.socket) -> str:
-    """Return the address of a bound socket as a URL has it."""
+    """Return the address of a bound socket as it appears in a URL."""
     name = sock.getsockname()
     if not isinstance(name, tuple):
         return f"unix:{name}"

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections of a server: how many there may be, how long each takes, how they end.
+"""HTTP/1.1 connections of a server: their limit, timeouts and errors.
 
 Theory of operation: one task serves a connection, request after request. While the application
 handles one, its calls of ``receive`` read from the peer: the body first, and then nothing but
@@ -74,7 +74,7 @@ def connection_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     bounded = [each for each in (hard, MOST_DESCRIPTORS) if each != resource.RLIM_INFINITY]
     if soft != resource.RLIM_INFINITY and soft < min(bounded):
-        with suppress(ValueError, OSError):  # macOS has a lower limit that it does not tell
+        with suppress(ValueError, OSError):  # macOS has a lower limit that it does not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(bounded), hard))
             soft = min(bounded)
     return min(each for each in (soft, *bounded) if each != resource.RLIM_INFINITY) * 3 // 4
@@ -139,7 +139,7 @@ class Connections:
 
 
 class Connection:
-    """One connection; what goes wrong on it stays there.
+    """One connection; its errors do not reach other connections.
 
     Args:
         app: The ASGI application.
@@ -173,7 +173,7 @@ class Connection:
         connections.opened(self)
 
     async def run(self) -> None:
-        """Serve the connection to its end. Only a cancellation comes out of here."""
+        """Serve the connection until it ends; raises nothing but a cancellation."""
         try:
             with self._scope:
                 await self._serve()
@@ -196,7 +196,7 @@ class Connection:
         self._scope.cancel()
 
     def stop(self) -> None:
-        """Wait for no further request, and give up a write when the server does."""
+        """Accept no further request, and end writes with the server's grace period."""
         self._idle.cancel()
         self._write_scope.deadline = min(self._write_scope.deadline, self._connections.give_up_at)
 
@@ -226,7 +226,7 @@ class Connection:
             await self._linger(transport)
 
     def _idle_for(self, sec: float) -> trio.CancelScope:
-        """Return the scope of a wait with no request under way."""
+        """Return the cancel scope of a wait between requests."""
         self._idle = trio.CancelScope(deadline=trio.current_time() + sec)
         if self._connections.stopping:
             self._idle.cancel()
@@ -249,7 +249,7 @@ class Connection:
         return None
 
     async def _linger(self, transport: trio.SocketStream) -> None:
-        """Send the end, and give the peer a moment to read what came before it."""
+        """Close the sending side, and give the peer a moment to read the answer."""
         with self._idle_for(_LINGER_SEC):
             async with self._sending:
                 await transport.send_eof()
@@ -259,21 +259,21 @@ class Connection:
     # --- for the exchanges --------------------------------------------------------------------
 
     def recognize(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether a request carries the key; the connection is known from then on."""
+        """Check the key of a request; with it, the connection counts as known."""
         if not self._authorized(headers):
             return False
         self._connections.recognized(self)
         return True
 
     async def read(self) -> bool:
-        """Take what the peer sends next; ``False`` if that is the end."""
+        """Read what the peer sends next into the parser; ``False`` at its end."""
         data = bytes(await self.stream.receive_some(_READ_BYTES))
         self.http.receive_data(data)
         self._gone = not data
         return bool(data)
 
     def encoded(self, event: Any) -> bytes:
-        """Return the bytes of an event; none once the peer has broken the rules of HTTP."""
+        """Encode an event; empty after a protocol error of the peer."""
         try:
             return self.http.send(event) or b""
         except h11.LocalProtocolError:
@@ -282,12 +282,12 @@ class Connection:
             return b""
 
     def encoded_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the bytes of a response's head."""
+        """Encode the head of a response."""
         date = (b"date", formatdate(usegmt=True).encode("ascii"))
         return self.encoded(h11.Response(status_code=status, headers=[*headers, date]))
 
     async def refuse(self, status: int, detail: str) -> None:
-        """Answer in the application's place, if it has not; the connection ends with it."""
+        """Send an error unless a response has been started; the connection ends with it."""
         if self.http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         content = dump_json({"detail": detail})
@@ -303,7 +303,7 @@ class Connection:
         await self.write(data + self.encoded(h11.EndOfMessage()))
 
     async def write(self, data: bytes) -> None:
-        """Write *data*; hang up if the connection is lost or the peer takes nothing.
+        """Write *data*; hang up if the connection is lost or the peer stops reading.
 
         A half written answer is worth nothing, so a cancelled handler writes on, but never
         longer than the server allows once it stops.
@@ -346,7 +346,7 @@ class _Exchange:
         self._head = b""
 
     async def run(self, basis: dict[str, Any]) -> None:
-        """Have the application answer; *basis* is what all scopes of the connection share."""
+        """Call the application; *basis* holds the keys that all scopes of the connection share."""
         connection, request = self._connection, self._request
         if _is_ambiguous(request):
             await connection.refuse(400, "the length of the body is ambiguous")
@@ -376,7 +376,7 @@ class _Exchange:
                     break
 
     async def _receive(self) -> dict[str, Any]:
-        """Return the next part of the body, or wait for the connection to end."""
+        """The ASGI ``receive``: the next part of the body, then the disconnect."""
         try:
             if not self._end_told:
                 return await self._next_part()
@@ -410,7 +410,7 @@ class _Exchange:
         return {"type": "http.request", "body": data, "more_body": bool(data)}
 
     async def _send(self, message: dict[str, Any]) -> None:
-        """Send a part of the answer; its head goes out with the first part of its body."""
+        """The ASGI ``send``: the head is written with the first part of the body."""
         connection = self._connection
         await trio.lowlevel.checkpoint()
         if message["type"] == "http.response.start":
@@ -453,7 +453,7 @@ def _kinds(error: BaseException) -> set[str]:
 
 
 class LimitedListener(trio.abc.Listener[trio.SocketStream]):
-    """A listener that has room made for each connection before it hands it on."""
+    """A listener that accepts a connection when the limit leaves room for it."""
 
     def __init__(self, listener: trio.SocketListener, connections: Connections) -> None:
         self._listener = listener

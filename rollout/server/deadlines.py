@@ -1,4 +1,4 @@
-"""The deadlines of a server's rollouts: the ends of their leases and of their retention times.
+"""Deadlines of rollouts: the ends of their leases and of their retention times.
 
 One task watches all of them in a heap. A lease that is renewed is not moved in the heap: its
 old deadline comes due, and whoever handles it adds the new one. So a poll costs the same,
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Deadlines(Generic[T]):
-    """Items by their deadlines, in serving time.
+    """A heap of items by deadline, and the task that handles those that are due.
 
     Args:
         tick_sec: The longest time between two ticks of the clock while there are deadlines.
@@ -44,7 +44,7 @@ class Deadlines(Generic[T]):
         return len(self._heap)
 
     def add(self, deadline: float, item: T) -> None:
-        """Have an item handled at a deadline (serving time)."""
+        """Schedule an item for a deadline (serving time)."""
         heappush(self._heap, (deadline, next(self._sequence), item))
         if self.clock.due is None:
             # At once: what blocks the loop before the watch gets to run must not count.

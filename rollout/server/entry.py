@@ -1,4 +1,4 @@
-"""One admitted rollout on its server, and the small things that go with it."""
+"""An admitted rollout on its server: its state, execution and observers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = get_logger(__name__)
 
 
 def token_digest(token: str) -> bytes:
-    """Return what a server keeps of a lease token, of any text that a header can hold."""
+    """Return the SHA-256 digest of a lease token; the server keeps no token itself."""
     return hashlib.sha256(token.encode("utf-8", errors="surrogateescape")).digest()
 
 
@@ -53,7 +53,7 @@ def utc_now() -> datetime:
 
 @define(kw_only=True)
 class RegistryHooks:
-    """What a registry takes from outside, for monitoring and for simulation.
+    """Hooks of a registry for monitoring and simulation.
 
     Attributes:
         wall_clock: The time that `agent_started_at` is taken from; aware.
@@ -121,15 +121,15 @@ class Entry:
 
     @property
     def secrets(self) -> list[str | None]:
-        """What must not be logged, while the execution has it."""
+        """Strings that must not be logged."""
         return [] if self.request is None else self.request.secrets
 
     def report_status(self, status: RolloutStatus) -> None:
-        """Take a status report of the execution, from any thread."""
+        """Record a status report of the execution; callable from any thread."""
         self._in_loop(self._advance, RolloutStatus(status))
 
     def report_agent_started(self) -> None:
-        """Take the start of the agent, from any thread; a queued rollout runs from here on."""
+        """Record the agent's start, which makes a queued rollout running; from any thread."""
         self._in_loop(self._start_agent)
 
     @property
@@ -170,7 +170,7 @@ class Entry:
             return False
 
     def _in_loop(self, function: Callable[..., None], *args: RolloutStatus) -> None:
-        """Call a function at once in the server's loop, and soon from another thread.
+        """Call a function in the server's loop: at once, or scheduled from another thread.
 
         What a thread reports is taken before its end, since both go the same way.
         """
@@ -181,33 +181,33 @@ class Entry:
 
     def _advance(self, status: RolloutStatus) -> None:
         if self.record.advance(status):
-            self.tell("status")
+            self.emit("status")
             self.notify()
 
     def _start_agent(self) -> None:
         started = self.record.mark_agent_started(self.hooks.wall_clock())
         advanced = self.record.advance(RolloutStatus.RUNNING)
         if started:
-            self.tell("agent-started")
+            self.emit("agent-started")
         if advanced:
-            self.tell("status")
+            self.emit("status")
         if advanced or started:
             self.notify()
 
-    def tell(self, what: str) -> None:
-        """Tell the observer, if there is one, what has just happened."""
+    def emit(self, what: str) -> None:
+        """Call the observer, if there is one, with the name of an event."""
         if self.hooks.observer is not None:
             self.hooks.observer(what, self)
 
     def notify(self) -> None:
-        """Wake the polls that wait, and mark it in its feed."""
+        """Wake waiting polls, and mark the entry in its feed."""
         self.changed.set()
         self.changed = trio.Event()
         if self.feed is not None:
             self.feed.mark(self)
 
     def current_body(self) -> bytes:
-        """Return the encoded response that says where it stands now."""
+        """Return the encoded response for the current state."""
         record = self.record
         if record.result is not None and self.body is not None:
             return self.body
@@ -215,7 +215,7 @@ class Entry:
 
 
 def crash_result(rollout_id: str) -> RolloutResultResponse:
-    """Return the end of a rollout that the server itself failed to bring to one."""
+    """Return the result of a rollout whose end the server failed to produce."""
     return RolloutResultResponse(
         rollout_id=rollout_id,
         status=RolloutStatus.FAILURE,
@@ -227,7 +227,7 @@ def crash_result(rollout_id: str) -> RolloutResultResponse:
 def log_failure(
     rollout_id: str, what: str, error: BaseException, secrets: Sequence[str | None]
 ) -> None:
-    """Log what went wrong around a rollout, without its secrets."""
+    """Log an error of the backend without the rollout's secrets."""
     if logger.isEnabledFor(logging.ERROR):
         logger.error(
             "rollout %s: the backend's %s failed\n%s",

@@ -1,4 +1,4 @@
-"""One execution: call the backend in the rollout's context, and settle how the rollout ends."""
+"""One execution: the call of the backend in the rollout's context, and its outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["run_backend"]
 
 
 async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutInitRequest) -> None:
-    """Run one rollout on its backend, and settle its end by what that returned or raised.
+    """Run one rollout on its backend, and settle its end by what the backend returned or raised.
 
     A call that is cancelled by force settles nothing.
     """

@@ -39,7 +39,7 @@ MAX_CLAIMS = 16 * 1024
 
 @frozen
 class LeaseClaim:
-    """What a client says to hold: a rollout, its lease token, and what it has seen of it."""
+    """A lease as a client claims it: rollout, token, and the state that it has seen."""
 
     rollout_id: str
     token: str = field(repr=False)
@@ -78,22 +78,22 @@ class Feed:
     """One open feed.
 
     Attributes:
-        answered: Told of every entry whose state went out.
+        answered: Called with every entry whose state was sent, and that state.
         entries: What is attached to it, by id.
-        closed: Whether its stream is to end once it has said what it has to say.
+        closed: Whether its stream ends after the pending lines.
     """
 
     answered: Callable[[Entry, SeenState], None]
     entries: dict[str, Entry] = field(factory=dict)
     closed: bool = False
-    # What its reader has seen, which is not what a poll on the side was told.
+    # The states that its reader has seen; polls are answered apart from them.
     _seen: dict[Entry, SeenState] = field(factory=dict)
     _marked: OrderedDict[Entry, None] = field(factory=OrderedDict)
     _taken_over: list[str] = field(factory=list)
     _wake: trio.Event = field(factory=trio.Event)
 
     def attach(self, entry: Entry, seen: SeenState) -> None:
-        """Report an entry here from now on, beginning with what was not seen yet.
+        """Start to report an entry, beginning with the state that was not seen yet.
 
         A feed that has reported it so far says that it does so no longer.
         """
@@ -109,7 +109,7 @@ class Feed:
             self.mark(entry)
 
     def detach(self, entry: Entry) -> None:
-        """Report an entry here no longer."""
+        """Stop reporting an entry."""
         if self._seen.pop(entry, None) is None:
             return
         del self.entries[entry.rollout_id]
@@ -117,7 +117,7 @@ class Feed:
         entry.feed = None
 
     def lose(self, entry: Entry) -> None:
-        """Report an entry here no longer, and say so to the reader: another feed reports it."""
+        """Stop reporting an entry that another feed takes over, and send its id to the reader."""
         self.detach(entry)
         self._taken_over.append(entry.rollout_id)
         self._wake.set()
@@ -128,18 +128,18 @@ class Feed:
         self._wake.set()
 
     def end(self) -> None:
-        """End the stream once everything that is to be said has been said."""
+        """End the stream after the pending lines."""
         self.closed = True
         self._wake.set()
 
     def close(self) -> None:
-        """Let go of everything: the stream is over."""
+        """Detach all entries: the stream is over."""
         self.end()
         for entry in list(self.entries.values()):
             self.detach(entry)
 
     def take(self) -> tuple[list[bytes], list[tuple[Entry, SeenState]]]:
-        """Take the next lines to send, in pieces, and the states that they tell."""
+        """Take the next lines to send, in pieces, and the states that they report."""
         lines: list[bytes] = []
         large: list[bytes] = []
         taken: list[tuple[Entry, SeenState]] = []
@@ -161,10 +161,10 @@ class Feed:
         return ([b"".join(lines)] if lines else []) + large, taken
 
     def sent(self, taken: Iterable[tuple[Entry, SeenState]]) -> None:
-        """Note that these states went out; what has ended is not followed further.
+        """Note that these states were sent; an entry that has ended is detached.
 
         While they did, an entry may have moved on, which has marked it again; or another feed
-        may have taken it over, which tells it all over again.
+        may have taken it over, which reports it anew.
         """
         for entry, state in taken:
             if entry not in self._seen:
@@ -175,7 +175,7 @@ class Feed:
             self.answered(entry, state)
 
     async def wait(self, until: float) -> None:
-        """Wait until there may be something to say, but no longer than *until* (trio time)."""
+        """Wait for something to send, but no longer than *until* (trio time)."""
         if self._marked or self._taken_over or self.closed:
             await trio.lowlevel.checkpoint()
             return
@@ -187,7 +187,7 @@ class Feed:
 class FeedHub:
     """The open feeds of a server, by their tokens.
 
-    A feed's token is told once, in its first line, and proves every lease that is attached:
+    A feed's token is sent once, in its first line, and proves every lease that is attached:
     it was given to who had proved them.
 
     Attributes:
@@ -234,13 +234,13 @@ class FeedHub:
         return sum(self._registry.renew(entry, now) for entry in list(feed.entries.values()))
 
     def forget(self, feed: Feed, token: str) -> None:
-        """Close a feed whose stream is over; a shutdown waits for its reader no longer."""
+        """Close and forget a feed whose stream is over; no shutdown waits for its reader."""
         feed.close()
         del self._feeds[token_digest(token)]
-        self._registry.look_again()
+        self._registry.recheck_delivery()
 
     def close_all(self) -> None:
-        """End every stream, once it has said what it has to say."""
+        """End every stream after its pending lines."""
         for feed in list(self._feeds.values()):
             feed.end()
 
@@ -268,7 +268,7 @@ class FeedStream(EndlessBody):
         await self._lines.aclose()
 
     async def _write(self, refused: list[str]) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces to send; each has been sent when the next one is asked for."""
+        """Yield the pieces to send; each has been sent when the next one is requested."""
         feed, heartbeat_sec = self._feed, self._hub.heartbeat_sec
         hello = {"feed": self._token, "refused": refused, "heartbeat_sec": heartbeat_sec}
         yield dump_json(hello) + b"\n"

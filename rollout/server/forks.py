@@ -1,4 +1,4 @@
-"""Children that user code forks get what a plain Python program would give them.
+"""Forked children of user code do not inherit the server's handlers and sockets.
 
 `multiprocessing` forks on many systems. Such a child would inherit the server's signal handlers,
 so that SIGTERM does not end it; the descriptor that wakes the server's event loop; and its
@@ -27,7 +27,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @define(eq=False)
 class Inheritance:
-    """What a forked child must not inherit of one server.
+    """The handlers and sockets of one server that a forked child must not inherit.
 
     Attributes:
         handlers: The signal handlers from before the server, by number.
@@ -38,14 +38,14 @@ class Inheritance:
     addresses: set[int | str] = field(factory=set)
 
     def listening(self, urls: list[str]) -> None:
-        """Note where the server listens."""
+        """Record the addresses on which the server listens."""
         for url in urls:
             address = url.partition("://")[2]
             path = address.removeprefix("unix:")
             self.addresses.add(path if path != address else int(address.rpartition(":")[2]))
 
     def drop(self) -> None:
-        """Undo it, in the child."""
+        """Reset them, in the child."""
         signal.set_wakeup_fd(-1)
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
@@ -64,7 +64,7 @@ _forking = threading.local()
 
 @contextmanager
 def plain_children() -> Generator[Inheritance, None, None]:
-    """Make children that are forked within the block inherit nothing of a server."""
+    """Reset a server's handlers and sockets in children that are forked within the block."""
     handlers: dict[int, Any] = {
         number: signal.getsignal(number) or signal.SIG_DFL for number in _SIGNALS
     }

@@ -114,7 +114,7 @@ class RolloutRegistry:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
-        """Own the executions for the length of the block; what still runs then is cancelled."""
+        """Run executions for the length of the block; cancel those that are left at its end."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._context = contextvars.copy_context()
@@ -130,7 +130,7 @@ class RolloutRegistry:
 
     @property
     def serving(self) -> bool:
-        """Whether rollouts are followed here: from the start until polls are released."""
+        """Whether polls are held and feeds are opened: from the start until polls are released."""
         return self._nursery is not None and not self._polls_closed
 
     def release_polls(self) -> None:
@@ -169,7 +169,7 @@ class RolloutRegistry:
         await trio.lowlevel.checkpoint()
 
     def awaited(self) -> dict[str, float]:
-        """Return whose results callers have yet to fetch, and until when each is waited for."""
+        """Return the results that callers have yet to fetch: until when to wait for each, by id."""
         now = trio.current_time()
         until = {
             entry.rollout_id: math.inf
@@ -222,7 +222,7 @@ class RolloutRegistry:
         self._entries[request.rollout_id] = entry
         self._active += 1
         self._deadlines.add(lease.deadline, entry)
-        entry.tell("admitted")
+        entry.emit("admitted")
         # A fresh copy of the registry's own context: that of the request would live as long
         # as the rollout does, with the request's body in it.
         self._context.copy().run(nursery.start_soon, self._execute, entry)
@@ -248,7 +248,7 @@ class RolloutRegistry:
     # --- execution ----------------------------------------------------------------------------
 
     async def _execute(self, entry: Entry) -> None:
-        entry.tell("execution-started")
+        entry.emit("execution-started")
         try:
             if entry.request is not None:
                 await run_backend(self.backend, entry, entry.request)
@@ -257,7 +257,7 @@ class RolloutRegistry:
             self._release(entry)
             entry.request = None
             self._end(entry, "cancelled")
-            entry.tell("execution-ended")
+            entry.emit("execution-ended")
             self._active -= 1
             if not self._active:
                 self._idle.set()
@@ -297,7 +297,7 @@ class RolloutRegistry:
         until = self._clock.time(trio.current_time()) + self.result_retention_sec
         entry.retained_until = until
         self._deadlines.add(until, entry)
-        entry.tell("finished")
+        entry.emit("finished")
         entry.notify()
         logger.debug("rollout %s: %s", entry.rollout_id, result.status)
 
@@ -343,19 +343,19 @@ class RolloutRegistry:
         return entry.current_body()
 
     def answered(self, entry: Entry, state: SeenState | None = None) -> None:
-        """Note that a state went to the holder of the lease: *state*, or the current one."""
+        """Note that a state was sent to the holder of the lease: *state*, or the current one."""
         entry.polled_at = max(entry.polled_at, trio.current_time())
         entry.record.answered(state)
         if entry.record.delivered:
-            self.look_again()
+            self.recheck_delivery()
 
-    def look_again(self) -> None:
+    def recheck_delivery(self) -> None:
         """Wake `wait_delivered` to recheck its callers."""
         self._delivered.set()
         self._delivered = trio.Event()
 
     def proven(self, rollout_id: str, token: str) -> Entry | None:
-        """Return the rollout if the token is its lease's; nothing is renewed."""
+        """Return the entry if the token is that of its lease; nothing is renewed."""
         entry = self._entries.get(rollout_id)
         if entry is None or not hmac.compare_digest(entry.token_digest, token_digest(token)):
             return None
@@ -370,9 +370,9 @@ class RolloutRegistry:
         """
         entry.polled_at = now
         if entry.record.renew(self._clock.time(now)):
-            entry.tell("lease-renewed")
+            entry.emit("lease-renewed")
             return True
-        entry.tell("lease-refused")
+        entry.emit("lease-refused")
         self._expire(entry, now)
         return False
 
@@ -424,7 +424,7 @@ class RolloutRegistry:
     def _request_stop(self, entry: Entry) -> str:
         if entry.disposition is not None:
             return entry.disposition
-        entry.tell("stop-requested")
+        entry.emit("stop-requested")
         queued = entry.record.status is RolloutStatus.QUEUED
         entry.disposition = "cancelled_queued" if queued else "cancelled_running"
         try:
@@ -469,4 +469,4 @@ class RolloutRegistry:
         over = entry.retained_until <= self._clock.time(trio.current_time())
         if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
             del self._entries[entry.rollout_id]
-            entry.tell("forgotten")
+            entry.emit("forgotten")

@@ -1,4 +1,4 @@
-"""Results: from what a backend returned to the bytes that every poll gets.
+"""Results: from the outcome of a backend to the bytes that every poll gets.
 
 A sample is user data: it may hold NaN, objects, NumPy scalars or a structure that contains
 itself. Whatever has no JSON form is left out and named; the reward is never the price.
@@ -73,7 +73,7 @@ def _is_end(status: Any) -> bool:
 
 
 def _category(category: Any) -> RolloutErrorCategory | None:
-    """Return what a backend gave as category; one that the protocol lacks is its defect."""
+    """Return a backend's error category; `internal_error` for one that the protocol lacks."""
     if category is None:
         return None
     try:
@@ -106,7 +106,7 @@ def encode_state(
 
 
 def _attach_sample(response: RolloutResultResponse, sample: RolloutSample) -> None:
-    """Put a copy of the sample into the response that has a JSON form for certain."""
+    """Attach a copy of the sample from which values without a JSON form are left out."""
     dropped: list[str] = []
     messages = _plain("messages", list(sample.messages), dropped)
     if dropped:

@@ -133,7 +133,7 @@ async def _serve(
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Enter what the application owns, and serve connections until its shutdown is over."""
+    """Enter `RolloutServer.serving`, and serve connections until the shutdown is over."""
     with trio.CancelScope() as leaving:
         async with app.serving():
             try:
@@ -208,7 +208,7 @@ async def _signals(wanted: bool) -> AsyncGenerator[AsyncIterator[int] | None, No
 async def _give_up_start(
     app: RolloutServer, started: trio.Event, starting: trio.CancelScope
 ) -> None:
-    """Cancel a start that is under way when there is a reason to stop: nobody waits for it."""
+    """Cancel the start if a shutdown is requested before it is complete."""
     await app.shutdown_requested.wait()
     if not started.is_set():
         starting.cancel()

@@ -1,4 +1,4 @@
-"""The staged shutdown: let work finish, then ask, then force, then hand the results over.
+"""The staged shutdown: drain, cleanup, forced cancellation, delivery, backend.
 
 Each stage has a budget and ends within it. Polls are served all the while, so a caller that
 keeps polling gets its result before the process exits.

@@ -1,7 +1,7 @@
-"""Name the code that blocks the event loop, from a thread that it cannot block.
+"""A watchdog thread that names the code which blocks the event loop.
 
 A workflow that computes or sleeps without awaiting holds up every poll of every rollout. The
-loop itself cannot tell, so a thread watches a heartbeat that the loop keeps, and reads the
+loop itself cannot notice it, so a thread watches a heartbeat that the loop keeps, and reads the
 stack of the loop's thread when the heartbeat is late. `UserCall.run` stands on that stack for
 code of a rollout and says whose it is, and the connection's handler for a request.
 
@@ -127,7 +127,7 @@ class LoopWatchdog:
 
 
 def describe_task(frames: list[FrameType]) -> str:
-    """Say what a stack, innermost frame first, is busy with: where in the code, and for whom."""
+    """Describe a stack, innermost frame first: the place in the code, and the rollout or request."""
     place = next((f for f in frames if not _is_library(f.f_code.co_filename)), frames[0])
     at = f"{place.f_code.co_filename}:{place.f_lineno} in {place.f_code.co_name}"
     whose = next(filter(None, map(_whose, frames)), None)

@@ -295,13 +295,13 @@ def keeps_the_slot(self, entry):
 def forgets_while_it_executes(self, entry):
     if entry.retained_until <= trio.current_time() and entry.rollout_id in self._entries:
         del self._entries[entry.rollout_id]
-        entry.tell("forgotten")
+        entry.emit("forgotten")
 
 
 def forgets_when_the_execution_ends(self, entry):
     if not entry.executing and self._entries.get(entry.rollout_id) is entry:
         del self._entries[entry.rollout_id]
-        entry.tell("forgotten")
+        entry.emit("forgotten")
 
 
 def never_forgets(self, entry):
