@@ -127,7 +127,7 @@ class LoopWatchdog:
 
 
 def describe_task(frames: list[FrameType]) -> str:
-    """Describe a stack, innermost frame first: the place in the code, and the rollout or request."""
+    """Describe a stack, innermost frame first: the place, and the rollout or request."""
     place = next((f for f in frames if not _is_library(f.f_code.co_filename)), frames[0])
     at = f"{place.f_code.co_filename}:{place.f_lineno} in {place.f_code.co_name}"
     whose = next(filter(None, map(_whose, frames)), None)
