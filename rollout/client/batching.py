@@ -17,7 +17,7 @@ import trio
 from attrs import define, field
 
 from rollout._tasks import copy_error
-from rollout.client.feed import Expectation, ResultFeed
+from rollout.client.feed import Expectation, ExpectedAdmission, ResultFeed
 from rollout.client.wire import AdmissionAnswer, Admitted, Refused, Wire
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
@@ -233,11 +233,11 @@ class AdmissionBatcher:
             if not _is_outcome(outcome):
                 item.failure = _invalid()
                 continue
-            item.answer = self._wire.read_outcome(outcome, item.request, sent_at)
-            if isinstance(item.answer, Admitted):
-                item.expectation.lease = item.answer.response.polling_lease_token
-                if answer.get("attached") is True:
-                    item.expectation.feed = feed
+            read = self._wire.read_outcome(outcome, item.request, sent_at)
+            if isinstance(read, Admitted):
+                item.expectation.feed = feed if answer.get("attached") is True else None
+                read = ExpectedAdmission(read.response, sent_at, item.expectation)
+            item.answer = read
 
 
 def _is_outcome(value: Any) -> bool:

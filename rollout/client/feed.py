@@ -21,12 +21,12 @@ from typing import Any
 
 import httpx
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks, copy_error
 from rollout.client.polling import RETRYABLE, Poller
-from rollout.client.wire import Wire
+from rollout.client.wire import Admitted, Wire
 from rollout.codec import dump_json, parse_json, structure
 from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
 from rollout.rules import is_terminal
@@ -39,7 +39,7 @@ from rollout.rules.retry import (
 )
 from rollout.types import RolloutResultResponse, RolloutStatus
 
-__all__ = ["Expectation", "Followed", "ResultFeed"]
+__all__ = ["Expectation", "ExpectedAdmission", "Followed", "ResultFeed"]
 
 logger = get_logger(__name__)
 
@@ -68,17 +68,12 @@ class _FeedUnusableError(Exception):
 class Expectation:
     """An admission that is under way, and what a feed has reported of its rollout already.
 
-    Two may be under way for one id, and only one of them can succeed, so the lease token says
-    which of them is followed later on.
-
     Attributes:
         rollout_id: The rollout.
-        lease: The token of its lease, once it was admitted.
         feed: The token of the feed that it was attached to, if it was.
     """
 
     rollout_id: str
-    lease: str | None = None
     feed: str | None = None
     _early: RolloutResultResponse | None = field(default=None, init=False)
     _early_from: str | None = field(default=None, init=False)
@@ -91,6 +86,17 @@ class Expectation:
     def early_result(self) -> RolloutResultResponse | None:
         """Return what its feed has reported. A line of another feed may mean another rollout."""
         return self._early if self.feed is not None and self._early_from == self.feed else None
+
+
+@frozen
+class ExpectedAdmission(Admitted):
+    """An admission whose rollout a feed may have reported already.
+
+    Attributes:
+        expectation: What was reported of it.
+    """
+
+    expectation: Expectation = field(repr=False)
 
 
 @define(eq=False, repr=False)
@@ -232,8 +238,8 @@ class ResultFeed:
         Cancelling this sends nothing.
         """
         followed = Followed(poller)
-        expectation = self._expectation_of(poller)
-        if expectation is not None:
+        if isinstance(poller.admitted, ExpectedAdmission):
+            expectation = poller.admitted.expectation
             self.forget(expectation)
             early = expectation.early_result()
             merged = None if early is None else poller.take(early)
@@ -254,13 +260,6 @@ class ResultFeed:
         if followed.failure is not None:
             raise followed.failure
         return await poller.run()
-
-    def _expectation_of(self, poller: Poller) -> Expectation | None:
-        lease = poller.admission.polling_lease_token
-        for expectation in self._expected.get(poller.rollout_id, ()):
-            if expectation.lease == lease:
-                return expectation
-        return None
 
     def _add(self, followed: Followed) -> None:
         before = self._followed.get(followed.rollout_id)
