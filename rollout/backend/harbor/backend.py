@@ -24,7 +24,7 @@ from rollout._checks import backend_settings, check_flag, check_number, check_wh
 from rollout._files.claims import sweep_claimed
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Phase, SlotBackend
-from rollout.backend.harbor.agents.factory import agent_spec
+from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.agents.workflow import PREFIX as AGENT_PREFIX
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
 from rollout.backend.harbor.settings import HarborSettings

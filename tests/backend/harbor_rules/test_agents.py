@@ -9,9 +9,8 @@ import pytest
 
 from rollout import ConcurrencyConfig, RolloutContext
 from rollout.backend.harbor import python_paths
-from rollout.backend.harbor.agents.endpoint import chat_base, litellm_model
-from rollout.backend.harbor.agents.factory import agent_spec
-from rollout.backend.harbor.agents.native import NativeAgent
+from rollout.backend.harbor.agents import agent_spec
+from rollout.backend.harbor.agents.native import NativeAgent, chat_base, litellm_model
 from rollout.backend.harbor.agents.workflow import WorkflowAgent
 from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError

@@ -186,7 +186,7 @@ def test_a_python_says_what_it_lacks(home, capsys, monkeypatch):
 SCRIPT = """
 import sys
 from rollout import AgentWorkflow, AgentWorkflowConfig
-from rollout.backend.harbor.agents.factory import agent_spec
+from rollout.backend.harbor.agents import agent_spec
 
 class Config(AgentWorkflowConfig):
     depth: int = 3

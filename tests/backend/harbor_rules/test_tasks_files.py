@@ -51,7 +51,7 @@ def steps(one="", two=""):
 )
 def test_network(task, config, allowlisted, offline):
     (task / "task.toml").write_text(config)
-    facts = describe(task)
+    facts = describe(task, "t")
     assert (facts.allowlisted, facts.offline) == (allowlisted, offline)
 
 
@@ -77,29 +77,29 @@ def test_own_tests(task, config, files, own):
     (task / "task.toml").write_text(config)
     for name in files:
         (task / name).write_text("x")
-    assert describe(task).own_tests is own
+    assert describe(task, "t").own_tests is own
 
 
 def test_steps_and_instruction(task):
     (task / "task.toml").write_text(steps())
-    assert (describe(task).steps, describe(task).instruction) == (("one", "two"), "")
+    assert (describe(task, "t").steps, describe(task, "t").instruction) == (("one", "two"), "")
     (task / "task.toml").write_text("")
-    assert (describe(task).steps, describe(task).instruction) == ((), "Do it.")
+    assert (describe(task, "t").steps, describe(task, "t").instruction) == ((), "Do it.")
 
 
 def test_a_folder_without_task_file(task):
     with pytest.raises(UnfitTaskError, match=r"has no task\.toml"):
-        describe(task)
+        describe(task, "t")
 
 
 @pytest.mark.parametrize("config", [b"= 1", b"a = ", b"\xff\xfe"])
 def test_a_broken_task_file(task, config):
     (task / "task.toml").write_bytes(config)
     with pytest.raises(UnfitTaskError, match=r"TOML|UTF-8"):
-        describe(task)
+        describe(task, "t")
 
 
 def test_steps_that_are_none(task):
     (task / "task.toml").write_text('steps = ["one"]\n')
     with pytest.raises(UnfitTaskError, match="steps"):
-        describe(task)
+        describe(task, "t")

@@ -7,7 +7,7 @@ import json
 import pytest
 import trio
 
-from rollout.backend.harbor.agents.factory import agent_spec
+from rollout.backend.harbor.agents import agent_spec
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutErrorCategory, RolloutStatus
 

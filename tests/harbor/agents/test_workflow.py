@@ -13,7 +13,7 @@ import trio
 
 from rollout import AgentWorkflowConfig, ConcurrencyConfig, Grader
 from rollout.backend.harbor import python_paths
-from rollout.backend.harbor.agents.factory import agent_spec
+from rollout.backend.harbor.agents import agent_spec
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutErrorCategory, RolloutStatus
 

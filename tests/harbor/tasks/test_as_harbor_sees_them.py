@@ -53,7 +53,7 @@ def test_own_tests(task, config, files):
     (task / "task.toml").write_text(config)
     for name in files:
         (task / name).write_text("x")
-    assert describe(task).own_tests is Task.is_valid_dir(task)
+    assert describe(task, "t").own_tests is Task.is_valid_dir(task)
 
 
 @pytest.mark.filterwarnings("ignore:The 'allow_internet' field:DeprecationWarning")

@@ -46,10 +46,6 @@ class AgentSpec(ABC):
     def sample(self, plan: TrialPlan) -> RolloutSample | None:
         """Return what the agent of a trial handed back, ``None`` if nothing. Blocking."""
 
-    def read_only_paths(self) -> list[str]:
-        """Return which of this machine's folders a sandbox that shows some had better show."""
-        return []
-
 
 def timeout_fields(plan: TrialPlan) -> dict[str, Any]:
     """Return the fields that hold the agent's deadline; none leaves it to the task."""

@@ -22,7 +22,7 @@ from harbor.agents.terminus_2.terminus_2 import (  # type: ignore[import-not-fou
     Terminus2,
 )
 
-from rollout.backend.harbor.agents.endpoint import NO_KEY, chat_base
+from rollout.backend.harbor.agents.native import NO_KEY, chat_base
 from rollout.backend.signatures import signature_of
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError

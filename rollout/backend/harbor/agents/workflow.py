@@ -195,10 +195,6 @@ class WorkflowAgent(AgentSpec):
             sample.label = plan.request.label
         return sample
 
-    def read_only_paths(self) -> list[str]:
-        """Return `python_paths`, for a workflow that needs what is installed here."""
-        return python_paths()
-
 
 def _clean_up(folder: tempfile.TemporaryDirectory[str], claim: Claim) -> None:
     folder.cleanup()

@@ -31,7 +31,7 @@ from attrs import define
 from rollout._redaction import redact
 from rollout._tasks import sole_error
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
-from rollout.backend.harbor.tasks.files import TaskFacts, describe, filled
+from rollout.backend.harbor.tasks.files import describe
 from rollout.backend.harbor.tasks.links import check_tree, copy_tree
 from rollout.backend.harbor.tasks.references import credentials_of, without_credentials
 from rollout.backend.harbor.trial.plan import ResolvedTask
@@ -65,17 +65,15 @@ async def fetch_task(task: ResolvedTask, workspace: Path) -> ResolvedTask:
     if set(task.source) == {"path"}:
         folder = Path(task.source["path"])
         try:
-            facts = await asyncio.to_thread(describe, folder)
+            return await asyncio.to_thread(describe, folder, task.name)
         except UnfitTaskError as error:
             raise BackendConfigurationError(f"task {task.name}: {error}") from error
-        return filled(task, folder, facts)
     folder = workspace / "task" / _folder_name(task)
     async with _shared(task) as fetched:
         try:
-            facts = await asyncio.to_thread(_copy, fetched, folder)
+            return await asyncio.to_thread(_copy, fetched, folder, task.name)
         except UnfitTaskError as error:
             raise InvalidFieldError(_FIELD, f"({task.name}) is no usable task: {error}") from error
-    return filled(task, folder, facts)
 
 
 def _folder_name(task: ResolvedTask) -> str:
@@ -83,11 +81,11 @@ def _folder_name(task: ResolvedTask) -> str:
     return str(source.get("path") or source["name"]).rsplit("/", 1)[-1]
 
 
-def _copy(fetched: Path, folder: Path) -> TaskFacts:
+def _copy(fetched: Path, folder: Path, name: str) -> ResolvedTask:
     check_tree(fetched)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     copy_tree(fetched, folder)
-    return describe(folder)
+    return describe(folder, name)
 
 
 # --- one download for all that wait for it ----------------------------------------------------

@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
-from attrs import frozen
-
 from rollout.backend.harbor.errors import UnfitTaskError
 from rollout.backend.harbor.tasks.links import check_tree
 from rollout.backend.harbor.trial.plan import ResolvedTask
@@ -22,9 +19,7 @@ from rollout.backend.harbor.validation import has_harbor, problems_of
 __all__ = [
     "INSTRUCTION",
     "TASK_FILE",
-    "TaskFacts",
     "describe",
-    "filled",
     "network_modes",
     "read_config",
 ]
@@ -38,28 +33,12 @@ _DEFINITIONS = ("Dockerfile", "docker-compose.yaml")
 _SCRIPTS = {"linux": (".sh",), "windows": (".bat",)}
 
 
-@frozen(kw_only=True)
-class TaskFacts:
-    """What a task's files say.
-
-    Attributes:
-        own_tests: Whether it grades itself: with a script in ``tests``, for each step if it
-            has steps, or with a verifier environment of its own that holds its tests.
-        instruction: What its agent is told; empty for a task of several steps.
-        allowlisted: Whether its agent runs under an allowlist of hosts, in any step.
-        offline: Whether its agent runs without a network, in any step.
-        steps: The names of its steps.
-    """
-
-    own_tests: bool
-    instruction: str
-    allowlisted: bool = False
-    offline: bool = False
-    steps: tuple[str, ...] = ()
-
-
-def describe(folder: Path) -> TaskFacts:
+def describe(folder: Path, name: str) -> ResolvedTask:
     """Check the folder of a task and read what matters of it.
+
+    Args:
+        folder: The folder.
+        name: What the task is called in messages.
 
     Raises:
         UnfitTaskError: It is no task, or holds links out of it or special files.
@@ -69,7 +48,10 @@ def describe(folder: Path) -> TaskFacts:
         config = read_config(folder)
         steps = _steps(config)
         modes = network_modes(config)
-        return TaskFacts(
+        return ResolvedTask(
+            name=name,
+            folder=folder,
+            source={"path": folder},
             own_tests=_own_tests(folder, config, steps),
             instruction="" if steps else _instruction(folder),
             allowlisted=_ALLOWLIST in modes,
@@ -79,19 +61,6 @@ def describe(folder: Path) -> TaskFacts:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8"
         raise UnfitTaskError(f"its files cannot be read: {reason}") from error
-
-
-def filled(task: ResolvedTask, folder: Path, facts: TaskFacts) -> ResolvedTask:
-    """Return a task with what its files say; Harbor then runs it from *folder*."""
-    return attrs.evolve(
-        task,
-        folder=folder,
-        source={"path": folder},
-        own_tests=facts.own_tests,
-        instruction=facts.instruction,
-        allowlisted=facts.allowlisted,
-        offline=facts.offline,
-    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -20,13 +20,7 @@ import attrs
 from rollout._checks import backend_settings, check_choice, check_flag
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
 from rollout.backend.harbor.tasks.fetch import fetch_task
-from rollout.backend.harbor.tasks.files import (
-    INSTRUCTION,
-    TASK_FILE,
-    TaskFacts,
-    describe,
-    filled,
-)
+from rollout.backend.harbor.tasks.files import INSTRUCTION, TASK_FILE, describe
 from rollout.backend.harbor.tasks.links import copy_tree
 from rollout.backend.harbor.tasks.prompts import fill_template, instruction_of
 from rollout.backend.harbor.tasks.references import parse_task, relative_path
@@ -174,15 +168,15 @@ class TaskSource:
             raise InvalidFieldError(field, "names no task of the backend's tasks_dir")
         return _read(real, name)
 
-    def _template(self, folder: Path) -> TaskFacts:
-        facts = _described(folder, f"the template {folder.name}")
-        if facts.steps:
+    def _template(self, folder: Path) -> ResolvedTask:
+        task = _read(folder, folder.name, who=f"the template {folder.name}")
+        if task.steps:
             raise BackendConfigurationError(
-                f"the template {folder.name} has steps ({', '.join(facts.steps)}), each with an "
+                f"the template {folder.name} has steps ({', '.join(task.steps)}), each with an "
                 f"instruction of its own, so there is no one place for a rollout's prompt: use "
                 f"task_mode='dataset' for it, or a task of one step"
             )
-        return facts
+        return task
 
     def _from_template(self, request: ExecutionRequest, workspace: Path) -> ResolvedTask:
         template = self.tasks_dir
@@ -190,32 +184,27 @@ class TaskSource:
             raise InvalidFieldError(_TASK, "is required, since the backend has no tasks_dir")
         prompt = instruction_of(request.prompt)
         # Read again for each rollout: an operator may edit a template while a server runs.
-        facts = self._template(template)
+        task = self._template(template)
         folder = workspace / "task" / template.name
         folder.parent.mkdir(mode=0o700)
-        instruction = fill_template(facts.instruction, prompt)
+        instruction = fill_template(task.instruction or "", prompt)
         try:
             copy_tree(template, folder, without=INSTRUCTION)
         except UnfitTaskError as error:
             raise BackendConfigurationError(f"the template {template.name}: {error}") from error
         (folder / INSTRUCTION).write_text(instruction, encoding="utf-8")
-        facts = attrs.evolve(facts, instruction=instruction)
-        return filled(_unread(folder, template.name), folder, facts)
+        return attrs.evolve(task, folder=folder, source={"path": folder}, instruction=instruction)
 
 
 def _unread(folder: Path, name: str) -> ResolvedTask:
     return ResolvedTask(name=name, source={"path": folder})
 
 
-def _read(folder: Path, name: str) -> ResolvedTask:
-    return filled(_unread(folder, name), folder, _described(folder, f"task {name}"))
-
-
-def _described(folder: Path, who: str) -> TaskFacts:
+def _read(folder: Path, name: str, who: str | None = None) -> ResolvedTask:
     try:
-        return describe(folder)
+        return describe(folder, name)
     except UnfitTaskError as error:
-        raise BackendConfigurationError(f"{who}: {error}") from error
+        raise BackendConfigurationError(f"{who or f'task {name}'}: {error}") from error
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

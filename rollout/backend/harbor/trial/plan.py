@@ -35,10 +35,14 @@ class ResolvedTask:
         name: What it is called in messages and by `prewarm`.
         folder: Where it is on this machine; ``None`` while Harbor has yet to fetch it.
         source: The fields of Harbor's ``TaskConfig``.
-        own_tests: Whether it has a ``tests/test.sh``; ``None`` while it is not fetched.
-        instruction: What its agent is told; ``None`` while it is not fetched.
-        allowlisted: Whether its agent phase runs under an allowlist of hosts.
-        offline: Whether its agent phase runs without a network.
+        own_tests: Whether it grades itself: with a script in ``tests``, for each step if it
+            has steps, or with a verifier environment of its own that holds its tests. ``None``
+            while it is not fetched.
+        instruction: What its agent is told, empty for a task of several steps; ``None`` while
+            it is not fetched.
+        allowlisted: Whether its agent runs under an allowlist of hosts, in any step.
+        offline: Whether its agent runs without a network, in any step.
+        steps: The names of its steps.
     """
 
     name: str
@@ -48,6 +52,7 @@ class ResolvedTask:
     instruction: str | None = None
     allowlisted: bool = False
     offline: bool = False
+    steps: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
