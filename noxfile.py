@@ -52,7 +52,6 @@ def _pytest(session: nox.Session) -> None:
         "--ignore=tests/extras",
         "--ignore=tests/interop",
         "--ignore=tests/trajectory/harbor",
-        "--ignore=tests/harbor",
         "--ignore=tests/evaluation/report/browser",
         *session.posargs,
     )

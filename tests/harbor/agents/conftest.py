@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,23 +24,9 @@ from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.trial.run import TrialRun
 from rollout.backend.harbor.trial.workspaces import make_workspace
-from rollout.backend.harbor.validation import has_harbor
 from rollout.errors import InvalidFieldError
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutSample
-
-if sys.platform != "linux" or not has_harbor():
-    collect_ignore_glob = ["test_*.py"]
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items):
-    """Harbor and its dependencies warn of themselves."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
-
 
 KEY = "sk-hunter2/with+marks-4711"
 

@@ -11,6 +11,8 @@ from rollout.backend.harbor.agents import agent_spec
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
+pytestmark = pytest.mark.harbor
+
 
 def reply(*keystrokes, complete=False):
     commands = [{"keystrokes": f"{keys}\n", "duration": 0.3} for keys in keystrokes]

@@ -17,6 +17,8 @@ from rollout.backend.harbor.agents import agent_spec
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
+pytestmark = pytest.mark.harbor
+
 SOURCE = '''
 import json, os, subprocess, sys, time, urllib.request
 from pathlib import Path

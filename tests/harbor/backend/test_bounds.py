@@ -11,7 +11,7 @@ from rollout.types import RolloutErrorCategory, RolloutStatus
 
 VARIANTS = "trial_variants:"
 
-pytestmark = pytest.mark.usefixtures("no_key_is_left")
+pytestmark = [pytest.mark.harbor, pytest.mark.usefixtures("no_key_is_left")]
 
 
 def harbor_note(tmp_path, rollout_id="r"):

@@ -13,7 +13,7 @@ from rollout.types import RolloutStatus
 
 VARIANTS = "trial_variants:"
 
-pytestmark = pytest.mark.usefixtures("no_key_is_left")
+pytestmark = [pytest.mark.harbor, pytest.mark.usefixtures("no_key_is_left")]
 
 
 async def cancelled(rollouts, handle, disposition):

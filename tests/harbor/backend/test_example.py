@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import trio
 from server_process import server_process
 from trial_support import KEY, Chat, files_with
+
+pytestmark = pytest.mark.harbor
 
 SERVER = Path(__file__).parents[3] / "examples/harbor/server.py"
 REPLIES = (

@@ -21,7 +21,7 @@ TIMEOUT = RolloutErrorCategory.TIMEOUT
 AGENT_ERROR = RolloutErrorCategory.AGENT_ERROR
 VALIDATION_ERROR = RolloutErrorCategory.VALIDATION_ERROR
 
-pytestmark = pytest.mark.usefixtures("no_key_is_left")
+pytestmark = [pytest.mark.harbor, pytest.mark.usefixtures("no_key_is_left")]
 
 
 def failed(result, category):

@@ -11,6 +11,8 @@ from trial_support import KEY, TESTS, Chat, files_with, terminus
 
 from rollout.types import RolloutStatus
 
+pytestmark = pytest.mark.harbor
+
 LEAKY = """\
 import base64, os, subprocess, sys
 from pathlib import Path

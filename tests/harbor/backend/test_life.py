@@ -19,6 +19,8 @@ from rollout.integrations.asyncio_bridge import get_bridge, open_asyncio_bridge
 from rollout.server import serve
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
+pytestmark = pytest.mark.harbor
+
 REQUEST = ExecutionRequest(id="r", prompt=[{"role": "user", "content": "What is 6 * 7?"}])
 
 

@@ -9,6 +9,8 @@ from trial_support import KEY
 
 from rollout.types import RolloutStatus
 
+pytestmark = pytest.mark.harbor
+
 
 def of_harbor(caplog):
     return [record for record in caplog.records if record.name.startswith("harbor.")]

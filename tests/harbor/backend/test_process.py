@@ -15,6 +15,8 @@ from trial_support import KEY, TESTS, files_with, mounts
 from rollout._files.claims import Claim
 from rollout.types import RolloutStatus
 
+pytestmark = pytest.mark.harbor
+
 SERVER = """\
 from rollout import AgentWorkflowConfig, ConcurrencyConfig
 from rollout.backend.harbor import HarborBackend

@@ -17,7 +17,7 @@ WRITE = (
     terminus(complete=True),
 )
 
-pytestmark = pytest.mark.usefixtures("no_key_is_left")
+pytestmark = [pytest.mark.harbor, pytest.mark.usefixtures("no_key_is_left")]
 
 
 def kept(tmp_path, name, rollout_id="r"):

@@ -9,5 +9,3 @@ if sys.platform == "linux" and importlib.util.find_spec("harbor.trial") is not N
     from sandbox_support import namespaces, nothing_left, run
 
     __all__ = ["namespaces", "nothing_left", "run"]
-else:
-    collect_ignore_glob = ["test_*.py"]

@@ -31,6 +31,7 @@ from rollout.backend.harbor.namespace import (
 
 # Harbor's own dependencies warn; what this project does is looked at in its other tests.
 pytestmark = [
+    pytest.mark.harbor,
     pytest.mark.filterwarnings("default"),
     pytest.mark.usefixtures("namespaces"),
 ]

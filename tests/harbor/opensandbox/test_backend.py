@@ -10,7 +10,7 @@ import pytest
 from rollout.backend.harbor import HarborBackend
 from rollout.types import ExecutionRequest, RolloutErrorCategory, RolloutStatus
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:harbor")
+pytestmark = [pytest.mark.harbor, pytest.mark.filterwarnings("ignore::DeprecationWarning:harbor")]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.context import RolloutContext
 from rollout.types import ExecutionRequest
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:harbor")
+pytestmark = [pytest.mark.harbor, pytest.mark.filterwarnings("ignore::DeprecationWarning:harbor")]
 
 CHAT_URL = "http://models.example:8000/v1"
 ALLOW = 'network_mode = "allowlist"\nallowed_hosts = ["a.example"]\n'

@@ -15,7 +15,7 @@ from rollout.backend.harbor.result.outcomes import outcome_of
 from rollout.types import RolloutSample, RolloutStatus
 
 # Harbor's own modules call what Harbor has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:harbor")
+pytestmark = [pytest.mark.harbor, pytest.mark.filterwarnings("ignore::DeprecationWarning:harbor")]
 
 DOMAIN = "OPENSANDBOX_DOMAIN"
 TIMEOUT = "OPENSANDBOX_REQUEST_TIMEOUT_SEC"

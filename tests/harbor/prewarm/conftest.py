@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-
-if sys.platform != "linux" or importlib.util.find_spec("harbor.trial") is None:
-    collect_ignore_glob = ["test_*.py"]
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items):
-    """Harbor and its dependencies warn of themselves."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
 
 
 @pytest.fixture

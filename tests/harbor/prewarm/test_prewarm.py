@@ -11,6 +11,8 @@ import trio
 
 from rollout.errors import BackendConfigurationError
 
+pytestmark = pytest.mark.harbor
+
 AGENT = """
 from rollout import AgentWorkflow
 

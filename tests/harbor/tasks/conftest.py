@@ -8,15 +8,15 @@ import subprocess
 
 import pytest
 
-from rollout.backend.harbor.validation import has_harbor
-
-if not has_harbor() or shutil.which("git") is None:
-    collect_ignore_glob = ["test_*.py"]
+if shutil.which("git") is None:
+    collect_ignore = ["test_bridge.py", "test_fetch.py"]
 
 
 @pytest.fixture(autouse=True)
-def caches(monkeypatch, tmp_path):
+def caches(request, monkeypatch, tmp_path):
     """Keep what is downloaded out of the home of whoever runs the tests."""
+    if request.node.get_closest_marker("harbor") is None:
+        return None
     import tempfile
 
     import harbor.models.task.id as ids

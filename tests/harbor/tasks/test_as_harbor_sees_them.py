@@ -13,6 +13,8 @@ from rollout.backend.harbor.tasks.files import describe, network_modes
 from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.types import ExecutionRequest
 
+pytestmark = pytest.mark.harbor
+
 VERSION = tuple(map(int, metadata.version("harbor").split(".")[:2]))
 ALLOW = 'network_mode = "allowlist"\nallowed_hosts = ["a.example"]\n'
 OFF = 'network_mode = "no-network"\n'

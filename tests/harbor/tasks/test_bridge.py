@@ -15,6 +15,8 @@ from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import ExecutionRequest
 
+pytestmark = pytest.mark.harbor
+
 
 @pytest.fixture
 def resolved(repository):

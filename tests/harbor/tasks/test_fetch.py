@@ -20,6 +20,8 @@ from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 
+pytestmark = pytest.mark.harbor
+
 
 def resolve(value, **options):
     request = ExecutionRequest(

@@ -11,7 +11,7 @@ from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.run import TrialRun
 from rollout.context import RolloutContext
 
-PAGE = (Path(__file__).parents[3] / "docs/harbor.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/harbor.md").read_text("utf-8")
 
 
 def test_every_option_is_described_and_no_other():
