@@ -169,7 +169,7 @@ class HarborBackend(SlotBackend):
         """Return the status, the slots' counts, and what runs where.
 
         The status is ``failed`` if the loop that trials run on is gone, which only the end of
-        the server mends; ``problem`` says why. ``unstopped`` has the names of trials whose
+        the server fixes; ``problem`` says why. ``unstopped`` has the names of trials whose
         environment has not stopped, and may still be there.
         """
         problem = self.runtime.problem
@@ -210,7 +210,7 @@ class HarborBackend(SlotBackend):
                     runtime.open_bridge = None
 
     async def prewarm(self, mode: PrewarmMode = "auto") -> PrewarmReport:
-        """Start the environments of the known tasks once, before anybody waits for them.
+        """Start the environments of the known tasks once, before the first rollout.
 
         Args:
             mode: ``full`` for all of them, the agent's setup included; ``healthcheck`` for
@@ -303,7 +303,7 @@ def _default_dir() -> Path:
 
 
 def _check_dir(folder: Path) -> None:
-    """Make the folder for trials, and check that nobody else can put others in their place."""
+    """Make the folder for trials, and check that no other user can replace what is in it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = folder.lstat() if folder == _default_dir() else folder.stat()

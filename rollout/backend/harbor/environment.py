@@ -1,10 +1,10 @@
-"""Where trials run: from what a user writes to the fields of Harbor's ``EnvironmentConfig``."""
+"""Parse a backend's `environment` into fields of Harbor's ``EnvironmentConfig``."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rollout.backend.failures import describe_exception
@@ -21,7 +21,7 @@ OPENSANDBOX = "opensandbox"
 _DEFAULT = "docker"
 
 _SHARES_HOST_NETWORK = frozenset({NAMESPACE, "singularity"})
-"""Singularity gives a container the network of its host, unless it is told otherwise."""
+"""Singularity gives a container the network of its host by default."""
 
 _OURS = "shares_host_network"
 _SENSITIVE = re.compile(r"key|token|secret|password|passwd|credential|auth", re.IGNORECASE)
@@ -72,9 +72,7 @@ class EnvironmentSpec:
             self.name in _SHARES_HOST_NETWORK if shares is None else bool(shares)
         )
         self._values = fields
-        if kind != NAMESPACE and "type" in fields:
-            _check_type(self.name)
-        _check_fields(fields)
+        _check(fields)
 
     def __repr__(self) -> str:
         return f"<EnvironmentSpec {self.name!r}>"
@@ -101,11 +99,11 @@ class EnvironmentSpec:
         return fields
 
     def prepare(self) -> None:
-        """Find out that the environment is there, before a rollout does. Blocking.
+        """Check that the environment can be imported and configured. Blocking.
 
         Raises:
             BackendConfigurationError: Its import path leads nowhere, what it needs is not
-                installed, or it cannot hold the limits that it is told to.
+                installed, or it cannot enforce its limits.
         """
         from harbor.environments.factory import EnvironmentFactory  # noqa: PLC0415 - an extra
         from harbor.models.trial.config import EnvironmentConfig  # noqa: PLC0415 - an extra
@@ -115,7 +113,7 @@ class EnvironmentSpec:
             if config.import_path is not None:
                 found = resolve_object(config.import_path, name="environment")
                 if not isinstance(found, type):
-                    raise BackendConfigurationError(f"environment: {self.name} is no class")  # noqa: TRY301
+                    raise BackendConfigurationError(f"environment: {self.name} is not a class")  # noqa: TRY301
             EnvironmentFactory.validate_resource_policies(config)
         except BackendConfigurationError:
             raise
@@ -132,16 +130,23 @@ class EnvironmentSpec:
 
     @property
     def secrets(self) -> list[str]:
-        """What is probably a secret among the values: Harbor writes them into a trial's folder.
+        """Values that are probably secrets; Harbor writes them into a trial's folder.
 
         Those are the texts under a name such as ``api_key``, ``token`` or ``password``.
         """
         return secrets_in(self._values)
 
 
-def secrets_in(value: Any) -> list[str]:
-    """Return the texts that stand under a name such as ``api_key``, ``token`` or ``password``."""
-    return sorted(set(_secrets(value, within=False)))
+def secrets_in(value: Any, *, within: bool = False) -> list[str]:
+    """Return the strings under a name such as ``api_key``, ``token`` or ``password``."""
+    if isinstance(value, str):
+        return [value] if within and len(value) >= _SHORTEST_SECRET else []
+    if isinstance(value, dict):
+        items = [(item, _SENSITIVE.search(name) is not None) for name, item in value.items()]
+    else:
+        items = [(item, False) for item in value] if isinstance(value, list) else []
+    found = (secrets_in(item, within=within or named) for item, named in items)
+    return sorted({text for texts in found for text in texts})
 
 
 def _fields(spec: Any) -> dict[str, Any]:
@@ -173,28 +178,23 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
-def _check_type(name: str) -> None:
+def _check(fields: dict[str, Any]) -> None:
+    """Check fields against Harbor's models, if Harbor is installed."""
     if not has_harbor():
         return
     from harbor.models.environment_type import EnvironmentType  # noqa: PLC0415 - an extra
-
-    known = sorted(each.value for each in EnvironmentType)
-    if name not in known:
-        raise BackendConfigurationError(
-            f"environment {name!r} is none of {', '.join([NAMESPACE, *known])}; one of your own "
-            "is named by its import path, as in 'module:Class'"
-        )
-
-
-def _check_fields(fields: dict[str, Any]) -> None:
-    if not has_harbor():
-        return
     from harbor.models.trial.config import EnvironmentConfig  # noqa: PLC0415 - an extra
 
+    kinds = sorted(each.value for each in EnvironmentType)
+    if fields.get("type", _DEFAULT) not in kinds:
+        raise BackendConfigurationError(
+            f"environment {fields['type']!r} is not one of {', '.join([NAMESPACE, *kinds])}; name "
+            "one of your own by its import path, as in 'module:Class'"
+        )
     unknown = sorted(set(fields) - set(EnvironmentConfig.model_fields) - {"mounts_json"})
     if unknown:
         raise BackendConfigurationError(
-            f"environment: Harbor knows no {', '.join(unknown)}; it knows "
+            f"environment: unknown to Harbor: {', '.join(unknown)}. Known are "
             f"{', '.join(sorted(EnvironmentConfig.model_fields))}. Arguments of an environment "
             "itself go into kwargs"
         )
@@ -202,14 +202,3 @@ def _check_fields(fields: dict[str, Any]) -> None:
         EnvironmentConfig.model_validate(_copied(fields))
     except ValueError as error:
         raise BackendConfigurationError(f"environment: {problems_of(error)}") from None
-
-
-def _secrets(value: Any, *, within: bool) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _secrets(item, within=within or _SENSITIVE.search(name) is not None)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _secrets(item, within=within)
-    elif within and isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
-        yield value

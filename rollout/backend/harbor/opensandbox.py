@@ -9,6 +9,7 @@ this process runs in one itself.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -32,9 +33,6 @@ _DEFAULT_PROTOCOL = "https"
 _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _SCHEME = re.compile(r"(https?)://(?:[^/@]*@)?([^/?#]+.*)", re.IGNORECASE | re.DOTALL)
 _SHOWN = 40
-
-_warned: set[str] = set()
-"""The values that have been warned of, in this process."""
 
 
 def with_defaults(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -62,19 +60,18 @@ def with_defaults(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> dict
     return found
 
 
+@functools.cache  # so that each wrong value is warned of once
 def _request_timeout_sec(text: str | None) -> int | None:
     if text is None:
         return None
     value = text.strip()
     if _WHOLE.fullmatch(value) and int(value) > 0:
         return int(value)
-    if text not in _warned:
-        _warned.add(text)
-        logger.warning(
-            "%s is ignored: %r is no positive whole number of seconds",
-            REQUEST_TIMEOUT,
-            text[:_SHOWN],
-        )
+    logger.warning(
+        "%s is ignored: %r is not a positive whole number of seconds",
+        REQUEST_TIMEOUT,
+        text[:_SHOWN],
+    )
     return None
 
 
@@ -109,7 +106,7 @@ _LOST = frozenset(
         "TimeoutError",
     }
 )
-"""Errors after which nobody knows whether the server made the sandbox that it was asked for."""
+"""Errors after which the server may have made the sandbox, or not."""
 
 _GATEWAY = frozenset({502, 504})
 """Statuses of somebody in between, which do not say what the server did."""
@@ -118,7 +115,7 @@ _GATEWAY = frozenset({502, 504})
 def leftover_note(
     trial: str, domain: str | None, errors: Iterable[BaseException | str | None]
 ) -> dict[str, Any] | None:
-    """Return how to find a sandbox that a server may still hold, ``None`` if there is none.
+    """Describe a sandbox that a server may still hold; ``None`` if it holds none.
 
     A creation that takes longer than the client waits for it leaves its sandbox behind: its
     answer, with the sandbox's id, is never read. The sandbox has what Harbor gave it along, by

@@ -18,7 +18,7 @@ __all__ = ["HarborSettings"]
 
 @frozen(kw_only=True)
 class HarborSettings:
-    """What trials of a backend have in common; see the arguments of `HarborBackend`.
+    """The settings that all trials of a backend share; see `HarborBackend`.
 
     Attributes:
         agent: How Harbor makes the agent.

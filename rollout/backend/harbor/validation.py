@@ -1,4 +1,4 @@
-"""Whether Harbor is here, and what its models have to say against a value. Imports neither."""
+"""Check that Harbor is installed, and format its validation errors. Imports neither."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require_harbor() -> None:
 
 
 def problems_of(error: ValueError) -> str:
-    """Return what is wrong, part by part, out of a ``pydantic.ValidationError``.
+    """Return the problems of a ``pydantic.ValidationError`` in one line.
 
     The values stay out of it, since one may be a secret. Another `ValueError` says what it says.
     """

@@ -47,7 +47,7 @@ async def test_terminus_2_calls_the_rollouts_endpoint_with_its_key(
     assert ran.outcome.result.err_message is None
     assert ran.outcome.result.sample.reward == 1.0
     assert ran.facts.agent[0] == "terminus-2"
-    assert ran.facts.prompt_tokens == 21
+    assert ran.facts.usage["prompt_tokens"] == 21
     assert endpoint.keys == ["Bearer sk-hunter2/with+marks-4711"] * 3
     assert {each["body"]["model"] for each in endpoint.asked} == {"policy"}
     assert ran.files_with("hunter2") == []

@@ -21,8 +21,8 @@ HTTPS = {"protocol": "https"}
 
 
 @pytest.fixture(autouse=True)
-def not_warned(monkeypatch):
-    monkeypatch.setattr(opensandbox, "_warned", set())
+def not_warned():
+    opensandbox._request_timeout_sec.cache_clear()
 
 
 @pytest.mark.parametrize(

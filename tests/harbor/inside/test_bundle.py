@@ -1,4 +1,4 @@
-"""What is brought into a sandbox. No Harbor is needed for that."""
+"""The files and requirements of a workflow in a sandbox. No Harbor is needed for that."""
 
 from __future__ import annotations
 

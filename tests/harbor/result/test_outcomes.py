@@ -197,7 +197,12 @@ def test_facts_take_errors_of_steps_tokens_and_timings():
         )
     )
     assert [error.type for error in facts.errors] == ["RuntimeError"]
-    assert (facts.prompt_tokens, facts.completion_tokens, facts.cost_usd) == (7, 3, None)
+    assert facts.usage == {
+        "prompt_tokens": 7,
+        "cached_tokens": None,
+        "completion_tokens": 3,
+        "cost_usd": None,
+    }
     assert facts.timings == {"agent_execution": 2.5}
     assert facts.rewards == {"reward": 1.0}
     assert facts.agent == ("oracle", "1")

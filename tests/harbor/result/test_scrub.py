@@ -168,7 +168,7 @@ def test_a_binary_with_the_key_is_deleted_and_one_without_stays(tmp_path):
     (tmp_path / "without").write_bytes(b"\0\1\2\0")
     report = scrub_folder(tmp_path, [KEY])
     assert report.verified
-    assert report.deleted == ["with: the key is in it, and it is no text"]
+    assert report.deleted == ["with: the key is in it, and it is not a text"]
     assert [path.name for path in tmp_path.iterdir()] == ["without"]
 
 

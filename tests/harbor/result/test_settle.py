@@ -53,7 +53,7 @@ FACTS = TrialFacts(
     rewards={"reward": 1.0, "style": 0.5},
     agent=("terminus-2", "2.0"),
     timings={"agent_execution": 1.25},
-    prompt_tokens=3,
+    usage={"prompt_tokens": 3},
 )
 FAILED = TrialFacts(errors=(TrialError(type="AgentTimeoutError", message=f"with {KEY}"),))
 CANCELLED = TrialFacts(errors=(TrialError(type="CancelledError"),))
@@ -226,7 +226,7 @@ def test_a_workflow_that_agent_sample_nonsense(plan, store, caplog):
     result = settled(plan, store, agent=Workflow())
     assert result.sample is None
     assert "Unterminated string" in result.diagnostics["harbor"]["sample"]
-    assert "is no sample" in caplog.text
+    assert "is not a sample" in caplog.text
     assert KEY not in caplog.text
 
 

@@ -193,7 +193,7 @@ def test_what_is_no_file(plan):
     assert adopt_trajectory(plan).undecided
     (plan.trial_dir / "agent" / "trajectory.json").rmdir()
     os.mkfifo(plan.trial_dir / "agent" / "trajectory.json")
-    assert "it is no file" in adopt_trajectory(plan).note
+    assert "it is not a file" in adopt_trajectory(plan).note
 
 
 def test_one_result_for_one_call_answers_it():

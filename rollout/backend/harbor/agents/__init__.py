@@ -14,7 +14,7 @@ __all__ = ["AgentSpec", "agent_spec"]
 
 
 def agent_spec(agent: Any, config: Any, options: Any) -> AgentSpec:
-    """Return how to make the agent that a backend is given.
+    """Return the specification of a backend's agent.
 
     Args:
         agent: The name of one of Harbor's own agents, or an `AgentWorkflow` class or

@@ -12,7 +12,7 @@ __all__ = ["AgentSpec", "timeout_fields"]
 
 
 class AgentSpec(ABC):
-    """How to make the agent of a trial.
+    """How Harbor makes the agent of a trial.
 
     Attributes:
         name: What it is called in `HarborBackend.health`.
@@ -25,7 +25,7 @@ class AgentSpec(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Do once what takes long, before the first trial. Blocking.
+        """Prepare the agent once, before the first trial. Blocking.
 
         Raises:
             BackendConfigurationError: The agent cannot run.
@@ -48,7 +48,7 @@ class AgentSpec(ABC):
 
 
 def timeout_fields(plan: TrialPlan) -> dict[str, Any]:
-    """Return the fields that hold the agent's deadline; none leaves it to the task."""
+    """Return the fields of the agent's deadline; empty if the task decides."""
     if plan.agent_timeout_sec is None:
         return {}
     return {"override_timeout_sec": max(plan.agent_timeout_sec, LEAST_SEC)}

@@ -50,7 +50,7 @@ class RolloutTerminus2(Terminus2):  # type: ignore[misc,unused-ignore]
 
 
 class _Inside:
-    """What agents that call the model from inside of the sandbox have in common.
+    """The common part of agents that call the model from inside the sandbox.
 
     Args:
         *args: Harbor's own arguments.
@@ -86,10 +86,10 @@ class _Inside:
 
 
 class RolloutMiniSweAgent(_Inside, MiniSweAgent):  # type: ignore[misc,unused-ignore]
-    """``mini-swe-agent``, which calls the model from inside of the sandbox."""
+    """``mini-swe-agent``, which calls the model from inside the sandbox."""
 
     KEY_NAMES = ("OPENAI_API_KEY", "MSWEA_API_KEY")
 
 
 class RolloutOpenCode(_Inside, OpenCode):  # type: ignore[misc,unused-ignore]
-    """``opencode``, which calls the model from inside of the sandbox."""
+    """``opencode``, which calls the model from inside the sandbox."""

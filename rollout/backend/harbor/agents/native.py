@@ -33,7 +33,7 @@ def require_model(model: object) -> str:
     """Return the model's name.
 
     Raises:
-        InvalidFieldError: There is none, or it is no string.
+        InvalidFieldError: It is missing, or not a string.
     """
     if model is None:
         raise InvalidFieldError(
@@ -60,7 +60,7 @@ def litellm_model(model: str) -> str:
 
 @frozen
 class _Native:
-    """What is special about one of Harbor's own agents.
+    """How one of Harbor's own agents is wired.
 
     Attributes:
         make: Its class of ours in `rollout.backend.harbor.agents.harbor_classes`; ``None`` for
@@ -115,7 +115,7 @@ class NativeAgent(AgentSpec):
         options: Keyword arguments for it; they go before what this library sets.
 
     Raises:
-        BackendConfigurationError: There is no such agent here.
+        BackendConfigurationError: The agent is unknown.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = tuple(_NATIVE)
@@ -149,7 +149,7 @@ class NativeAgent(AgentSpec):
         """See `AgentSpec.fields`.
 
         Raises:
-            InvalidFieldError: The agent calls a model, and nobody says which.
+            InvalidFieldError: The agent calls a model, and no model is named.
         """
         fields: dict[str, Any] = timeout_fields(plan)
         if self._native.make is None:
@@ -168,7 +168,7 @@ class NativeAgent(AgentSpec):
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *base* with *over* on top, mappings of mappings included."""
+    """Merge *over* into *base*, recursively for nested mappings."""
     merged = dict(base)
     for name, value in over.items():
         below = merged.get(name)

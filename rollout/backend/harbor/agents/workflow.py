@@ -1,4 +1,4 @@
-"""A user's workflow as the agent of a trial: packaged here, run inside of the sandbox."""
+"""A user's workflow as the agent of a trial: packaged here, run inside the sandbox."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OPTIONS = frozenset({"modules", "python", "requirements"})
 
 
 class WorkflowAgent(AgentSpec):
-    """A workflow that runs inside of the sandbox, on a Python from 3.11 on that it finds there.
+    """A workflow that runs inside the sandbox, on a Python 3.11 or newer that is found there.
 
     Args:
         agent: An `AgentWorkflow` class, or ``"module:Class"``.
@@ -202,7 +202,7 @@ def _clean_up(folder: tempfile.TemporaryDirectory[str], claim: Claim) -> None:
 
 
 def _folder(plan: TrialPlan) -> Path:
-    """Return a folder that Harbor knows nothing of, beside the trial's."""
+    """Return the folder for payload and result, next to Harbor's trial folder."""
     return plan.workspace / "agent"
 
 

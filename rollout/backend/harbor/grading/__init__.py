@@ -1,4 +1,4 @@
-"""Who grades a trial: the task's own tests, a user's grader, or nobody."""
+"""Choose who grades a trial: the task's own tests, a user's grader, or neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a user's grader on what the agent of a trial handed back. On the trio side."""
+"""Run a user's grader on the sample of a trial's agent, on the trio side."""
 
 from __future__ import annotations
 

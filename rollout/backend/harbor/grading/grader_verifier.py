@@ -1,4 +1,4 @@
-"""A Harbor verifier that has a user's `Grader` grade, in this process, on the trio side.
+"""A Harbor verifier that calls a user's `Grader`, in this process, on the trio side.
 
 Harbor makes it by import path, for tasks that have no tests of their own. Needs Harbor.
 """

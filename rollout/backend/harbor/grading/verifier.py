@@ -1,4 +1,4 @@
-"""Who grades a trial: the task's own tests, a user's grader, or nobody."""
+"""Choose who grades a trial: the task's own tests, a user's grader, or neither."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _environment(request: ExecutionRequest) -> dict[str, str]:
 
 
 def _literal(name: str, value: str) -> str:
-    """Write a value so that Harbor, which fills in variables of this process, leaves it."""
+    """Escape a value that Harbor would expand as a variable of this process."""
     if "\0" in value:
         raise InvalidFieldError(name, "holds NUL, which no environment variable can")
     if not _TEMPLATE.fullmatch(value):
@@ -103,10 +103,10 @@ def _literal(name: str, value: str) -> str:
 
 
 def with_placeholder_tests(task: ResolvedTask, workspace: Path) -> ResolvedTask:
-    """Return a task without tests as a copy that Harbor takes; any other one as it is. Blocking.
+    """Return a copy of a task without tests, with a script that fails. Blocking.
 
     Harbor refuses a task without a test script even where a verifier of another kind grades
-    it. The script of the copy only fails.
+    it. A task with tests comes back as it is.
 
     Args:
         task: The task, fetched.

@@ -1,4 +1,4 @@
-"""What runs a user's workflow inside a sandbox: the code brought in, and its result."""
+"""Code that runs a user's workflow inside a sandbox, and the documents that go in and out."""
 
 from __future__ import annotations
 

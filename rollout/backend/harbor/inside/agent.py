@@ -1,4 +1,4 @@
-"""The Harbor agent that runs a user's workflow inside of the sandbox.
+"""The Harbor agent that runs a user's workflow inside the sandbox.
 
 Harbor makes it by import path. `setup` brings the code in and finds a Python for it; `run`
 runs the workflow there and takes its result out. Chat endpoint and key go in as environment
@@ -116,7 +116,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
             await self._install(environment, found["missing"])
 
     async def _find(self, environment: Any) -> dict[str, Any] | None:
-        """Return the Python that lacks least, ``None`` if there is none of age."""
+        """Return the Python with the fewest missing packages, ``None`` if all are too old."""
         words = " ".join(map(shlex.quote, [self._home, *dict.fromkeys(self._pythons)]))
         result = await environment.exec(f"bash -c {shlex.quote(_FIND)} find {words}")
         found = []
@@ -162,7 +162,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
         Args:
             instruction: The task's; the payload has the request's own messages.
             environment: Where to run.
-            context: Nothing is reported there: tokens are counted by whoever calls the model.
+            context: Unused: the caller of the model counts tokens.
 
         Raises:
             WorkflowError: The workflow failed.
@@ -223,7 +223,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
         return f"{text}: {said}" if said else text
 
     async def _kill(self, environment: Any) -> None:
-        """End what environments leave running when their command is cancelled."""
+        """Kill the workflow: environments leave it running when its command is cancelled."""
         pid = shlex.quote(f"{self._home}/out/pid")
         command = f'[ -f {pid} ] && kill -KILL -- "-$(cat {pid})" 2>/dev/null; true'
         try:

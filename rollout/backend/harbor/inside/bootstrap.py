@@ -1,4 +1,4 @@
-"""What a sandbox is started with: a script that needs nothing but Python's own library.
+"""The first script in a sandbox; it needs the standard library alone.
 
 It is copied into the sandbox beside an archive of modules. ``check`` says what this Python lacks,
 ``unpack`` puts the modules where they can be imported, ``run`` hands over to
@@ -42,14 +42,14 @@ def _is_there(module: str) -> bool:
 
 
 def unpack(home: Path) -> int:
-    """Put the modules where `run` imports from."""
+    """Unpack the modules into the folder that `run` imports from."""
     with zipfile.ZipFile(home / "in" / "site.zip") as archive:
         archive.extractall(home / "site")
     return 0
 
 
 def run(home: Path) -> int:
-    """Run the workflow; 0 if a result was written, whatever it says."""
+    """Run the workflow; 0 if a result was written, also that of a failure."""
     with contextlib.suppress(OSError):
         os.setsid()
     # Whoever wants it to end kills the group, and so what the workflow has started.

@@ -1,4 +1,4 @@
-"""Gather what a workflow needs in a sandbox: its own sources, and the distributions they import.
+"""Collect the sources of a workflow, and the distributions that they import, for a sandbox.
 
 A sandbox may have no network, so nothing is built by a build backend or fetched from an index:
 files that are here go into one archive. Sources that are not part of an installed distribution
@@ -51,7 +51,7 @@ _PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 @frozen
 class Need:
-    """A distribution that the sandbox has to have by itself.
+    """A distribution that is not bundled: the sandbox has to provide it.
 
     Attributes:
         requirement: It, as pip takes it.
@@ -64,7 +64,7 @@ class Need:
 
 @frozen
 class Bundle:
-    """What is brought into a sandbox.
+    """The files and requirements of a workflow in a sandbox.
 
     Attributes:
         files: The contents of files by their paths below a folder that modules are imported from.
@@ -92,7 +92,7 @@ def make_bundle(
     main: tuple[str, Path] | None = None,
     requirements: Iterable[str] = (),
 ) -> Bundle:
-    """Gather what modules need. Blocking: reads all of it.
+    """Collect modules and their dependencies. Blocking: reads all files.
 
     Args:
         modules: Names of modules that can be imported here.
@@ -125,7 +125,7 @@ def _owners() -> Mapping[str, list[str]]:
 
 @cache
 def _own_files() -> Mapping[str, bytes]:
-    """Return this library, wherever it is installed from, with what says its version."""
+    """Return this library's files, with metadata that has its version."""
     version = metadata.version(_OWN)
     described = f"Metadata-Version: 2.1\nName: {_OWN}\nVersion: {version}\n"
     info = f"{_OWN.replace('-', '_')}-{version}.dist-info/{_METADATA}"
@@ -193,7 +193,7 @@ def _read(path: Path) -> bytes:
 
 @define
 class _Search:
-    """One walk over sources and distributions."""
+    """A search through imports and requirements."""
 
     sources: dict[str, bytes] = field(factory=dict)
     distributions: set[str] = field(factory=set)
@@ -212,7 +212,7 @@ class _Search:
     # --- modules ------------------------------------------------------------------------------
 
     def visit(self, top: str) -> bool:
-        """Take along a top-level module; whether it is known at all."""
+        """Add a top-level module; return whether it was found."""
         if top in self.seen or top in sys.stdlib_module_names or top == "rollout":
             return True
         self.seen.add(top)
@@ -239,7 +239,7 @@ class _Search:
         return True
 
     def add_file(self, name: str, path: Path) -> None:
-        """Take along one file as a module of that name."""
+        """Add one file as a module of that name."""
         self.seen.add(name)
         self._add({f"{name}.py": path.read_bytes()})
 
@@ -253,7 +253,7 @@ class _Search:
     # --- distributions ------------------------------------------------------------------------
 
     def require(self, requirements: Iterable[str], *, from_index: bool = False) -> None:
-        """Take along distributions, and what they require in turn.
+        """Add distributions, and their requirements in turn.
 
         Args:
             requirements: As in a distribution's metadata.
@@ -329,7 +329,7 @@ def _in_site_packages(spec: ModuleSpec) -> bool:
 
 
 def _imports(source: bytes) -> set[str]:
-    """Return the top-level modules that a source imports anywhere; none if it is no Python."""
+    """Return the top-level modules that a source imports; empty if it cannot be parsed."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

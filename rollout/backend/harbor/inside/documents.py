@@ -103,7 +103,7 @@ def make_payload(
 
 
 def dump_config(config: Any, class_reference: str | None) -> dict[str, Any] | None:
-    """Write a config so that `load_config` finds or makes it again.
+    """Serialise a config for `load_config`.
 
     Args:
         config: The config, ``"module:attr"`` of one, or ``None``.
@@ -131,10 +131,10 @@ def dump_config(config: Any, class_reference: str | None) -> dict[str, Any] | No
 
 
 def load_config(dumped: Mapping[str, Any] | None) -> BaseConfig | None:
-    """Find or make a config that `dump_config` wrote.
+    """Load a config that `dump_config` wrote.
 
     Raises:
-        BackendConfigurationError: There is none of that name.
+        BackendConfigurationError: The name cannot be found.
         InvalidFieldError: A field is refused by its class.
     """
     if dumped is None:
@@ -153,7 +153,7 @@ def load_config(dumped: Mapping[str, Any] | None) -> BaseConfig | None:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether a value comes back from JSON as the same, its types included."""
+    """Whether a value survives JSON unchanged, types included."""
     if type(value) is list:
         return all(map(_is_json, value))
     if type(value) is dict:
@@ -185,7 +185,7 @@ class WorkflowFailure:
 
 @frozen(kw_only=True)
 class WorkflowResult:
-    """What a workflow handed back.
+    """The result of a workflow.
 
     Attributes:
         sample: Its sample, if it made one.
@@ -199,7 +199,7 @@ class WorkflowResult:
 
 
 def dump_result(handback: WorkflowResult) -> bytes:
-    """Write a result; what has no JSON form is left out and named."""
+    """Serialise a result; values without a JSON form are dropped and named."""
     if handback.failure is not None:
         failure = handback.failure
         return dump_json(
@@ -245,9 +245,9 @@ def read_result(path: Path) -> WorkflowResult:
     """Read a result. Blocking.
 
     Raises:
-        FileNotFoundError: There is none.
-        InvalidFieldError: It is no result: too large, no strict JSON, too deep, or of another
-            form.
+        FileNotFoundError: The file is missing.
+        InvalidFieldError: The file is not a result: too large, not strict JSON, too deep, or of
+            another form.
     """
     if path.is_symlink() or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")

@@ -1,4 +1,4 @@
-"""Run a workflow inside of a sandbox, and write down what became of it.
+"""Run a workflow inside a sandbox, and write its result.
 
 `rollout.backend.harbor.inside.bootstrap` calls `main` there. The workflow runs as
 `LocalBackend` would run it: an async ``run`` on trio's loop, a plain one in a worker thread,

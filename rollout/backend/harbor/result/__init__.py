@@ -1,4 +1,4 @@
-"""What a trial left: its outcome, sample, trajectory and files."""
+"""Outcome, sample, trajectory and files of a finished trial."""
 
 from __future__ import annotations
 

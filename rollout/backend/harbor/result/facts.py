@@ -1,4 +1,4 @@
-"""What is known of a trial, in plain types: from Harbor's result to what we decide on.
+"""The facts of a trial in plain types, read from Harbor's result.
 
 Everything that looks at Harbor's own objects is in one function, `facts_of`, so that the
 rules in `rollout.backend.harbor.result.outcomes` are tested without Harbor, and a change of
@@ -16,6 +16,9 @@ from attrs import field, frozen
 from rollout._json.fit import plain_number
 
 __all__ = ["TrialError", "TrialFacts", "facts_of"]
+
+
+USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_usd")
 
 
 @frozen(kw_only=True)
@@ -43,10 +46,8 @@ class TrialFacts:
     Attributes:
         errors: The exceptions that it recorded, the trial's own first, then those of steps.
         rewards: What the verifier measured, by channel; ``None`` if there is nothing.
-        prompt_tokens: Tokens of all prompts, cached ones included.
-        cached_tokens: How many of them came out of a cache.
-        completion_tokens: Tokens of all completions.
-        cost_usd: What the model calls cost.
+        usage: What the model calls took: ``prompt_tokens``, cached ones included,
+            ``cached_tokens``, ``completion_tokens`` and ``cost_usd``; ``None`` if not counted.
         agent: The agent's name, and its version.
         timings: Seconds by phase: ``environment_setup``, ``agent_setup``,
             ``agent_execution``, ``verifier``.
@@ -54,10 +55,7 @@ class TrialFacts:
 
     errors: tuple[TrialError, ...] = ()
     rewards: dict[str, Any] | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    cost_usd: float | None = None
+    usage: dict[str, float | None] = field(factory=dict)
     agent: tuple[str, str] | None = None
     timings: dict[str, float] = field(factory=dict)
 
@@ -70,7 +68,7 @@ def facts_of(result: Any, raised: Iterable[BaseException] = ()) -> TrialFacts:
         raised: The exceptions that went through code of ours.
     """
     steps = list(getattr(result, "step_results", None) or [])
-    prompt, cached, completion, cost = result.compute_token_cost_totals()
+    *tokens, cost = result.compute_token_cost_totals()
     verified = result.verifier_result
     info = result.agent_info
     by_text = {(type(each).__name__, str(each)): each for each in raised}
@@ -86,10 +84,7 @@ def facts_of(result: Any, raised: Iterable[BaseException] = ()) -> TrialFacts:
             if (recorded := part.exception_info) is not None
         ),
         rewards=None if verified is None or not verified.rewards else dict(verified.rewards),
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        cost_usd=plain_number(cost),
+        usage=dict(zip(USAGE, (*tokens, plain_number(cost)), strict=True)),
         agent=None if info is None else (str(info.name), str(info.version)),
         timings={
             name: (timing.finished_at - timing.started_at).total_seconds()

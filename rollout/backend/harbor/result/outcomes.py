@@ -1,4 +1,4 @@
-"""From what a trial left behind to the outcome of its rollout. Pure.
+"""Decide the outcome of a rollout from the facts of its trial. Pure.
 
 The agent's part is the workflow's result, the verifier's part the grader's. A trial may have
 both an error of its agent and a verified reward (Harbor from 0.26 on grades after some of
@@ -73,7 +73,7 @@ _PROVIDER = frozenset(
 
 
 def categorize_trial_error(error: TrialError) -> RolloutErrorCategory:
-    """Map an error that a trial recorded to a category, by its name unless ours raised it."""
+    """Return the category of an error that a trial recorded."""
     if isinstance(error.exception, UserCodeError):
         return error.exception.category
     if error.type in _TIMEOUTS:
@@ -95,7 +95,7 @@ def outcome_of(
     secrets: list[str | None],
     graded: RolloutSample | None = None,
 ) -> ExecutionOutcome:
-    """Decide what became of a rollout whose trial came to its end by itself.
+    """Return the outcome of a rollout whose trial was not cancelled.
 
     Args:
         facts: What the trial left behind.
@@ -140,7 +140,7 @@ def _reward(facts: TrialFacts) -> float | None:
 
 
 def _graded(facts: TrialFacts, sample: RolloutSample | None) -> ExecutionResult:
-    """Make the grader's result of what a verifier measured, be it without any conversation."""
+    """Return the grader's result for a verifier's rewards; the sample may be missing."""
     rewards = facts.rewards or {}
     reward: Any = rewards.get(REWARD)
     if isinstance(reward, bool) or plain_number(reward) is None:

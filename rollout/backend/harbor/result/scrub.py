@@ -1,4 +1,4 @@
-"""Free a folder of keys, so that it may be kept.
+"""Remove keys from the files of a folder, so that it may be kept.
 
 Theory of operation: first the folder is made one that can be dealt with (links out of it, special
 files and locked folders go). Then each name, link, attribute and file is searched, as bytes, for
@@ -58,16 +58,16 @@ _NOT_OPENED = {
 
 
 class _HeldError(Exception):
-    """A key stands where it cannot be blanked out; the message says where."""
+    """A key cannot be blanked out here; the message says why."""
 
 
 class _LimitError(Exception):
-    """There is more to search than is searched."""
+    """The limit of what is searched is reached."""
 
 
 @define(kw_only=True)
 class ScrubReport:
-    """What was done to free a folder of keys.
+    """The report of a scrubbed folder.
 
     Attributes:
         cleaned: How many files and names had a key blanked out.
@@ -104,7 +104,7 @@ def _some(lines: list[str]) -> list[str]:
 
 
 def scrub_folder(folder: Path, secrets: Iterable[str | None]) -> ScrubReport:
-    """Free a folder of keys, in each form that a `Redactor` knows. Blocking.
+    """Remove keys from a folder, in each form that a `Redactor` knows. Blocking.
 
     Args:
         folder: The folder, which nobody works in any more.
@@ -125,7 +125,7 @@ def scrub_folder(folder: Path, secrets: Iterable[str | None]) -> ScrubReport:
 
 @define
 class _Scrub:
-    """One folder on its way to being clean."""
+    """The scrubbing of one folder."""
 
     folder: Path
     keys: list[str]
@@ -150,7 +150,7 @@ class _Scrub:
                 self._delete(path, reason or type(error).__name__)
 
     def fail(self, reason: str) -> None:
-        """Take down why the folder cannot be called clean; the first reason stays."""
+        """Mark the folder as not clean; the first reason stays."""
         self.report.reason = self.report.reason or self._said(reason)
 
     def _said(self, text: str) -> str:
@@ -229,14 +229,14 @@ class _Scrub:
         return False
 
     def _write_anew(self, path: str, file: IO[bytes]) -> None:
-        """Put a clean copy into the place of a text; other names of it keep what they have."""
+        """Replace a text by a clean copy; other hard links to it stay."""
         fresh = os.path.join(os.path.dirname(path), f".{tokens.token_hex(8)}.clean")  # noqa: PTH118, PTH120
         try:
             stream = RedactedStream(self.keys)
             with open(os.open(fresh, _MAKE, 0o600), "wb") as target:  # noqa: PTH123 - as above
                 for piece in _pieces(file):
                     if b"\0" in piece:
-                        raise _HeldError("the key is in it, and it is no text")  # noqa: TRY301
+                        raise _HeldError("the key is in it, and it is not a text")  # noqa: TRY301
                     target.write(stream.feed(piece))
                 target.write(stream.rest())
             with open(fresh, "rb") as written:  # noqa: PTH123 - any bytes

@@ -1,4 +1,4 @@
-"""Put in order what a trial left: read its sample, free it of the key, move it, remove it.
+"""Finish a trial: read its sample, scrub its files, archive them, and remove its folder.
 
 `settle` is blocking and runs in a thread. Nothing here changes what the agent or the verifier
 said.
@@ -21,7 +21,7 @@ from rollout.backend.harbor.agents.base import AgentSpec
 from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.result.archive import archive_trial
-from rollout.backend.harbor.result.facts import TrialFacts
+from rollout.backend.harbor.result.facts import USAGE, TrialFacts
 from rollout.backend.harbor.result.outcomes import REWARD
 from rollout.backend.harbor.result.scrub import ScrubReport, scrub_folder
 from rollout.backend.harbor.result.trajectories import Adoption, adopt_trajectory
@@ -40,7 +40,7 @@ _CANCELLED = "CancelledError"
 
 @define
 class Settled:
-    """What a trial left, in order.
+    """What is kept of a finished trial.
 
     Attributes:
         sample: What the agent made, if anything, without a reward.
@@ -71,7 +71,7 @@ def settle(
     keep_failed: bool,
     error: BaseException | None = None,
 ) -> None:
-    """Put in order what a trial left in its workspace, its sample first.
+    """Finish a trial in its workspace: sample, scrubbing, archive, removal.
 
     What is not known to be free of the rollout's key is neither archived nor kept. A trial
     that was cancelled has not failed.
@@ -130,7 +130,7 @@ def settle(
 def _take_sample(
     settled: Settled, plan: TrialPlan, agent: AgentSpec, redactor: Redactor
 ) -> Adoption | None:
-    """Read the sample; return the trajectory that Harbor's agent wrote, if it is one's place."""
+    """Read the sample, and without one the trajectory that Harbor's agent wrote."""
     try:
         # As it is: only what stays here has to be free of the key.
         settled.sample = agent.sample(plan)
@@ -138,9 +138,7 @@ def _take_sample(
         settled.sample = None
         text = redactor.text(describe_exception(error, plan.secrets))
         settled.note("sample", text)
-        logger.warning(
-            "rollout %s: what its agent handed back is no sample: %s", plan.request.id, text
-        )
+        logger.warning("rollout %s: its agent's result is not a sample: %s", plan.request.id, text)
     if settled.sample is not None:
         return None
     adoption = adopt_trajectory(plan)
@@ -161,17 +159,12 @@ def _facts(plan: TrialPlan, facts: TrialFacts) -> dict[str, Any]:
         "timings": {name: round(seconds, 6) for name, seconds in facts.timings.items()},
         "errors": [{"type": each.type, "in_verifier": each.in_verifier} for each in facts.errors],
         "rewards": channels,
-        "usage": {
-            "prompt_tokens": facts.prompt_tokens,
-            "cached_tokens": facts.cached_tokens,
-            "completion_tokens": facts.completion_tokens,
-            "cost_usd": facts.cost_usd,
-        },
+        "usage": {name: facts.usage.get(name) for name in USAGE},
     }
 
 
 def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> bool:
-    """Whether somebody may want to know what went wrong."""
+    """Whether a trial failed, so that its folder is worth keeping."""
     if any(each.type == _CANCELLED for each in facts.errors):
         return False
     if error is not None or facts.errors:
@@ -180,7 +173,7 @@ def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> 
 
 
 def _tamed(folder: Path) -> list[str] | None:
-    """Make a trial's folder one that can be read; ``None`` if that does not work."""
+    """Make a trial's folder readable; return what was removed, ``None`` if that fails."""
     removed: list[str] = []
     try:
         tame = tame_tree(folder, lambda path, why: removed.append(f"{path}: {why}"))
@@ -199,13 +192,13 @@ def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> Scru
 
 
 def agent_sample(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:
-    """Return what the agent of a trial made, for a grader that grades it. Blocking.
+    """Return the sample of a trial's agent, for its grader. Blocking.
 
     What a workflow handed back; the conversation that one of Harbor's own agents wrote down,
     or the instruction alone where it wrote none.
 
     Raises:
-        InvalidFieldError: What came out of the sandbox is no sample.
+        InvalidFieldError: What came out of the sandbox is not a sample.
     """
     sample = agent.sample(plan)
     if sample is None and isinstance(agent, NativeAgent):

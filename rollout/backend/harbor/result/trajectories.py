@@ -33,7 +33,7 @@ _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 
 @frozen(kw_only=True)
 class Adoption:
-    """The trajectory document of a trial, or why there is none.
+    """The trajectory document of a trial, or the reason why it has none.
 
     Attributes:
         document: The document, checked and without the key.
@@ -103,7 +103,7 @@ def _read(path: Path) -> bytes:
     descriptor = os.open(path, _OPEN)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(None, "it is no file")
+            raise OSError(None, "it is not a file")
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise OSError(None, f"it is larger than {_LARGEST >> 20} MiB")

@@ -1,4 +1,4 @@
-"""Which Harbor task a rollout runs, and how it gets to this machine."""
+"""Find, download and check the Harbor task of a rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bring tasks of git and of Harbor's registry to this machine, with Harbor's own client.
+"""Download tasks from git and Harbor's registry, with Harbor's own client.
 
 What is here runs on the bridge's asyncio loop. Rollouts of the same task that come at the same
 time share one download; it is cancelled when the last of them has gone, and not before. Each
@@ -54,8 +54,8 @@ async def fetch_task(task: ResolvedTask, workspace: Path) -> ResolvedTask:
 
     Raises:
         TaskFetchError: The download failed.
-        InvalidFieldError: What was downloaded is no task, or has links out of it.
-        BackendConfigurationError: A task of this machine is none, or has links out of it.
+        InvalidFieldError: What was downloaded is not a task, or has links out of it.
+        BackendConfigurationError: A folder of this machine is not a task, or has links out of it.
 
     A cancellation ends the download if no other rollout waits for it; the unfinished copy stays
     in *workspace*.
@@ -73,7 +73,9 @@ async def fetch_task(task: ResolvedTask, workspace: Path) -> ResolvedTask:
         try:
             return await asyncio.to_thread(_copy, fetched, folder, task.name)
         except UnfitTaskError as error:
-            raise InvalidFieldError(_FIELD, f"({task.name}) is no usable task: {error}") from error
+            raise InvalidFieldError(
+                _FIELD, f"({task.name}) is not a usable task: {error}"
+            ) from error
 
 
 def _folder_name(task: ResolvedTask) -> str:
@@ -113,7 +115,7 @@ _downloads: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Download]] =
 
 @asynccontextmanager
 async def _shared(task: ResolvedTask) -> AsyncGenerator[Path, None]:
-    """Have a task on this machine for as long as the block runs."""
+    """Keep a downloaded task on this machine while the block runs."""
     loop = asyncio.get_running_loop()
     running = _downloads.setdefault(loop, {})
     key = repr(sorted(task.source.items()))
@@ -151,7 +153,7 @@ async def _end(download: _Download) -> None:
 
 
 async def _obtain(task: ResolvedTask, staging: list[Path]) -> Path:
-    """Return where a task is, after a download into a new folder of *staging* if need be."""
+    """Return the folder of a task, downloaded if it is not cached."""
     client = await asyncio.to_thread(_client, str(task.source.get("path", "")))
     task_id = _task_id(task)
     kept = _kept_at(task_id)
@@ -169,14 +171,14 @@ def _is_filled(folder: Path) -> bool:
 
 
 def _new_folder(kept: Path | None) -> Path:
-    """Make a folder to download into; for what is kept, on the file system where it will be."""
+    """Make a folder to download into, on the file system of the cache."""
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=".rollout-", dir=kept and kept.parent))
 
 
 def _keep(path: Path, kept: Path) -> Path:
-    """Move a task into the cache in one step, and never in the place of what somebody reads."""
+    """Move a task into the cache in one step, unless it is there already."""
     try:
         path.rename(kept)
     except OSError:
@@ -208,7 +210,7 @@ def _kept_at(task_id: Any) -> Path | None:
 
 
 def _client(path: str) -> Any:
-    """Make Harbor's client, with a git that asks nobody and ends when it is cancelled.
+    """Make Harbor's client, with a git that never prompts and ends when it is cancelled.
 
     It also checks a task within its clone: Harbor up to 0.20 copies what its links lead to.
     """

@@ -1,4 +1,4 @@
-"""What the files of a task say: its tests, its instruction, its network. Blocking.
+"""Read the files of a task: its tests, its instruction, its network. Blocking.
 
 Harbor's own models read ``task.toml`` where Harbor is installed, so that each version's rules
 apply; elsewhere the documented keys are read as they stand.
@@ -41,7 +41,7 @@ def describe(folder: Path, name: str) -> ResolvedTask:
         name: What the task is called in messages.
 
     Raises:
-        UnfitTaskError: It is no task, or holds links out of it or special files.
+        UnfitTaskError: It is not a task, or holds links out of it or special files.
     """
     try:
         check_tree(folder)
@@ -59,7 +59,7 @@ def describe(folder: Path, name: str) -> ResolvedTask:
             steps=steps,
         )
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UnfitTaskError(f"its files cannot be read: {reason}") from error
 
 
@@ -67,7 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read ``task.toml``, with Harbor's models if there is Harbor.
 
     Raises:
-        UnfitTaskError: There is none, or it is not valid.
+        UnfitTaskError: It is missing, or not valid.
         OSError: It cannot be read.
     """
     path = folder / TASK_FILE
@@ -79,7 +79,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             return tomllib.loads(text)
         return _harbor_config(text)
     except tomllib.TOMLDecodeError as error:
-        raise UnfitTaskError(f"{TASK_FILE} is no TOML: {error}") from error
+        raise UnfitTaskError(f"{TASK_FILE} is not valid TOML: {error}") from error
 
 
 def _harbor_config(text: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _table(config: Any, name: str) -> Mapping[str, Any]:
 def _steps(config: Mapping[str, Any]) -> tuple[str, ...]:
     steps = config.get("steps") or []
     if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
-        raise UnfitTaskError(f"{TASK_FILE}: steps is no array of tables")
+        raise UnfitTaskError(f"{TASK_FILE}: steps is not an array of tables")
     return tuple(str(step.get("name", "")) for step in steps)
 
 

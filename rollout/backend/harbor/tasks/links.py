@@ -1,4 +1,4 @@
-"""Folders of tasks: no links out of them, no special files in them, and copies of them. Blocking.
+"""Check and copy the folders of tasks: no links out of them, no special files. Blocking.
 
 Harbor reads a task's files on the host and uploads what it reads. A link that leaves the folder
 would hand a file of the host to a sandbox, and a FIFO would hang its reader.

@@ -1,4 +1,4 @@
-"""From the messages of a rollout to the text that a task's agent is told. Pure."""
+"""Turn the messages of a rollout into the instruction of a task. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def instruction_of(messages: Sequence[Mapping[str, Any]]) -> str:
     Messages of ``system`` and ``developer`` at the beginning, and messages of ``user``, stand
     one after the other with an empty line between them. Once somebody else speaks too, or a
     ``system`` message comes later, each message after the beginning has a line with its
-    speaker above it (``User:``, ``Assistant:``), so that the agent can tell who said what.
+    speaker above it (``User:``, ``Assistant:``), so that the agent sees who said what.
 
     Raises:
-        InvalidFieldError: A message holds something else than text, or there is no text at all.
+        InvalidFieldError: A message holds something else than text, or no message has any.
     """
     texts = [
         (str(message.get("role", "user")), _text(message, f"initial_messages[{index}]"))
@@ -51,7 +51,7 @@ def instruction_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def fill_template(template: str, prompt: str) -> str:
-    """Put a prompt where a template says ``{{ prompt }}``; a template without it gives way."""
+    """Replace ``{{ prompt }}`` in a template; without it, the prompt replaces all."""
     if _PLACEHOLDER.search(template) is None:
         return prompt
     return _PLACEHOLDER.sub(lambda _: prompt, template)
@@ -86,6 +86,7 @@ def _part(part: Any, name: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) else None
     if kind not in {"text", "input_text"} or not isinstance(text, str):
         raise InvalidFieldError(
-            name, "is no text, and the instruction of a Harbor task is text (no images, no files)"
+            name,
+            "is not text; the instruction of a Harbor task is text alone (no images, no files)",
         )
     return text

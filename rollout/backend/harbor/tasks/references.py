@@ -1,4 +1,4 @@
-"""What a rollout's metadata may say about its task. Pure: nothing is opened here.
+"""Parse a rollout's reference to its task. Pure: nothing is opened here.
 
 A value never gets into an error: a git URL may hold a password. Everything that git or a shell
 could take for an option is refused here, before anything is run.
@@ -69,7 +69,7 @@ def _from_text(value: str) -> str | ResolvedTask:
     if match is None or ".." in match[1]:
         raise InvalidFieldError(TASK, _FORMS)
     if match[2] is not None and _REF.fullmatch(match[2]) is None:
-        raise InvalidFieldError(TASK, "has a ref that is no tag, revision or digest")
+        raise InvalidFieldError(TASK, "has a ref that is not a tag, revision or digest")
     return _package(match[1], match[2])
 
 
@@ -88,10 +88,10 @@ def _local(value: Any, name: str) -> str:
 
 
 def relative_path(value: Any, name: str) -> str:
-    """Check a path that leads down from somewhere, and nowhere else.
+    """Check a relative path that cannot leave its folder.
 
     Raises:
-        InvalidFieldError: It is no text, empty or absolute, or has ``..``, ``.``, empty
+        InvalidFieldError: It is not a string, empty or absolute, or has ``..``, ``.``, empty
             parts, backslashes, or control characters.
     """
     if not isinstance(value, str):

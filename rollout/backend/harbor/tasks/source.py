@@ -1,4 +1,4 @@
-"""Which Harbor task a rollout runs.
+"""Find the Harbor task that a rollout runs.
 
 Three steps, each in a module of its own: what the rollout's metadata says
 (`rollout.backend.harbor.tasks.references`), where that is on this machine (here) or how it gets
@@ -116,7 +116,7 @@ class TaskSource:
         return self._from_dataset(task_id, _TASK_ID)
 
     def known(self) -> list[ResolvedTask]:
-        """Return the tasks that can be known of before a rollout names one. Blocking.
+        """Return the tasks that are known before a rollout names one. Blocking.
 
         They are not read yet: `fetch_task` does that, and says what is wrong with them.
         """
@@ -215,7 +215,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _task_folders(root: Path) -> Iterator[Path]:
-    """Yield the tasks below a folder; what is in a task is not looked through for more."""
+    """Yield the tasks below a folder; a task is not searched for more."""
     with os.scandir(root) as found:
         names = sorted(
             entry.name

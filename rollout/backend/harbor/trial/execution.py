@@ -1,4 +1,4 @@
-"""One rollout as a trial: plan it, run it on the bridge, put in order what it left, decide."""
+"""Execute one rollout as a trial: plan it, run it on the bridge, finish it, decide."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SETTLE_SEC = 60.0
 
 @define(eq=False)
 class TrialExecution:
-    """The execution of one rollout, which has a slot.
+    """The execution of one rollout that has a slot.
 
     Attributes:
         settings: The backend's settings.
@@ -137,7 +137,7 @@ class TrialExecution:
         return await self._finish(cancelled=self.execution.cancelled and self.late is None)
 
     async def never_run(self, ended: ExecutionResult) -> ExecutionOutcome:
-        """End a rollout that got no slot: keep a note of it, whatever is cancelled."""
+        """End a rollout that got no slot, and save a note of it, also when cancelled."""
         outcome = ExecutionOutcome(workflow=ended)
         with trio.CancelScope(shield=True):
             await self._save(outcome, self._unsettled())
@@ -211,7 +211,7 @@ class TrialExecution:
         return plan
 
     async def _finish(self, *, cancelled: bool) -> ExecutionOutcome:
-        """Put in order what the trial left, decide, and save; bounded, whatever is cancelled."""
+        """Finish the trial, decide, and save, in bounded time, also when cancelled."""
         settled = self._unsettled()
         with trio.CancelScope(shield=True):
             settled = await self._settle(cancelled=cancelled)
@@ -305,7 +305,7 @@ class TrialExecution:
             remove_workspace(self.request.id, workspace)
 
     def _unsettled(self) -> Settled:
-        """Return what is known of a rollout without what its trial left."""
+        """Return the prompt as the sample, for a rollout whose trial left nothing."""
         prompt = [dict(message) for message in self.request.prompt]
         return Settled(sample=RolloutSample(messages=prompt, label=self.request.label))
 
@@ -339,7 +339,7 @@ class TrialExecution:
         return ExecutionOutcome(workflow=failure(text, _category(error)))
 
     def _with_our_deadline(self, facts: TrialFacts) -> TrialFacts:
-        """Say whose time was over: Harbor, which counts otherwise, names another number."""
+        """Name the rollout's own deadline in a timeout; Harbor counts otherwise."""
         time, first = self.trial.agent_time, facts.errors[:1]
         if time is None or not time.is_over or not first or first[0].type != _AGENT_TIMEOUT:
             return facts

@@ -1,4 +1,4 @@
-"""What a trial's agent and verifier, which Harbor makes, share with the rollout around them.
+"""Share a rollout with the agent and verifier of its trial, which Harbor makes.
 
 Harbor makes agents and verifiers out of a configuration that it also writes to files, so
 neither a key nor an object can reach them that way. A `Handover` is entered around the trial
@@ -25,7 +25,7 @@ _entered: ContextVar[Handover | None] = ContextVar("harbor_handover", default=No
 
 @define(eq=False)
 class Handover:
-    """One trial, for the agent and the verifier of ours that run in it.
+    """The context of one trial, for our agent and verifier in it.
 
     Used as a context manager it becomes what `current_handover` returns, also in asyncio tasks
     that are started inside.

@@ -51,7 +51,7 @@ class AgentTime:
     _budget: float | None = None
 
     def limit(self, agent: Any) -> None:
-        """Have an agent's ``run`` end with `TimeoutError`, which Harbor takes for its own."""
+        """End an agent's ``run`` with `TimeoutError`, which Harbor takes for its own."""
         run = agent.run
 
         @functools.wraps(run)
@@ -70,7 +70,7 @@ class AgentTime:
 
 
 def without_own_limit(agent: Any) -> None:
-    """Have ``oracle`` count no time itself: whole seconds, rounded down, and no timeout after."""
+    """Turn off ``oracle``'s own limit: whole seconds, rounded down, without a timeout."""
     if getattr(agent, _OWN_LIMIT, None) is not None:
         setattr(agent, _OWN_LIMIT, None)
 
@@ -103,7 +103,7 @@ class EnvironmentWatch:
     _stop: asyncio.Future[None] | None = field(default=None, init=False)
 
     def watch(self, environment: Any) -> None:
-        """Watch an environment, and have it leave out files that would fill the memory."""
+        """Watch an environment, and drop files that would fill the memory."""
         capabilities = getattr(environment, "capabilities", None)
         self._is_mounted = bool(getattr(capabilities, "mounted", False))
         self.record(environment, *_CALLS)
@@ -189,13 +189,13 @@ class EnvironmentWatch:
 
 
 def _take_error(task: asyncio.Future[None]) -> None:
-    """Have asyncio log nothing of an error of a stop that nobody waits for any more."""
+    """Mark the error of a stop as seen, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 class Stops:
-    """The stops that outlived their trials; the latest, of those whose environment is lost."""
+    """Stops that outlived their trials; of lost environments the latest."""
 
     def __init__(self) -> None:
         self._stops: list[EnvironmentWatch] = []

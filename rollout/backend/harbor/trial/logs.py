@@ -1,4 +1,4 @@
-"""Harbor's log, as part of this process's own.
+"""Pass Harbor's log to the root logger, filtered and without keys.
 
 Harbor sets its loggers to the lowest level, for the file that each trial writes, and so every
 step of every trial would go to the server's log too, whatever its level. Here a record goes on
@@ -23,7 +23,7 @@ _users = 0
 
 
 class _Onward(logging.Handler):
-    """Hands records on to the root logger."""
+    """Passes records to the root logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
         root = logging.getLogger()
@@ -35,7 +35,7 @@ _onward = _Onward(logging.DEBUG)
 
 
 def _without_key(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a record whose text is free of the key of the trial that is logged from."""
+    """Return a record without the key of the trial that logs it."""
     handover = entered_handover()
     if handover is None:
         return record

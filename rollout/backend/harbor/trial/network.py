@@ -1,4 +1,4 @@
-"""Whether a sandbox reaches the chat endpoint, and what its network lets through.
+"""Check that a sandbox reaches the chat endpoint, and allow its host.
 
 Pure: no name is looked up.
 
@@ -28,7 +28,7 @@ def chat_host(url: str) -> str:
     """Return the host of a chat endpoint, as Harbor's allowlists write it.
 
     Raises:
-        InvalidFieldError: It is no URL of HTTP or HTTPS, or has no host.
+        InvalidFieldError: It is not a URL of HTTP or HTTPS, or has no host.
     """
     try:
         parts = urlsplit(url)
@@ -49,7 +49,7 @@ def agent_extra_hosts(plan: TrialPlan, *, agent_on_host: bool = False) -> list[s
     allowlist), and for an agent whose model calls do not come out of the sandbox.
 
     Raises:
-        InvalidFieldError: The chat endpoint is no URL of HTTP or HTTPS.
+        InvalidFieldError: The chat endpoint is not a URL of HTTP or HTTPS.
     """
     if not plan.task.allowlisted or plan.task.offline or agent_on_host:
         return []
@@ -58,7 +58,7 @@ def agent_extra_hosts(plan: TrialPlan, *, agent_on_host: bool = False) -> list[s
 
 
 def check_chat_url(plan: TrialPlan, *, agent_on_host: bool, environment: EnvironmentSpec) -> None:
-    """Check that an agent can reach the chat endpoint, as far as that can be told beforehand.
+    """Check that an agent can reach the chat endpoint, as far as that is known beforehand.
 
     Args:
         plan: The trial.

@@ -1,4 +1,4 @@
-"""One rollout on its way to a trial: what is asked for, where it runs, what it may see."""
+"""The plan of a trial: its rollout, task, folder and time limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ResolvedTask:
         own_tests: Whether it grades itself: with a script in ``tests``, for each step if it
             has steps, or with a verifier environment of its own that holds its tests. ``None``
             while it is not fetched.
-        instruction: What its agent is told, empty for a task of several steps; ``None`` while
+        instruction: The text for its agent, empty for a task of several steps; ``None`` while
             it is not fetched.
         allowlisted: Whether its agent runs under an allowlist of hosts, in any step.
         offline: Whether its agent runs without a network, in any step.
@@ -70,7 +70,7 @@ class TrialPlan:
         agent_timeout_sec: What is left for the agent, in seconds; ``None`` leaves it to the
             task.
         grader_timeout_sec: Time for the verifier, likewise.
-        more_secrets: What the environment's settings hold that nobody may read.
+        more_secrets: Secrets among the settings of the backend.
     """
 
     request: ExecutionRequest
@@ -95,5 +95,5 @@ class TrialPlan:
 
     @property
     def secrets(self) -> list[str | None]:
-        """What may never be in a file, a log or a message."""
+        """Values that must not appear in a file, a log or a message."""
         return [*self.context.secrets, *self.more_secrets]

@@ -1,4 +1,4 @@
-"""Start the environments of the known tasks before anybody waits for them.
+"""Start the environments of the known tasks before the first rollout.
 
 Each is a trial that ends before its agent runs: Harbor builds or pulls the image, starts the
 environment, waits for its health check, and with mode ``full`` installs the agent. What fails
@@ -53,7 +53,7 @@ _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 @frozen(kw_only=True)
 class PrewarmReport:
-    """What `HarborBackend.prewarm` did.
+    """The report of `HarborBackend.prewarm`.
 
     Attributes:
         tried: The names of the tasks whose environments were started.
@@ -137,7 +137,7 @@ class _Prewarm:
     async def try_task(
         self, task: ResolvedTask, slots: trio.CapacityLimiter, everything: trio.CancelScope
     ) -> None:
-        """Start one task's environment and stop it; take down what came of it."""
+        """Start one task's environment, stop it, and record the result."""
         async with slots:
             reason = await self._reason(task)
         self.tried.append(task.name)
@@ -151,7 +151,7 @@ class _Prewarm:
             everything.cancel()
 
     async def _reason(self, task: ResolvedTask) -> str | None:
-        """Start one task's environment and stop it; say why that failed, if it did."""
+        """Start one task's environment and stop it; return the reason of a failure."""
         name = trial_name(f"prewarm-{task.name}")
         # Of the environment and of this process: a provider's message may show them.
         secrets = [
@@ -204,7 +204,7 @@ class _Prewarm:
                 await trio.to_thread.run_sync(remove_workspace, name, workspace)
 
     def _config(self, plan: TrialPlan) -> Any:
-        """Make a trial that ends before its agent runs."""
+        """Return the configuration of a trial that ends before its agent runs."""
         from harbor.models.trial.config import AgentConfig  # noqa: PLC0415 - an extra
 
         config = trial_config(self.settings, plan)

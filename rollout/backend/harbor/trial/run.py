@@ -1,4 +1,4 @@
-"""One trial, on the asyncio side of the bridge, and its events, on the trio side.
+"""Run one trial on the asyncio side of the bridge, and take its events on the trio side.
 
 Harbor calls hooks for the events of a trial. A hook that raises does harm there (an agent
 that is not verified, an end that is lost), so ours never do: they hand the event over to the
@@ -51,7 +51,7 @@ class TrialRun:
 
     @property
     def phase(self) -> str:
-        """Where it is, as in ``cancelled while its agent ran``."""
+        """The current phase, as in ``cancelled while its agent ran``."""
         if self.verifying:
             return "its verifier ran"
         if "AGENT_START" in self.events:
@@ -102,7 +102,7 @@ class TrialRun:
         return hook
 
     def take(self, name: str) -> None:
-        """Take an event, on the trio thread. Events that Harbor adds later change nothing."""
+        """Handle an event, on the trio thread. Unknown events change nothing."""
         if name in {"AGENT_START", "VERIFICATION_START"}:
             self.verifying = name == "VERIFICATION_START"
         if name in self.events:

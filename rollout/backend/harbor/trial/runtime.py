@@ -1,4 +1,4 @@
-"""What the trials of a backend share while it runs."""
+"""The shared state of a backend's trials."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class Runtime:
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking function of a rollout in a worker thread, to its end.
 
-        A cancellation waits for it, so that nothing is written behind the back of whoever
-        tidies up.
+        A cancellation waits for it, so that nothing is written during the cleanup.
         """
         return await trio.to_thread.run_sync(function, *args, limiter=self.threads)

@@ -1,4 +1,4 @@
-"""The folders that trials work in: made, removed, and put in order after a server was killed.
+"""The folders of trials: made, claimed, removed, and pruned.
 
 Each rollout has one, ``<trials_dir>/<name>``, with Harbor's trial folder in it at
 ``trials/<name>``. While it is in use it is claimed, see `rollout._files.claims`. One that
