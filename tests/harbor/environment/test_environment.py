@@ -119,7 +119,9 @@ def test_secrets_are_found():
 
 @pytest.mark.skipif(not has_harbor(), reason="needs Harbor")
 def test_harbor_checks_the_fields():
-    with pytest.raises(BackendConfigurationError, match=r"'dokcer' is not one of namespace, .*docker"):
+    with pytest.raises(
+        BackendConfigurationError, match=r"'dokcer' is not one of namespace, .*docker"
+    ):
         EnvironmentSpec("dokcer")
     with pytest.raises(BackendConfigurationError, match="unknown to Harbor: kwarg"):
         EnvironmentSpec({"type": "docker", "kwarg": {}})

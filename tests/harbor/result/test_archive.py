@@ -11,7 +11,7 @@ import pytest
 
 from rollout._files.trees import put_tree, remove_tree, tame_tree
 from rollout.artifacts import ArtifactStore
-from rollout.backend.harbor.result.archive import archive_trial
+from rollout.backend.harbor.result.settle import archive_trial
 from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.backend.harbor.trial.workspaces import remove_workspace
 from rollout.context import RolloutContext

@@ -12,15 +12,16 @@ from typing import Any
 import attrs
 from attrs import define, field
 
-from rollout._files.trees import tame_tree
+from rollout._files.trees import drop_links_out, tame_tree
 from rollout._json.fit import plain_number
+from rollout._json.text import utf8
 from rollout._logs import get_logger
 from rollout._redaction import Redactor
+from rollout.artifacts import ARTIFACTS, ArtifactStore
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents.base import AgentSpec
 from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.opensandbox import leftover_note
-from rollout.backend.harbor.result.archive import archive_trial
 from rollout.backend.harbor.result.facts import USAGE, TrialFacts
 from rollout.backend.harbor.result.outcomes import REWARD
 from rollout.backend.harbor.result.scrub import ScrubReport, scrub_folder
@@ -31,11 +32,13 @@ from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.backend.harbor.trial.workspaces import remove_workspace
 from rollout.types import RolloutSample
 
-__all__ = ["Settled", "agent_sample", "settle"]
+__all__ = ["Settled", "agent_sample", "archive_trial", "settle"]
 
 logger = get_logger(__name__)
 
 _CANCELLED = "CancelledError"
+_HARBOR = "harbor"
+_MOST_LINES = 20
 
 
 @define
@@ -189,6 +192,52 @@ def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> Scru
         return ScrubReport(reason="something in it cannot be read or removed")
     report = scrub_folder(plan.trial_dir, plan.secrets)
     return attrs.evolve(report, deleted=[*removed, *report.deleted])
+
+
+def archive_trial(plan: TrialPlan, store: ArtifactStore, *, keep: bool) -> dict[str, Any]:
+    """Move artifacts and logs of a trial into the rollout's artifact folder. Blocking.
+
+    ``<root>/<rollout_id>/artifacts/`` gets what the task or the agent published, and
+    ``<root>/<rollout_id>/harbor/`` Harbor's own files and logs. Never raises for storage that
+    cannot be used: that is logged and reported.
+
+    Args:
+        plan: The trial, whose folder is tame and clean.
+        store: Where they go.
+        keep: Whether the trial's folder stays as it is, so that they are copied.
+
+    Returns:
+        For the diagnostics, without what is empty: the ``folders`` that are there now, what was
+        ``dropped``, a line each, and the ``problem``, why something is not there.
+    """
+    folders: list[str] = []
+    dropped: list[str] = []
+    problem: str | None = None
+    if store.root is None or not plan.trial_dir.is_dir():
+        return {}
+    try:
+        for name, tree in ((ARTIFACTS, plan.trial_dir / ARTIFACTS), (_HARBOR, plan.trial_dir)):
+            if not tree.is_dir() or tree.is_symlink():
+                continue
+            drop_links_out(tree, lambda path, why: dropped.append(utf8(f"{path}: {why}")))
+            store.take_in(
+                plan.request.id,
+                name,
+                tree,
+                move=not keep,
+                without=(ARTIFACTS,) if name == _HARBOR else (),
+            )
+            folders.append(name)
+    except OSError as error:
+        problem = error.strerror or type(error).__name__
+        logger.warning(
+            "rollout %s: what its trial left cannot be kept below %s: %s",
+            plan.request.id,
+            store.root,
+            problem,
+        )
+    found = {"folders": folders, "dropped": dropped[:_MOST_LINES], "problem": problem}
+    return {name: value for name, value in found.items() if value}
 
 
 def agent_sample(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:

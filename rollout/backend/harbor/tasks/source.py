@@ -147,22 +147,19 @@ class TaskSource:
         return self._from_dataset(reference, f"{_TASK}.path")
 
     def _anywhere(self, path: Path) -> ResolvedTask:
-        field = f"{_TASK}.path"
         below = self.tasks_dir if self.task_mode == "dataset" else None
         real = Path(os.path.realpath(path))
-        allowed = below is not None and real != below and real.is_relative_to(below)
-        if not self.allow_any_path and not allowed:
-            raise InvalidFieldError(field, "leads out of the backend's tasks_dir")
+        inside = below is not None and real != below and real.is_relative_to(below)
+        if not self.allow_any_path and not inside:
+            raise InvalidFieldError(f"{_TASK}.path", "leads out of the backend's tasks_dir")
         if not (real / TASK_FILE).is_file():
-            raise InvalidFieldError(field, "leads to no task")
-        name = real.relative_to(below).as_posix() if allowed and below is not None else real.name
-        return _read(real, name)
+            raise InvalidFieldError(f"{_TASK}.path", "is not the folder of a task")
+        return _read(real, os.path.relpath(real, below) if inside else real.name)
 
     def _from_dataset(self, value: Any, field: str) -> ResolvedTask:
-        assert self.tasks_dir is not None  # noqa: S101 - the callers have looked
-        name = relative_path(value, field)
-        real = Path(os.path.realpath(self.tasks_dir / name))
-        if real == self.tasks_dir or not real.is_relative_to(self.tasks_dir):
+        root, name = self.tasks_dir, relative_path(value, field)
+        real = Path(os.path.realpath(Path(root or "") / name))
+        if root is None or real == root or not real.is_relative_to(root):
             raise InvalidFieldError(field, "leads out of the backend's tasks_dir")
         if not (real / TASK_FILE).is_file():
             raise InvalidFieldError(field, "names no task of the backend's tasks_dir")

@@ -54,15 +54,19 @@ def remove_workspace(rollout_id: str, workspace: Path, *, keep: Path | None = No
     Args:
         rollout_id: The rollout, for the log.
         workspace: The folder.
-        keep: A folder in it that stays.
+        keep: The trial's own folder, if it stays.
 
     Returns:
         Whether all of it is gone. If not, that is logged; a later start tries again.
     """
-    problems = remove_tree(workspace) if keep is None else _remove_around(workspace, keep)
-    if keep is not None and not problems:
-        # At last, so that whoever finds a folder without it may take it for a clean one.
-        problems = remove_tree(workspace / MARK)
+    if keep is None:
+        problems = remove_tree(workspace)
+    else:
+        stay = {keep, keep.parent, workspace / MARK}
+        others = sorted({*workspace.iterdir(), *keep.parent.iterdir()} - stay)
+        # The mark goes last: a folder without it counts as a clean one.
+        problems = [line for path in others for line in remove_tree(path)]
+        problems = problems or remove_tree(workspace / MARK)
     claim = _claims.pop(workspace, None)
     if claim is not None:
         claim.release()
@@ -74,18 +78,6 @@ def remove_workspace(rollout_id: str, workspace: Path, *, keep: Path | None = No
             "; ".join(map(utf8, problems[:3])),
         )
     return not problems
-
-
-def _remove_around(folder: Path, keep: Path) -> list[str]:
-    problems: list[str] = []
-    for path in sorted(folder.iterdir()):
-        if path == keep or path.name == MARK:
-            continue
-        if keep.is_relative_to(path):
-            problems += _remove_around(path, keep)
-        else:
-            problems += remove_tree(path)
-    return problems
 
 
 def prune_kept(root: Path, most: int | None) -> list[str]:
