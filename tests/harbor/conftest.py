@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import strategies  # noqa: F401 - the hypothesis profile that all tests share
 from rollout.backend.harbor.validation import has_harbor
 
 HERE = Path(__file__).parent
+
+# Harbor's model library would otherwise fetch a list of prices when it is imported.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 if sys.platform != "linux" or not has_harbor():
     # They import Harbor, so they are told by their text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 from rollout.errors import BackendConfigurationError
@@ -23,7 +24,7 @@ def has_harbor() -> bool:
 
 
 def require_harbor() -> None:
-    """Check that Harbor can be imported here, without importing it.
+    """Check that Harbor can be imported, without importing it, and keep it off the network.
 
     Raises:
         BackendConfigurationError: It is not installed, or Python is too old for it.
@@ -34,6 +35,8 @@ def require_harbor() -> None:
         )
     if not has_harbor():
         raise BackendConfigurationError(f"HarborBackend needs Harbor: {_INSTALL}")
+    # Its model library would otherwise fetch a list of prices when it is imported.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 def problems_of(error: ValueError) -> str:

@@ -13,9 +13,6 @@ import pytest
 if importlib.util.find_spec("opensandbox") is None:
     collect_ignore_glob = ["test_*.py"]
 
-# Harbor's model library would otherwise fetch a list of prices when it is imported.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-
 
 def _load_lifecycle():
     place = Path(__file__).with_name("lifecycle.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -135,8 +134,6 @@ class NativeAgent(AgentSpec):
 
     def prepare(self) -> None:
         """Import Harbor and its model library, which takes seconds; see `AgentSpec.prepare`."""
-        # The library would otherwise fetch a list of prices when it is imported.
-        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         for module in ("harbor.trial.trial", *([_MODULE] if self._native.make else [])):
             try:
                 importlib.import_module(module)

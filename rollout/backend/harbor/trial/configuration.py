@@ -21,8 +21,6 @@ def trial_config(settings: HarborSettings, plan: TrialPlan) -> Any:
     Raises:
         BackendConfigurationError: Harbor refuses the agent's options or the environment.
     """
-    # Harbor's model library would otherwise fetch a list of prices when it is imported.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbor.models.trial.config import TrialConfig  # noqa: PLC0415 - an extra, and slow
 
     agent = dict(settings.agent.fields(plan))
