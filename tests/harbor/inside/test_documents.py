@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout import AgentWorkflowConfig, ConcurrencyConfig
+from rollout.backend.harbor.errors import WorkflowError
 from rollout.backend.harbor.inside import documents as module
 from rollout.backend.harbor.inside.documents import (
     WorkflowFailure,
@@ -171,7 +172,9 @@ def test_links_and_devices_are_no_results(tmp_path):
 def test_a_sandbox_cannot_blame_the_server(tmp_path, category):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"failure": {"message": "m", "category": category}}))
-    assert read_result(path).failure.category is RolloutErrorCategory.AGENT_ERROR
+    failure = read_result(path).failure
+    raised = WorkflowError(failure.message, failure.category, failure.source)
+    assert raised.category is RolloutErrorCategory.AGENT_ERROR
 
 
 # --- payloads ---------------------------------------------------------------------------------

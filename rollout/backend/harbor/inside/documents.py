@@ -23,7 +23,6 @@ from rollout.backend.references import resolve_object
 from rollout.codec import MAX_JSON_DEPTH, dump_json, parse_json, structure
 from rollout.errors import BackendConfigurationError, InvalidBodyError, InvalidFieldError
 from rollout.types import (
-    MODEL_ENDPOINT,
     BaseConfig,
     ConcurrencyConfig,
     ExecutionRequest,
@@ -58,13 +57,6 @@ MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_TEXT = 100_000
 _ABOVE = 2
 """How many levels of the document are above a sample's own values."""
-
-_USERS = {
-    RolloutErrorCategory.TIMEOUT,
-    RolloutErrorCategory.VALIDATION_ERROR,
-    RolloutErrorCategory.HTTP_ERROR,
-    RolloutErrorCategory.AGENT_ERROR,
-}
 
 
 # --- into the sandbox -------------------------------------------------------------------------
@@ -198,10 +190,10 @@ class WorkflowResult:
     dropped: tuple[str, ...] = ()
 
 
-def dump_result(handback: WorkflowResult) -> bytes:
+def dump_result(result: WorkflowResult) -> bytes:
     """Serialise a result; values without a JSON form are dropped and named."""
-    if handback.failure is not None:
-        failure = handback.failure
+    if result.failure is not None:
+        failure = result.failure
         return dump_json(
             {
                 "failure": {
@@ -212,9 +204,9 @@ def dump_result(handback: WorkflowResult) -> bytes:
                 }
             }
         )
-    if handback.sample is None:
+    if result.sample is None:
         return dump_json({"sample": None})
-    sample, dropped = _fitted(handback.sample)
+    sample, dropped = _fitted(result.sample)
     return dump_json({"sample": sample, "dropped": dropped})
 
 
@@ -288,8 +280,8 @@ def _failure(value: Any) -> WorkflowFailure:
         category = RolloutErrorCategory.AGENT_ERROR
     return WorkflowFailure(
         message=utf8(value["message"])[:_LONGEST_TEXT],
-        category=category if category in _USERS else RolloutErrorCategory.AGENT_ERROR,
-        source=MODEL_ENDPOINT if value.get("source") == MODEL_ENDPOINT else None,
+        category=category,
+        source=value.get("source") or None,
         traceback=utf8(value.get("traceback", ""))[:_LONGEST_TEXT],
     )
 
