@@ -63,7 +63,7 @@ class HarborBackend(SlotBackend):
     Args:
         agent: The name of one of Harbor's own agents (``terminus-2``, ``mini-swe-agent``,
             ``opencode``, ``oracle``), or an `AgentWorkflow` class or ``"module:Class"``, which
-            is packaged and run inside of the sandbox.
+            is packaged and run inside the sandbox.
         agent_config: Its config, or ``"module:attr"`` of one. Its
             ``concurrency.max_concurrent`` is the number of trials at a time: ``None`` for no
             limit, 4 without a config.

@@ -178,7 +178,7 @@ def test_a_workflow_by_class_and_by_name(module):
 
 
 def test_a_class_that_no_name_leads_to(module):
-    with pytest.raises(BackendConfigurationError, match="inside of a function"):
+    with pytest.raises(BackendConfigurationError, match="inside a function"):
         agent_spec(module.local(), None, None)
 
 

@@ -1,4 +1,4 @@
-"""The part that runs inside of a sandbox, run here as it would run there."""
+"""The part that runs inside a sandbox, run here as it would run there."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class AgentSpec(ABC):
     Attributes:
         name: What it is called in `HarborBackend.health`.
         on_host: Whether its model calls, if it makes any, come from this process rather than
-            from inside of the sandbox.
+            from inside the sandbox.
     """
 
     name: str

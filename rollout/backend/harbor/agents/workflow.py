@@ -116,7 +116,7 @@ class WorkflowAgent(AgentSpec):
         reference = f"{self._module(cls)}:{cls.__qualname__}"
         if "<locals>" in cls.__qualname__:
             raise BackendConfigurationError(
-                f"{what} {cls.__qualname__} is defined inside of a function, where a sandbox "
+                f"{what} {cls.__qualname__} is defined inside a function, where a sandbox "
                 "cannot find it; define it at the top of a module"
             )
         if cls.__module__ != "__main__" and resolve_object(reference, name=what) is not cls:

@@ -26,7 +26,7 @@ __all__ = ["grade"]
 logger = get_logger(__name__)
 
 _ARTIFACTS = "artifacts/logs/artifacts"
-"""Where Harbor collects what is in ``/logs/artifacts`` inside of the sandbox."""
+"""Where Harbor collects what is in ``/logs/artifacts`` inside the sandbox."""
 
 
 async def grade(handover: Handover) -> RolloutSample:

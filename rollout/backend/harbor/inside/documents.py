@@ -77,7 +77,7 @@ def make_payload(
         workflow: ``"module:Class"``.
         config: What `dump_config` returned.
         instruction: What the task says; the prompt of a request that has no messages.
-        artifacts_dir: Where artifacts go inside of the sandbox.
+        artifacts_dir: Where artifacts go inside the sandbox.
     """
     prompt: list[dict[str, Any]] = list(request.prompt)
     if not prompt and instruction is not None:
