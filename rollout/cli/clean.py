@@ -58,7 +58,7 @@ def _age(value: str) -> float:
     metavar="AGE",
     help="Remove rollouts in which nothing has changed for this long: 7d, 12h, 30m, 2w.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 def command(folder: str | None, older_than: float, dry_run: bool) -> None:
     """Remove the files of old rollouts from FOLDER.
 

@@ -45,7 +45,7 @@ def seconds(value: str) -> float:
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a number of seconds") from None
     if not math.isfinite(number):
-        raise click.BadParameter("must be finite")
+        raise click.BadParameter("must be a finite number of seconds")
     return number
 
 

@@ -233,8 +233,8 @@ def keep_attempt(
         write_atomic(path, dump_json(document) + b"\n", sync_name=False)
     except OSError as error:
         raise EvaluationError(
-            f"{path}: {error.strerror or error}; the run stops, since what it does could not "
-            "be kept"
+            f"{path}: {error.strerror or error}; the run stops, because its results "
+            "could not be kept"
         ) from error
     # The metrics also count the calls that are not in the sample.
     told, totals = ending.record.metrics, token_totals(document)

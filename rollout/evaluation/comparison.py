@@ -170,7 +170,7 @@ def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) ->
             f"{a} and {b} are about different datasets "
             f"({file_change('dataset', before['dataset'], after['dataset'])}), "
             "so their rows may not be the same; allow_different_datasets "
-            "(--allow-different-datasets) pairs them by their number all the same"
+            "(--allow-different-datasets) pairs them by number anyway"
         )
     comparison = _compare(read_index(a), read_index(b))
     return attrs.evolve(comparison, differences=tuple(_differences(before, after)))

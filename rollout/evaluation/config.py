@@ -170,7 +170,7 @@ class ServerConfig:
 
     def __attrs_post_init__(self) -> None:
         if (self.url is None) == (self.app is None):
-            raise InvalidFieldError("url", "or app must be given, and not both of them")
+            raise InvalidFieldError("url", "must be given, or app, but not both")
         if self.url is not None and self.api_key_env is not None and check_url(self.url)[1]:
             raise InvalidFieldError(
                 "api_key_env", "cannot be sent along with the credentials in the url: leave one out"
@@ -228,12 +228,11 @@ class DatasetColumns:
             if name and name in taken:
                 raise InvalidFieldError(
                     role,
-                    f"is the column of {taken[name]} too; a column means one thing, and the "
-                    'empty name "" stands for none',
+                    f'is also the column of {taken[name]}; use each column once, or "" for none',
                 )
             taken[name] = role
         if not self.user_prompt and not self.messages:
-            raise InvalidFieldError("user_prompt", "or messages must be a column")
+            raise InvalidFieldError("user_prompt", "must be a column, or messages")
 
 
 @frozen(kw_only=True)

@@ -267,7 +267,7 @@ async def check_endpoint(config: EvaluationConfig, credentials: Credentials) -> 
         status = error.status_code if isinstance(error, IntegrationError) else None
         text = redact(str(error) or type(error).__name__, credentials.secrets)
         if status == _TOO_MANY:
-            logger.warning("%s; the run begins all the same", text)
+            logger.warning("%s; the run starts anyway", text)
         elif endpoint_failure(error) is not None and (named or status != _NOT_FOUND):
             raise EvaluationError(
                 f"a test call of the model at {public_url(config.chat.url)} failed: {text}. "

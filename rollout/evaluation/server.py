@@ -156,7 +156,7 @@ class _Output:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            logger.warning("what the rollout server prints cannot be kept: %s", error)
+            logger.warning("the output of the rollout server cannot be logged: %s", error)
 
     async def end(self) -> str:
         """Explain why the process ended."""

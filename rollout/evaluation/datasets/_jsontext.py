@@ -95,7 +95,7 @@ def _syntax(problem: str, at: int, text: str, place: Place, column: str | None) 
     if text.startswith("\ufeff", at):
         reason += " (a byte-order mark within the file; was it put together from several?)"
     elif "\r" in text.rstrip("\r"):
-        reason += r" (lines that end in \r alone are not told apart; end them in \n)"
+        reason += r" (\r alone does not end a line; use \n)"
     return place.error(reason, column=column)
 
 
@@ -150,7 +150,7 @@ def parse_members(
 def _key(text: str, at: int, members: Collection[str], place: Place) -> tuple[str, int]:
     """Read a key and its colon; give where its value begins."""
     if at == len(text):
-        raise place.error("ends within the object, all of which has to stand on one line")
+        raise place.error("ends within the object; an object must be on one line")
     if not text.startswith('"', at):
         raise _syntax("Expecting a key in double quotes", at, text, place, None)
     key, at = _read(VALUE, text, at, place, None)

@@ -59,7 +59,7 @@ class ParquetRecord:
         buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
         if buffer is not None and buffer.size > _LARGEST_TEXT:
             raise self._place.error(
-                f"holds {buffer.size >> 20} MiB, and {_LARGEST_TEXT >> 20} MiB are the most",
+                f"holds {buffer.size >> 20} MiB; the most is {_LARGEST_TEXT >> 20} MiB",
                 column=column,
             )
         try:

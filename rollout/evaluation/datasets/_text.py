@@ -57,17 +57,16 @@ def _choose(head: bytes, encoding: str, place: Place) -> str:
         if encoding == AUTO or marked.startswith(f"{encoding}-"):
             return marked
         raise place.file_error(
-            f"begins with the byte-order mark of {marked}, but its encoding is said to be "
-            f"{encoding}"
+            f"begins with the byte-order mark of {marked}, but encoding is {encoding}"
         )
     if encoding in _NEEDS_MARK:
         raise place.file_error(
-            f"has no byte-order mark; say {encoding}-le or {encoding}-be as its encoding"
+            f"has no byte-order mark; set encoding to {encoding}-le or {encoding}-be"
         )
     if encoding == AUTO:
         if b"\0" in head:
             raise place.file_error(
-                "seems to be UTF-16 or UTF-32 without a byte-order mark; say its encoding, as in "
+                "seems to be UTF-16 or UTF-32 without a byte-order mark; set encoding, as in "
                 "utf-16-le"
             )
         return "utf-8"

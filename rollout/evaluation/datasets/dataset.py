@@ -244,7 +244,7 @@ def _format_of(path: Path, place: Place) -> str:
     known = _SUFFIXES.get(suffixes[-1]) if suffixes else None
     if known is None:
         raise place.file_error(
-            'has a name that does not tell its format; say format = "jsonl", "csv" (with its '
+            'has a name that does not show its format; set format = "jsonl", "csv" (with its '
             'delimiter) or "parquet"'
         )
     return known

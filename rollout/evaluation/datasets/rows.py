@@ -239,8 +239,8 @@ class RowBuilder:
         ):
             if value is not None:
                 raise refusal(
-                    f"stands beside {shown(name)}, and a row takes only one of them; leave the "
-                    'other out with a mapping to ""'
+                    f"is given together with {shown(name)}, but a row takes one of them; map the "
+                    'other to ""'
                 )
         if not isinstance(messages, list):
             raise refusal("must be a list of messages")

@@ -141,7 +141,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest.get("run_id"), str) or not all(
         isinstance(manifest.get(section), dict) for section in _SECTIONS
     ):
-        raise EvaluationDamagedError(f"{path} lacks a part that every manifest has")
+        raise EvaluationDamagedError(f"{path} is damaged: run_id or a section is missing")
     for section, name in (("dataset", "selected"), ("run", "n")):
         if not is_whole_from_one(manifest[section].get(name)):
             raise EvaluationDamagedError(

@@ -244,7 +244,7 @@ def test_every_problem_is_named_at_once():
 )
 def test_a_server_is_either_there_or_started(server):
     (problem,) = problems_of({**MINIMAL, "server": server})
-    assert problem == "server.url: or app must be given, and not both of them"
+    assert problem == "server.url: must be given, or app, but not both"
 
 
 def test_a_server_has_one_way_to_authenticate():

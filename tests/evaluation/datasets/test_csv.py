@@ -118,7 +118,7 @@ def test_a_bad_row_is_refused_by_row_line_and_column(dataset, row, column, reaso
         ("metadata", '{"a":' * 127 + "1" + "}" * 127, ""),
         ("metadata", '{"a":' * 128 + "1" + "}" * 128, "nests deeper than 127 levels"),
         ("messages", "hi", "is not JSON"),
-        ("messages", '[{"role": "user"}]', "stands beside 'user_prompt'"),
+        ("messages", '[{"role": "user"}]', "is given together with 'user_prompt'"),
     ],
 )
 def test_metadata_and_messages_are_json_text(dataset, column, cell, reason):

@@ -86,7 +86,7 @@ def test_a_disk_that_fails(dataset, monkeypatch):
 
 @pytest.mark.parametrize("name", ["a", "a.txt", "a.json", "a.tsv", "a.jsonl.bak", "a.gz"])
 def test_a_name_that_does_not_tell_the_format(tmp_path, name):
-    assert 'say format = "jsonl"' in refusal(tmp_path / name)
+    assert 'set format = "jsonl"' in refusal(tmp_path / name)
 
 
 def test_a_format_may_be_said(dataset):

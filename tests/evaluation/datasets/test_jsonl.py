@@ -175,7 +175,7 @@ def test_numbers_of_unused_columns_may_be_anything(dataset):
         ('{"user_prompt": "u"} {}', None, "Extra data at character 22"),
         ('{"user_prompt": 01}', "user_prompt", "Expecting ',' or '}' at character 18"),
         ('{"user_prompt": "\\x"}', "user_prompt", "Invalid \\escape"),
-        ("{", None, "ends within the object, all of which has to stand on one line"),
+        ("{", None, "ends within the object; an object must be on one line"),
         ("[1]", None, "one object a line, not an array"),
         ('"u"', None, "is not a JSON object"),
         ("null", None, "is not a JSON object"),
@@ -237,7 +237,7 @@ def test_many_brackets_side_by_side_are_no_depth(dataset):
 
 def test_lone_carriage_returns_end_no_line_and_the_error_says_so(dataset):
     error = failure(dataset("a.jsonl", '{"user_prompt": "a"}\r{"user_prompt": "b"}\r'))
-    assert r"lines that end in \r alone" in error.reason
+    assert r"\r alone does not end a line" in error.reason
 
 
 def test_files_put_together_are_told_by_their_marks(dataset):
@@ -278,7 +278,7 @@ def test_messages_and_prompts_in_one_row_are_refused(dataset, other):
     text = json.dumps({"messages": [{"role": "user"}], other: "u"})
     error = failure(dataset("a.jsonl", text))
     assert where(error) == (0, 1, "messages")
-    assert f"stands beside {other!r}" in error.reason
+    assert f"is given together with {other!r}" in error.reason
     source = dataset("b.jsonl", text, columns={other: ""})
     assert [row.initial_messages for row in source.rows()] == [[{"role": "user"}]]
 

@@ -125,7 +125,7 @@ def test_the_label_of_a_short_float_gives_the_same_float(value):
         ("metadata", ["{}", "{"], "is not JSON"),
         ("metadata", ["", "1"], "must be an object or null"),
         ("system_prompt", [None, 1], "must be a string or null"),
-        ("messages", [None, [{"role": "user"}]], "stands beside 'user_prompt'"),
+        ("messages", [None, [{"role": "user"}]], "is given together with 'user_prompt'"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_row_and_column(dataset, column, values, reason):
@@ -300,7 +300,7 @@ def test_cells_much_larger_than_their_file_are_read_one_at_a_time(dataset, monke
     assert len(data) < 10_000
     error = failure(dataset("a.parquet", data))
     assert (error.row, error.column) == (0, "user_prompt")
-    assert error.reason == "holds 3 MiB, and 2 MiB are the most"
+    assert error.reason == "holds 3 MiB; the most is 2 MiB"
     group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
     assert _parquet._batch_rows(group) == 1
     data = file_of({"user_prompt": ["a" * (1 << 20)] * 5}, compression="zstd")
