@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
-from attrs import define, field
+from attrs import asdict, define, field
 from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
@@ -25,7 +25,7 @@ from rollout.cli.terminal import LiveBar
 from rollout.cli.text import echo_lines, print_json
 
 if TYPE_CHECKING:
-    from rollout.simulation import Event, SimulationStats, Violation
+    from rollout.simulation import SimulationStats
 
 __all__ = ["FAULTS", "command"]
 
@@ -166,7 +166,7 @@ def _print_replay(tally: _Tally, *, as_json: bool) -> None:
         return
     events = list(tally.last.trace or ())
     if as_json:
-        print_json(tally.to_dict() | {"trace": [_event(event) for event in events]})
+        print_json(tally.to_dict() | {"trace": [asdict(event) for event in events]})
         return
     for event in events:
         echo_lines(str(event))
@@ -263,7 +263,7 @@ class _Tally:
                 "seed": bad.seed,
                 "replay": _replay_command(bad.seed, self.recipe),
                 "error": bad.error,
-                "violations": [_violation(violation) for violation in bad.violations],
+                "violations": [asdict(violation) for violation in bad.violations],
             },
         }
 
@@ -296,25 +296,6 @@ def _replay_command(seed: int, recipe: Recipe) -> str:
     feed = " --feed" if recipe.feed else ""
     options = f"--faults {recipe.faults} --rollouts {recipe.rollouts}{feed}"
     return f"rollout simulate --seed {seed} {options}"
-
-
-def _event(event: Event) -> dict[str, Any]:
-    return {
-        "time": event.time,
-        "who": event.who,
-        "what": event.what,
-        "rollout_id": event.rollout_id,
-        "detail": event.detail,
-    }
-
-
-def _violation(violation: Violation) -> dict[str, Any]:
-    return {
-        "invariant": violation.invariant,
-        "rollout_id": violation.rollout_id,
-        "message": violation.message,
-        "story": [_event(event) for event in violation.story],
-    }
 
 
 @contextmanager
