@@ -10,7 +10,6 @@ calls, or by its text and by what it was the answer to.
 from __future__ import annotations
 
 import copy
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -52,21 +51,8 @@ class _History:
     chat: list[dict[str, Any]]
 
 
-@frozen
-class _Place:
-    """The place of a reply in a history: after *count* messages, the last of which says *said*."""
-
-    count: int = 0
-    said: str = ""
-
-    def behind(self, message: dict[str, Any]) -> _Place:
-        """Return the place after a further message.
-
-        System messages do not count: frameworks do not keep them in their histories.
-        """
-        if message.get("role") in _SYSTEM:
-            return self
-        return _Place(self.count + 1, _text(message))
+_Place = tuple[int, str]
+"""The place of a reply in a history: the number of messages before it, and the last one's text."""
 
 
 class FrameworkSource(ConversationRecorder):
@@ -178,41 +164,42 @@ class FrameworkSource(ConversationRecorder):
     def _with_calls(
         self, chat: list[dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[tuple[Call, Choice]]]:
-        """Return a history with what is known of the calls in it, and these calls."""
+        """Return a history with the details of the calls in it, and these calls."""
         open_calls = [call for call in self.calls if call.choices]
-        told: list[dict[str, Any]] = []
+        history: list[dict[str, Any]] = []
         used: list[tuple[Call, Choice]] = []
         unstamped = 0
-        place = _Place()
+        place: _Place = (0, "")
         for message in chat:
             found = None
             if message.get("role") == "assistant":
                 found = self._find(message, open_calls, place)
-            place = place.behind(message)
+            if message.get("role") not in _SYSTEM:
+                place = (place[0] + 1, _text(message))
             if found is None:
-                told.append(message)
+                history.append(message)
                 continue
             call, choice = found
             open_calls.remove(call)
             used.append(found)
-            # What was new in the request went out with it.
-            told[unstamped:] = [
+            # New messages of the request were sent with it.
+            history[unstamped:] = [
                 each
                 if "timestamp" in each or each.get("role") == "assistant"
                 else call.enriched(each, None)
-                for each in told[unstamped:]
+                for each in history[unstamped:]
             ]
             wire = {key: value for key, value in choice.messages[0].items() if value is not None}
             whole = {**wire, **message}
             if len(_calls(message)) < len(_calls(wire)):  # of those, one has ended the run
                 whole["tool_calls"] = wire["tool_calls"]
-            told.append(call.enriched(whole, choice))
-            unstamped = len(told)
+            history.append(call.enriched(whole, choice))
+            unstamped = len(history)
             head = self._heads.get(call.number)
-            if len(used) == 1 and head is not None and told[0].get("role") not in _SYSTEM:
-                told.insert(0, call.enriched(head, None))
+            if len(used) == 1 and head is not None and history[0].get("role") not in _SYSTEM:
+                history.insert(0, call.enriched(head, None))
                 unstamped += 1
-        return told, used
+        return history, used
 
     def _find(
         self, message: dict[str, Any], calls: list[Call], place: _Place
@@ -232,7 +219,9 @@ class FrameworkSource(ConversationRecorder):
 
 
 def _end_of(messages: Sequence[dict[str, Any]]) -> _Place:
-    return functools.reduce(_Place.behind, messages, _Place())
+    """Return the place after messages, without those of the system, which frameworks drop."""
+    counted = [each for each in messages if each.get("role") not in _SYSTEM]
+    return len(counted), _text(counted[-1]) if counted else ""
 
 
 def _system_message(body: dict[str, Any]) -> dict[str, Any] | None:
