@@ -299,8 +299,9 @@ class Connection:
                 (b"connection", b"close"),
             ],
         )
-        data += self.encoded(h11.Data(data=content))
-        await self.write(data + self.encoded(h11.EndOfMessage()))
+        with suppress(h11.LocalProtocolError):  # an answer to HEAD has no body
+            data += self.encoded(h11.Data(data=content)) + self.encoded(h11.EndOfMessage())
+        await self.write(data)
 
     async def write(self, data: bytes) -> None:
         """Write *data*; hang up if the connection is lost or the peer stops reading.

@@ -7,8 +7,8 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,12 @@ async def serve(
     try:
         async with AsyncExitStack() as stack:
             sock = stack.enter_context(bound_socket(bind))
-            stack.enter_context(_seldom_collected())
+            stack.enter_context(_rare_collections())
             url = f"{'http' if tls is None else 'https'}://{address_of(sock)}"
             stack.enter_context(plain_children()).listening([url])
-            received = await stack.enter_async_context(_signals(handle_signals))
             watchers = await stack.enter_async_context(trio.open_nursery())
-            if received is not None:
-                watchers.start_soon(_watch_signals, app, received)
+            if handle_signals and threading.current_thread() is threading.main_thread():
+                await watchers.start(_watch_signals, app)
             # A task of its own: context variables that the lifespan sets stay in it.
             async with trio.open_nursery() as nursery:
                 watchers.start_soon(_give_up_start, app, started, nursery.cancel_scope)
@@ -183,7 +182,8 @@ async def _serve_connections(
 
 
 @contextmanager
-def _seldom_collected() -> Generator[None, None, None]:
+def _rare_collections() -> Generator[None, None, None]:
+    """Run Python's garbage collector less often within the block."""
     before = gc.get_threshold()
     changed = 0 < before[0] < _NEW_OBJECTS
     if changed:
@@ -195,16 +195,6 @@ def _seldom_collected() -> Generator[None, None, None]:
             gc.set_threshold(*before)
 
 
-@asynccontextmanager
-async def _signals(wanted: bool) -> AsyncGenerator[AsyncIterator[int] | None, None]:
-    if wanted and threading.current_thread() is threading.main_thread():
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-            yield received
-    else:
-        with nullcontext():
-            yield None
-
-
 async def _give_up_start(
     app: RolloutServer, started: trio.Event, starting: trio.CancelScope
 ) -> None:
@@ -214,16 +204,17 @@ async def _give_up_start(
         starting.cancel()
 
 
-async def _watch_signals(app: RolloutServer, received: AsyncIterator[int]) -> None:
-    async for number in received:
-        if app.shutdown_requested.is_set():
-            logger.warning(
-                "received %s again: not waiting for work to finish", signal.Signals(number).name
-            )
-            app.shutdown_stages.skip_drain()
-        else:
-            logger.info("received %s: shutting down", signal.Signals(number).name)
-            app.request_shutdown()
+async def _watch_signals(app: RolloutServer, *, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        task_status.started()
+        async for number in received:
+            name = signal.Signals(number).name
+            if app.shutdown_requested.is_set():
+                logger.warning("received %s again: not waiting for work to finish", name)
+                app.shutdown_stages.skip_drain()
+            else:
+                logger.info("received %s: shutting down", name)
+                app.request_shutdown()
 
 
 def _tls(
