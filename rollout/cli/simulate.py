@@ -228,12 +228,12 @@ class _Tally:
 
     @property
     def rollouts_per_sec(self) -> float:
-        """How many rollouts a second of wall time was enough for."""
+        """Rollouts per second of wall time."""
         return self.rollouts / self.wall_sec if self.wall_sec else 0.0
 
     @property
     def simulated_hours(self) -> float:
-        """How much time passed in the simulated worlds."""
+        """Hours that passed in the simulated worlds."""
         return 0.0 if self.stats is None else self.stats.simulated_sec / _SEC_PER_HOUR
 
     @property
@@ -242,7 +242,7 @@ class _Tally:
         return {} if self.stats is None else dict(self.stats.faults.most_common())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it all, as ``--json`` prints it."""
+        """Return the object that ``--json`` prints."""
         bad = self.first_bad
         return {
             "seeds": self.done,
@@ -268,7 +268,7 @@ class _Tally:
         }
 
     def conclude(self) -> None:
-        """End the command as it has to end.
+        """Raise the error that the command ends with, if there is one.
 
         Raises:
             CommandError: A signal ended it, or a seed is bad.

@@ -1,4 +1,4 @@
-"""Checks of what a server answers: polls, feeds, wrong tokens, and cancel requests."""
+"""Checks of answers: to polls, on feeds, to wrong tokens, and to cancel requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FINAL = rank("success")
 
 @define
 class State:
-    """What there is to be told of a rollout, or what somebody was told.
+    """The state of a rollout, or as much of it as a client has seen.
 
     Attributes:
         at: How far it is along the way.
@@ -45,7 +45,7 @@ class State:
     started: bool = False
 
     def take(self, event: Event) -> bool:
-        """Take an event of the server; whether it changed anything."""
+        """Update it with an event of the server; return whether that changed anything."""
         before = self.at, self.started
         if event.what in {"status", "finished"}:
             self.at = max(self.at, rank(event.detail["status"]))
@@ -54,12 +54,12 @@ class State:
         return before != (self.at, self.started)
 
     def is_news_for(self, seen: State) -> bool:
-        """Whether who has seen that much is to be told."""
+        """Whether a client that has seen *seen* must be told of this state."""
         return self.at == _FINAL or self.at > seen.at or (self.started and not seen.started)
 
 
 def state_of(seen: str | None) -> State:
-    """Read what a client says to have seen."""
+    """Parse the state that a client says it has seen."""
     status, _, flag = (seen or "queued").partition(";")
     return State(rank(status), bool(flag))
 
@@ -106,7 +106,7 @@ class _Held:
         return None
 
     def unanswered(self) -> Iterator[float]:
-        """Return when polls were due that were never answered."""
+        """Yield the times at which polls were due that were never answered."""
         rollout, history = self.rollout, self.checked.history
         for poll in self.polls.values():
             due = min(poll.due, poll.came_at + self.checked.options.result_wait_timeout_sec)
@@ -116,7 +116,7 @@ class _Held:
 
 
 def check_polls(checked: Checked) -> Iterator[Finding]:
-    """A poll is answered at once if there is news for its client, else after its wait."""
+    """Check that a poll is answered at once if there is something new, else after its wait."""
     for rollout in checked.history.rollouts:
         held = _Held(checked, rollout)
         for event in rollout.events:
@@ -187,7 +187,7 @@ class _Reported:
     seen: dict[int, str | None] = field(factory=dict)
 
     def take(self, event: Event) -> str | None:
-        """Take the next event; what is wrong with it, if anything."""
+        """Process the next event; return what is wrong with it, if anything."""
         if event.who == "server":
             if self.state.take(event):
                 self._look(event.time)
@@ -279,7 +279,7 @@ def _accepted(event: Event) -> bool:
 
 
 def check_feeds(checked: Checked) -> Iterator[Finding]:
-    """A feed tells at once the news of every rollout that it reports, and of no other one."""
+    """Check that a feed reports at once every change of its own rollouts, and of no other one."""
     history = checked.history
     writes = history.write_secs
     if not writes:
@@ -302,7 +302,7 @@ _FORBIDDEN = 403
 
 
 def check_tokens(checked: Checked) -> Iterator[Finding]:
-    """A poll or a feed with another token than that of the rollout is refused."""
+    """Check that a poll or a feed with the token of another rollout is refused."""
     for rollout in checked.history.rollouts:
         others: set[int] = set()
         for event in rollout.events:
@@ -320,7 +320,7 @@ def check_tokens(checked: Checked) -> Iterator[Finding]:
 
 @define
 class _Target:
-    """What a cancel request meets in one rollout.
+    """One rollout as the target of cancel requests.
 
     Attributes:
         running: Whether its agent has started.
@@ -355,7 +355,7 @@ class _Target:
 
 
 def check_cancel_requests(checked: Checked) -> Iterator[Finding]:
-    """A cancel request is answered by what it meets; whoever it stops is asked to stop once."""
+    """Check the dispositions of cancel requests, and that a rollout is asked to stop once."""
     targets: dict[tuple[int, str], _Target] = {}
     for event in checked.history.trace:
         process = event.detail.get("process", 0)

@@ -96,7 +96,7 @@ class _Caller:
     async def attempt(
         self, function: Callable[..., Awaitable[Any]], *args: Any, **about: Any
     ) -> None:
-        """Await a function, and record how it failed if it did as it may."""
+        """Await a function, and record an expected failure."""
         try:
             await function(*args)
         except RolloutHandleCancelled:

@@ -40,7 +40,7 @@ _NOT_TAKEN = {404, 405, 413, 429, 501}
 
 
 def check_seen_statuses(checked: Checked) -> Iterator[Finding]:
-    """What a caller is told only moves forward, and the start time it is told never changes."""
+    """Check that the statuses which a caller sees only move forward, and the start time stays."""
     for call in checked.history.calls:
         at, started = -1, None
         for event in call.of("saw-status", "result"):
@@ -103,7 +103,7 @@ class _Polling:
 
 
 def check_retries(checked: Checked) -> Iterator[Finding]:
-    """A poll is tried again only after its backoff, and only where it fits the lease."""
+    """Check that a poll is retried only after its backoff, and only within the lease."""
     lease = checked.options.polling_lease_timeout_sec
     request_sec = checked.options.result_wait_timeout_sec + _READ_GRACE_SEC
     for call in checked.history.calls:
@@ -149,7 +149,7 @@ def _check_attempt(
 def _check_feed_attempt(
     checked: Checked, call: Call, state: _Polling, event: Event
 ) -> Iterator[Finding]:
-    """A feed that has failed is not tried again for whom its lease may have ended."""
+    """Check that a failed feed is not opened again for rollouts whose lease may have ended."""
     slack = checked.history.paused_sec(state.deadline, event.time) + EPSILON_SEC
     if state.feed_failed and event.time > state.deadline + slack:
         message = f"a feed was tried again for it, with a lease until {state.deadline:.3f}"
@@ -182,7 +182,7 @@ def _take_end(
 
 
 def check_requests_not_replayed(checked: Checked) -> Iterator[Finding]:
-    """An admission is sent again only after it was turned down; a cancel request never."""
+    """Check that an admission is sent again only after a refusal, and a cancel request never."""
     for call in checked.history.calls:
         refused, latest = True, 0
         for event in call.of("sent", "failed", "answered", "gave-up"):
@@ -204,7 +204,7 @@ def check_requests_not_replayed(checked: Checked) -> Iterator[Finding]:
 
 
 def check_local_cancel(checked: Checked) -> Iterator[Finding]:
-    """Cancelling a handle sends nothing; cancelling a rollout leaves its handle polling."""
+    """Check that cancelling a handle sends nothing, and cancelling a rollout leaves it polling."""
     for call in checked.history.calls:
         yield from _check_silence(call)
         yield from _check_polls_on(call)
@@ -214,7 +214,7 @@ def check_local_cancel(checked: Checked) -> Iterator[Finding]:
 
 
 def _check_polls_on(call: Call) -> Iterator[Finding]:
-    """After cancel_rollout(), a handle is done by what the server answers, and nothing else."""
+    """Check that after cancel_rollout() only an answer of the server ends a handle."""
     was_done = under_way = answered = asked = False
     for event in call.events:
         if event.what == "cancels":
@@ -234,7 +234,7 @@ def _check_polls_on(call: Call) -> Iterator[Finding]:
 
 
 def _check_silence(call: Call) -> Iterator[Finding]:
-    """After a handle's cancel(), or the caller's own end, nothing is sent for it any more."""
+    """Check that nothing is sent after a handle's cancel(), or after the caller's own end."""
     cancelled: Event | None = None
     open_polls: dict[int, Event] = {}
     for event in call.events:
@@ -296,7 +296,7 @@ class _Bulk:
 
     @classmethod
     def of(cls, event: Event) -> _Bulk:
-        """Read how one begins."""
+        """Parse the event with which one begins."""
         detail = event.detail
         most, per_key = detail.get("most") or math.inf, detail.get("per_key") or math.inf
         return cls(set(detail["ids"]), detail["how"], most, per_key)
@@ -309,7 +309,7 @@ class _Bulk:
             yield Finding(next(iter(self.in_flight)), message, now)
 
     def take(self, checked: Checked, event: Event) -> Iterator[Finding]:
-        """Take the next event of the client or a caller."""
+        """Process the next event of the client or a caller."""
         if event.detail.get("route") == "cancel":
             if event.what == "sent":
                 yield from self._cancels(event)
@@ -375,7 +375,7 @@ class _Bulk:
 
 
 def check_bulk(checked: Checked) -> Iterator[Finding]:
-    """A block keeps its bounds; its end cancels what it has admitted and has not ended."""
+    """Check that a block keeps its bounds, and at its end cancels what it left unfinished."""
     bulk: _Bulk | None = None
     since = -math.inf
     for event in checked.history.trace:
@@ -391,7 +391,7 @@ def check_bulk(checked: Checked) -> Iterator[Finding]:
 
 
 def _failed(event: Event) -> bool:
-    """Whether a request brought nothing that is about its rollout."""
+    """Whether a request failed, or its answer is not about its rollout."""
     if event.what in {"failed", "gave-up"}:
         return True
     about = event.detail.get("about", event.rollout_id)

@@ -27,7 +27,7 @@ _TIMEOUT = ("failure", "timeout")
 
 
 def check_executions(checked: Checked) -> Iterator[Finding]:
-    """At most one execution for an id in a process; one result, which never changes."""
+    """Check that an id is executed at most once in a process, and its result never changes."""
     current: dict[tuple[int, str], ServedRollout] = {}
     for rollout in checked.history.rollouts:
         key = (rollout.process, rollout.rollout_id)
@@ -64,7 +64,7 @@ def _check_result(rollout: ServedRollout) -> Iterator[Finding]:
 
 
 def check_published_statuses(checked: Checked) -> Iterator[Finding]:
-    """What the server publishes only moves forward, and the start time is set once."""
+    """Check that published statuses only move forward, and the start time is set once."""
     for rollout in checked.history.rollouts:
         at = -1
         for event in rollout.events:
@@ -97,13 +97,13 @@ def _forward(rollout: ServedRollout) -> Iterator[Finding]:
 
 
 def _late_outcomes(plan: RolloutPlan) -> set[tuple[str, str | None]]:
-    """Return what else may come out where everything stood still for a while."""
+    """Return the outcomes that are possible besides where everything stood still for a while."""
     limited = plan.agent_timeout_sec is not None or plan.grader_timeout_sec is not None
     return {("failure", "timeout")} if limited else set()
 
 
 def check_disconnects(checked: Checked) -> Iterator[Finding]:
-    """What came out of a rollout is what it was going to be, whoever disconnected meanwhile."""
+    """Check that disconnects change no outcome, stop nothing and lose no result."""
     shutdowns = {
         event.detail["process"]: event.time
         for event in checked.history.world
@@ -119,7 +119,7 @@ def check_disconnects(checked: Checked) -> Iterator[Finding]:
 
 
 def _check_stop(checked: Checked, rollout: ServedRollout, shutdown: float) -> Iterator[Finding]:
-    """A rollout is asked to stop by a cancel request, its lease or a shutdown, by nothing else."""
+    """Check that only a cancel request, the lease or a shutdown asks a rollout to stop."""
     asked = rollout.time_of("stop-requested")
     expired = rollout.expired and rollout.time_of("finished") <= asked
     if asked < shutdown and not expired and not checked.history.was_cancelled(rollout, asked):
@@ -127,7 +127,7 @@ def _check_stop(checked: Checked, rollout: ServedRollout, shutdown: float) -> It
 
 
 def _check_still_there(checked: Checked, rollout: ServedRollout) -> Iterator[Finding]:
-    """After a disconnect, polls are answered as before."""
+    """Check that polls after a disconnect are answered as before."""
     gone_at = rollout.time_of("disconnected")
     if gone_at == math.inf:
         return
@@ -172,7 +172,7 @@ def _check_outcome(checked: Checked, rollout: ServedRollout, finished: Event) ->
 
 
 def check_phases(checked: Checked) -> Iterator[Finding]:
-    """A phase ends at its deadline or at a request to stop, the earlier, and its rollout so.
+    """Check that a phase ends at its deadline or at a request to stop, whichever is earlier.
 
     The agent's deadline counts from admission, so the time in the queue is part of it; the
     grader's counts from its start. What obeys is over at that moment.
@@ -189,7 +189,7 @@ def check_phases(checked: Checked) -> Iterator[Finding]:
 
 @frozen
 class _Phase:
-    """One phase, as its plan and its begin have it.
+    """One phase: when it began, and when its plan says that it ends.
 
     Attributes:
         began: When its code began; infinity if it never did.
@@ -279,7 +279,7 @@ def _check_phase(
 
 
 def check_slots(checked: Checked) -> Iterator[Finding]:
-    """Slots never exceed the limit, none leaks, and the queue is cut where it should be."""
+    """Check that slots never exceed the limit, that none leaks, and that the queue is bounded."""
     if not checked.plans:
         return
     yield from _check_work(checked)
@@ -302,7 +302,7 @@ def check_slots(checked: Checked) -> Iterator[Finding]:
 
 
 def _check_work(checked: Checked) -> Iterator[Finding]:
-    """An execution ends once its work does, and a caller gets an answer at some time."""
+    """Check that an execution ends with its work, and that every caller gets an answer."""
     history = checked.history
     for rollout in history.rollouts:
         plan = checked.plans.get(rollout.rollout_id)
@@ -315,7 +315,7 @@ def _check_work(checked: Checked) -> Iterator[Finding]:
 
 
 def _held_until(history: History, rollout: ServedRollout, plan: RolloutPlan) -> float:
-    """Return by when the slot is free: after the code that runs, unless a grader is to follow."""
+    """Return the latest time at which its slot is free; infinity if a grader is to follow."""
     graded = rollout.time_of("grader-started")
     if graded < math.inf:
         began, course, work_sec = graded, plan.grader, plan.grader_sec
@@ -329,7 +329,7 @@ def _held_until(history: History, rollout: ServedRollout, plan: RolloutPlan) -> 
 
 @define
 class _Occupancy:
-    """Who is in a server process at one moment.
+    """The rollouts that are in a server process at one moment.
 
     Attributes:
         limit: How many slots there are.
@@ -361,7 +361,7 @@ class _Occupancy:
     told: set[str] = field(factory=set)
 
     def waiting_for_nothing(self, now: float) -> Iterator[Finding]:
-        """Find those who wait although a slot has been free."""
+        """Find rollouts that wait although a slot has been free."""
         for waiting, taken, limit, what in (
             (self.waiting, self.working, self.limit, "a slot"),
             (self.grading, self.at_grader, self.graders, "a grader's place"),
@@ -374,7 +374,7 @@ class _Occupancy:
                     yield Finding(rollout_id, message, now)
 
     def take(self, event: Event) -> Iterator[Finding]:
-        """Take the next event of this process."""
+        """Process the next event, if it is of this process."""
         if event.detail.get("process") == self.process:
             message = self._message(event)
             if message is not None:

@@ -1,4 +1,4 @@
-"""What the simulated network does to a request, and who decides that.
+"""Faults of the simulated network, and the plans that decide which request meets which fault.
 
 A `Fate` says what happens to one request. A plan hands out fates in the order in which
 requests are sent: `RandomFaults` draws them from a seed, `ScriptedFaults` reads them from a
@@ -43,7 +43,7 @@ class Route(StrEnum):
 
 
 class Fault(StrEnum):
-    """What goes wrong with a request."""
+    """A fault that a request meets."""
 
     NONE = "none"
     REFUSED = "refused"

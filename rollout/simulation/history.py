@@ -33,7 +33,7 @@ _ORDER = ("queued", "running", "grading")
 
 
 def rank(state: str) -> int:
-    """Return how far a status is along the way; all terminal ones are at its end."""
+    """Return the position of a status in the order of statuses; terminal ones share the last."""
     return _ORDER.index(state) if state in _ORDER else len(_ORDER)
 
 
@@ -54,7 +54,7 @@ class Checked:
 
 @frozen
 class Finding:
-    """Something that should not have happened.
+    """A thing that should not have happened.
 
     Attributes:
         rollout_id: To which rollout; empty if to the server as a whole.
@@ -235,7 +235,7 @@ class History:
         }
 
     def paused_sec(self, since: float, until: float) -> float:
-        """Return for how long everything stood still around a span of time, at the most."""
+        """Return an upper bound of the time that everything stood still around a span of time."""
         return sum(
             length
             for moment, length in self.pauses
@@ -243,7 +243,7 @@ class History:
         )
 
     def delayed(self, since: float, until: float) -> float:
-        """Return until when what was due *until* then may have been put off by pauses."""
+        """Return the latest time of something due at *until*, given the pauses since *since*."""
         latest, before = until, -math.inf
         while latest > before:
             before, latest = latest, until + self.paused_sec(since, latest)
@@ -258,7 +258,7 @@ class History:
         ]
 
     def was_cancelled(self, rollout: ServedRollout, by: float) -> bool:
-        """Whether a caller had asked for a rollout to be cancelled, until some moment."""
+        """Whether a caller had asked for a rollout to be cancelled by some time."""
         return any(
             process == rollout.process
             and request.time <= by

@@ -1,4 +1,4 @@
-"""Checks of how long things last: leases, results, and a server that shuts down."""
+"""Checks of leases, of the retention of results, and of the stages of a shutdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _REFUSALS = {409, 503}
 
 
 def check_leases(checked: Checked) -> Iterator[Finding]:
-    """Who polls within the lease keeps it; silence ends it at its deadline, and says stop."""
+    """Check that polls keep a lease, and that silence ends it and stops the rollout in time."""
     history, lease = checked.history, checked.options.polling_lease_timeout_sec
     for rollout in history.rollouts:
         ended = min(rollout.time_of("finished"), rollout.lost_at)
@@ -69,7 +69,7 @@ def check_leases(checked: Checked) -> Iterator[Finding]:
 
 
 def _check_together(history: History) -> Iterator[Finding]:
-    """Leases that one request renewed end together: no agent starts in a slot of another one."""
+    """Check that leases which one request renewed end together, before a freed slot is used."""
     groups: dict[tuple[int, int], list[ServedRollout]] = {}
     for rollout in history.rollouts:
         if rollout.expired:
@@ -84,7 +84,7 @@ def _check_together(history: History) -> Iterator[Finding]:
 
 
 def _check_final(rollout: ServedRollout, ended: float) -> Iterator[Finding]:
-    """A lease that has ended is not revived."""
+    """Check that a lease that has ended is not revived."""
     for answer in rollout.answers:  # but for one that was being written as it ended
         if answer.time > ended + EPSILON_SEC and answer.detail.get("category") != "lease_expired":
             message = f"its lease had ended, and a poll was answered {answer.detail['state']}"
@@ -92,7 +92,7 @@ def _check_final(rollout: ServedRollout, ended: float) -> Iterator[Finding]:
 
 
 def _check_renewals(rollout: ServedRollout, ended: float) -> Iterator[Finding]:
-    """What opens or renews a feed renews every lease that it proves, if it is answered so."""
+    """Check that a request that opens or renews a feed renews the leases that it proves."""
     waiting: dict[int, int] = {}
     renewed = 0
     for event in rollout.events:
@@ -109,7 +109,7 @@ def _check_renewals(rollout: ServedRollout, ended: float) -> Iterator[Finding]:
 
 
 def _held_for_sure(history: History, rollout: ServedRollout, lease: float) -> float:
-    """Return until when the lease certainly holds, by the polls that certainly renewed it."""
+    """Return the earliest time at which the lease may end."""
     missed = lease * _MISSED_SHARE
 
     def held(contact: float, now: float) -> float:
@@ -126,7 +126,7 @@ def _held_for_sure(history: History, rollout: ServedRollout, lease: float) -> fl
 
 
 def _held_at_most(history: History, rollout: ServedRollout, lease: float) -> tuple[float, float]:
-    """Return until when the lease may hold, and from which poll on.
+    """Return the latest time at which the lease must end, and the poll that it counts from.
 
     A poll that comes at the deadline or later does not revive the lease, unless the server
     stood still meanwhile: that is not held against the caller.
@@ -143,7 +143,7 @@ def _held_at_most(history: History, rollout: ServedRollout, lease: float) -> tup
 
 
 def check_retention(checked: Checked) -> Iterator[Finding]:
-    """A result stays readable for its time; its id is reserved until all is over."""
+    """Check that a result stays readable for its time, and its id reserved until all is over."""
     history, retention = checked.history, checked.options.result_retention_sec
     for rollout in history.rollouts:
         yield from _check_answers(checked, rollout)
@@ -192,7 +192,7 @@ def _check_answers(checked: Checked, rollout: ServedRollout) -> Iterator[Finding
 
 
 def check_shutdown(checked: Checked) -> Iterator[Finding]:
-    """Every stage ends within its budget, and nothing outlives the server."""
+    """Check that every stage ends within its budget, and that nothing outlives the server."""
     history = checked.history
     yield from _check_outlived(checked)
     for begin in history.world:
@@ -256,7 +256,7 @@ def _check_stages(
 def _check_delivery(
     checked: Checked, rollouts: list[ServedRollout], begin: float, end: float
 ) -> Iterator[Finding]:
-    """The shutdown waits for those who still read, and for nobody else."""
+    """Check that the shutdown waits for callers that still read, and for no others."""
     budget = checked.options.shutdown
     given_up = begin + budget.drain_sec + budget.cleanup_sec + budget.forced_sec
     here = [
@@ -283,7 +283,7 @@ def _check_delivery(
 def _awaited_until(
     rollout: ServedRollout, write_secs: Mapping[int, float], ended: float, end: float
 ) -> tuple[float, float]:
-    """Return until when a shutdown waits for somebody to fetch a result, at least and at most."""
+    """Return the earliest and the latest end of the wait for a result to be fetched."""
     least = most = -math.inf
     feed, held = False, set[int]()
     for event in rollout.events:
@@ -314,7 +314,7 @@ def _awaited_until(
 
 
 def _check_outlived(checked: Checked) -> Iterator[Finding]:
-    """Nothing of a server process happens once it is gone."""
+    """Check that nothing of a server process happens once it is gone."""
     gone: set[int] = set()
     for event in checked.history.trace:
         if event.who == "world":

@@ -78,7 +78,7 @@ class _Request:
 
 @define(eq=False)
 class _Memory:
-    """What the network as a whole has seen.
+    """What the network remembers of all requests: tokens, answers and feeds.
 
     Attributes:
         numbers: Counts the requests.
@@ -100,7 +100,7 @@ class _Memory:
     ended: dict[tuple[str, str], float] = field(factory=dict)
 
     def lease(self, request: _Request, rollout_id: str) -> str:
-        """Say whose lease token a request carries: its ``own``, an ``other``, or none."""
+        """Return whose lease token a request carries: ``own``, ``other``, or an empty string."""
         if request.route is Route.RENEW:
             return "own" if rollout_id in self.attached(request.feed) else ""
         token = request.token if request.many is None else request.many[rollout_id]
@@ -109,7 +109,7 @@ class _Memory:
         return "own" if self.tokens.get(rollout_id) == token else "other"
 
     def attach(self, feed: str, rollout_id: str) -> None:
-        """Note that a rollout is attached to a feed, and to no other one."""
+        """Attach a rollout to a feed, and to no other one."""
         admission = self.admissions[rollout_id]
         for attached in self.feeds.values():
             if attached.get(rollout_id) == admission:
@@ -126,12 +126,12 @@ class _Memory:
         ]
 
     def is_earlier(self, feed: str, rollout_id: str) -> bool:
-        """Say whether what a feed tells of an id is about an earlier admission of it."""
+        """Whether a feed still reports an earlier admission of an id."""
         current = self.admissions[rollout_id]
         return self.feeds.get(feed, {}).get(rollout_id, current) < current
 
     def open(self, feed: str, request: int) -> None:
-        """Note that a request opened a feed."""
+        """Add a feed that a request opened."""
         self.feeds[feed] = {}
         self.opened_by[feed] = request
 
@@ -141,12 +141,12 @@ class _Memory:
         return self.feeds.pop(feed, {})
 
     def detach(self, feed: str, rollout_id: str) -> None:
-        """Note that a feed told the end of a rollout, which it follows no further."""
+        """Detach a rollout from a feed that has reported its end."""
         self.feeds.get(feed, {}).pop(rollout_id, None)
         self.ended[feed, rollout_id] = trio.current_time()
 
     def learn(self, request: _Request, exchange: Exchange) -> None:
-        """Note the token that an admission was answered with."""
+        """Remember the lease tokens in the answer to an admission."""
         if request.route is Route.ADMIT and exchange.status == httpx.codes.ACCEPTED:
             admission = json.loads(exchange.body)
             self._admitted(admission)
@@ -166,7 +166,7 @@ class _Memory:
         self.polled.pop(admission["rollout_id"], None)
 
     def buffered(self, request: _Request, exchange: Exchange, *, stale: bool, whole: bool) -> bytes:
-        """Return the body of an answer, or of the first one where it is to be stale."""
+        """Return the body of an answer; of the first one if it is to be stale."""
         if not whole and request.route is Route.ADMIT and b'"extensions"' in exchange.body:
             admission = json.loads(exchange.body)
             del admission["extensions"]
@@ -195,7 +195,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self.memory = _Memory()
 
     def token_of_another(self, rollout_id: str) -> str | None:
-        """Return the lease token of the latest rollout that is another one, if there is any."""
+        """Return the lease token of the latest other rollout, if there is any."""
         others = (token for name, token in self.memory.tokens.items() if name != rollout_id)
         return next(reversed([*others]), None)
 
@@ -342,7 +342,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         each: Mapping[str, dict[str, Any]] = _NOTHING,
         **detail: Any,
     ) -> None:
-        """Record it for every rollout that the request is about, with what is said of each."""
+        """Record an event for each rollout that the request is about, with the details of each."""
         for rollout_id in this.about:
             more = each.get(rollout_id)
             self.record_one(who, what, this, rollout_id, **(detail | more if more else detail))
@@ -350,7 +350,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
     def record_one(
         self, who: str, what: str, this: _Request, rollout_id: str, **detail: Any
     ) -> None:
-        """Record it for one rollout."""
+        """Record an event of a request for one rollout."""
         if self.client > 1:
             detail["client"] = self.client
         self.trace.add(who, what, rollout_id, route=str(this.route), request=this.number, **detail)
@@ -495,7 +495,7 @@ class _FeedStream(httpx.AsyncByteStream):
     # --- recording ----------------------------------------------------------------------------
 
     def _record_written(self, chunk: bytes) -> None:
-        """Record what the server is about to tell, of which rollout."""
+        """Record what the server writes, for each rollout that it is about."""
         memory, status = self.network.memory, self.exchange.status
         if status != httpx.codes.OK:
             for rollout_id in self.request.many or ():
@@ -526,7 +526,7 @@ class _FeedStream(httpx.AsyncByteStream):
             self._record_answer(rollout_id, refused=refused, write_sec=write_sec)
 
     def _record_arrived(self, chunk: bytes) -> None:
-        """Record what the client is told, of which rollout."""
+        """Record what the client reads, for each rollout that it is about."""
         status = self.exchange.status
         if status != httpx.codes.OK:
             self.network.record("client", "answered", self.request, status=status)
@@ -624,7 +624,7 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
 def _outcomes(
     this: _Request, status: int, body: bytes, opened_by: Mapping[str, int] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Pick what became of each rollout out of the answer to a batch or a cancel request.
+    """Return the outcome of each rollout, out of the answer to a batch or a cancel request.
 
     For a batch that is its status, and which feed reports it from then on, if one does.
     """

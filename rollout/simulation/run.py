@@ -45,7 +45,7 @@ _BUDGETS = (
 
 @frozen
 class SimulationStats:
-    """What one or more runs amounted to.
+    """Figures of one or more runs.
 
     Attributes:
         runs: How many runs.
@@ -89,7 +89,7 @@ class Simulation(Generic[T]):
 
     @property
     def stats(self) -> SimulationStats:
-        """What the run amounted to."""
+        """The figures of the run."""
         sent = {event.detail["request"]: event for event in self.trace.select("sent")}
         faults = Counter(event.detail["fault"] for event in sent.values())
         requests = len(sent)
@@ -150,7 +150,7 @@ def _run(
     backend: Callable[[Trace], ExecutionBackend] | None = None,
     limit_sec: float | None = None,
 ) -> tuple[T, SimulatedWorld]:
-    """Run a scenario; its error comes out of the nursery of the world as it is."""
+    """Run a scenario; raise its error without the group around it."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidFieldError("seed", "must be a whole number", kind="type_error")
     values: list[T] = []
@@ -182,7 +182,7 @@ def _run(
 
 
 def _where(world: SimulatedWorld, faults: str | FaultLevel | FaultPlan) -> str:
-    """Say how to get there again, and what happened just before."""
+    """Describe how to reproduce a failure, and the events just before it."""
     level = faults if isinstance(faults, str) else getattr(faults, "name", None)
     after = trio.current_time() - world.trace.started
     said = f"simulated with seed={world.seed}" + (f" and {level} faults" if level else "")
@@ -249,7 +249,7 @@ def _draw_options(draw: random.Random) -> ServerOptions:
 
 
 def _limit_sec(workload: Sequence[RolloutPlan]) -> float:
-    """Return a time by which every caller of a workload has its answer, one way or the other."""
+    """Return a time by which every caller of a workload has its answer or its error."""
     arrived = max((plan.arrival_sec for plan in workload), default=0.0)
     work = sum(longest_work_sec(plan) + plan.caller_sec for plan in workload)
     return arrived + work + _SPARE_SEC
@@ -258,7 +258,7 @@ def _limit_sec(workload: Sequence[RolloutPlan]) -> float:
 async def _trouble(
     world: SimulatedWorld, level: FaultLevel, draw: random.Random, workload: list[RolloutPlan]
 ) -> None:
-    """Pause all processes, restart the server or stop it, as often as the level has it."""
+    """Pause all processes, restart the server or stop it, as often as the level says."""
     horizon = max((plan.arrival_sec for plan in workload), default=0.0) + 60.0
     troubles: list[tuple[float, Callable[[], None]]] = []
     for _ in range(draw.randint(0, level.pauses)):

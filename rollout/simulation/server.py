@@ -44,12 +44,12 @@ class Exchange:
     moved: trio.Event = field(factory=trio.Event)
 
     def end(self) -> None:
-        """Note that nothing more comes."""
+        """End the exchange: nothing more comes."""
         self.over.set()
         self.moved.set()
 
     async def write(self, chunk: bytes) -> None:
-        """Write a chunk of a streamed answer, which takes the time that it takes."""
+        """Write a chunk of a streamed answer, which takes `write_sec`."""
         if self.on_write is not None:
             self.on_write(chunk)
         await trio.sleep(self.write_sec)
@@ -128,7 +128,7 @@ class SimulatedServer:
     def start(
         self, scope: dict[str, Any], body: bytes, exchange: Exchange | None = None
     ) -> Exchange | None:
-        """Hand a request to the running process; ``None`` when there is none."""
+        """Start a request in the running process; return ``None`` when there is none."""
         if self._nursery is None or self.app is None:
             return None
         exchange = exchange or Exchange()

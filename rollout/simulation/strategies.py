@@ -75,7 +75,7 @@ def _changes(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dic
 
 
 def _around(moment: float) -> tuple[float, ...]:
-    """Return a moment and its neighbours: a millisecond and one float to either side."""
+    """Return a moment and its neighbours, a millisecond and one float to either side."""
     return (
         moment,
         moment + 0.001,

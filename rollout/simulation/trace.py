@@ -86,7 +86,7 @@ class Trace:
         ]
 
     def story(self, rollout_id: str) -> list[Event]:
-        """Return what a person has to know about one rollout: its events, and the world's."""
+        """Return the events of one rollout and of the world."""
         return [
             event
             for event in self.events
@@ -103,7 +103,7 @@ class Trace:
 
 
 def story_of(trace: Trace, rollout_id: str, at: float) -> list[Event]:
-    """Return the events that a person has to know to understand what showed at some time.
+    """Return the events that explain what showed at some time.
 
     Args:
         trace: What happened.

@@ -1,4 +1,4 @@
-"""What simulated callers ask for: rollouts whose course is written down beforehand.
+"""Plans of simulated rollouts, and a backend that follows them.
 
 A `RolloutPlan` says how long its workflow and grader take and how they end, and what its
 caller does: waits, follows a handle, stops polling, cancels, vanishes, or comes back later for
@@ -156,7 +156,7 @@ def expected_outcomes(plan: RolloutPlan) -> set[tuple[str, str | None]]:
 
 
 def longest_work_sec(plan: RolloutPlan) -> float:
-    """Return how long workflow and grader may take together, whoever interrupts them when."""
+    """Return how long workflow and grader may take together, if interrupted at the worst time."""
     longest = plan.agent_sec + (plan.grader_sec if plan.grade else 0.0)
     if plan.agent is Course.SWALLOW:
         longest += longest_swallow_sec(plan.agent_sec)
@@ -215,12 +215,12 @@ def _pick(generator: random.Random, choices: Sequence[tuple[Any, int]]) -> Any:
 
 
 def longest_swallow_sec(seconds: float) -> float:
-    """Return for how long a phase goes on that ignores its cancellation."""
+    """Return how long a phase goes on if it ignores its cancellation."""
     return min(seconds, LONGEST_SWALLOW_SEC)
 
 
 def _report_again() -> None:
-    """Report what is known already, as user code may do, at a time when it is wrong."""
+    """Report a status and a start that are known already, as user code may do."""
     context = get_rollout_context()
     if context is not None:
         context.report_status(RolloutStatus.RUNNING)

@@ -61,7 +61,7 @@ class ServerOptions:
 
 
 class _NoCookies(httpx.Cookies):
-    """Reads no cookies out of answers, which takes long; the server sets none."""
+    """Cookies of a client whose server sets none: looking for them in each answer takes long."""
 
     def extract_cookies(self, response: httpx.Response) -> None:
         """Leave the answer unread."""
@@ -69,7 +69,7 @@ class _NoCookies(httpx.Cookies):
 
 @define(eq=False)
 class SimulatedWorld:
-    """What a scenario gets: a server, clients that reach it through faults, and the trace.
+    """The world of a scenario: a server, clients that reach it through faults, and the trace.
 
     Attributes:
         seed: Where every draw comes from.
