@@ -9,7 +9,8 @@ itself, so that the slot is given back by the same code on every path.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -317,11 +318,9 @@ class SlotBackend(ExecutionBackend):
         if execution is not None:
             execution.when_ended(partial(self.executions.pop, rollout_id, None))
 
-    def begin(self, rollout_id: str) -> tuple[Execution, bool]:
-        """Start the execution of a rollout.
-
-        Returns:
-            The execution, and whether it was reserved before; if not, the caller releases it.
+    @contextmanager
+    def begun(self, rollout_id: str) -> Generator[Execution, None, None]:
+        """Start the execution of a rollout; one that was not reserved is released at the end.
 
         Raises:
             DuplicateRolloutError: It is running already.
@@ -333,7 +332,11 @@ class SlotBackend(ExecutionBackend):
         if execution.started:
             raise DuplicateRolloutError(f"rollout {rollout_id} is running already")
         execution.started = True
-        return execution, reserved
+        try:
+            yield execution
+        finally:
+            if not reserved:
+                self.release(rollout_id)
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the status of a rollout that has been admitted and has not ended."""

@@ -34,7 +34,6 @@ from rollout.context import (
     RolloutContext,
     get_rollout_context,
 )
-from rollout.errors import DuplicateRolloutError
 from rollout.grader import Grader
 from rollout.types import (
     MODEL_ENDPOINT,
@@ -123,23 +122,16 @@ class LocalBackend(SlotBackend):
         Raises:
             DuplicateRolloutError: A rollout of that id is running here already.
         """
-        try:
-            execution, reserved = self.begin(request.id)
-        except DuplicateRolloutError:
-            await trio.lowlevel.checkpoint()
-            raise
         context = get_rollout_context() or RolloutContext(rollout_id=request.id)
-        try:
-            outcome = await self._execute(request, execution, context)
-            await self._save(request, execution, context, outcome)
-            return outcome
-        except (trio.Cancelled, BaseExceptionGroup):
-            ended = ExecutionOutcome(workflow=execution.interrupted())
-            await self._save(request, execution, context, ended)
-            raise
-        finally:
-            if not reserved:
-                self.release(request.id)
+        with self.begun(request.id) as execution:
+            try:
+                outcome = await self._execute(request, execution, context)
+                await self._save(request, execution, context, outcome)
+            except (trio.Cancelled, BaseExceptionGroup):
+                ended = ExecutionOutcome(workflow=execution.interrupted())
+                await self._save(request, execution, context, ended)
+                raise
+        return outcome
 
     async def _save(
         self,

@@ -261,12 +261,8 @@ class HarborBackend(SlotBackend):
         """
         await trio.lowlevel.checkpoint()
         _ = self.runtime.bridge  # raises without one
-        execution, reserved = self.begin(request.id)
-        try:
+        with self.begun(request.id) as execution:
             return await self._execute(request, execution)
-        finally:
-            if not reserved:
-                self.release(request.id)
 
     async def _execute(self, request: ExecutionRequest, execution: Execution) -> ExecutionOutcome:
         phase = Phase("agent", request.agent_timeout_sec, execution.submitted_at)
