@@ -17,7 +17,7 @@ from rollout._files.trees import remove_tree
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE, ARTIFACTS, ArtifactStore
 from rollout.backend.saving import DIAGNOSTICS
 from rollout.cli.failures import CommandError
-from rollout.cli.options import FilePath
+from rollout.cli.options import FILE_PATH
 from rollout.cli.text import one_line
 
 __all__ = ["command"]
@@ -50,7 +50,7 @@ def _age(value: str) -> float:
 
 
 @click.command()
-@click.argument("folder", type=FilePath(), required=False)
+@click.argument("folder", type=FILE_PATH, required=False)
 @click.option(
     "--older-than",
     type=_age,

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from rollout._checks import check_api_key
 from rollout.cli.failures import CommandError
 from rollout.errors import InvalidFieldError
 
 __all__ = [
-    "FilePath",
+    "FILE_PATH",
     "api_key_option",
     "help_alone",
     "host_of",
@@ -28,6 +27,9 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+FILE_PATH = click.Path(readable=False)
+"""A path that a shell completes; the command itself says what is wrong with the file."""
 
 _HIGHEST_PORT = 65_535
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -47,21 +49,6 @@ def seconds(value: str) -> float:
     if not math.isfinite(number):
         raise click.BadParameter("must be a finite number of seconds")
     return number
-
-
-class FilePath(click.types.StringParamType):
-    """A path that a shell completes; the command itself says what is wrong with the file."""
-
-    name = "file"
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002
-        param: click.Parameter,  # noqa: ARG002
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        """Leave it to the shell, which knows its files."""
-        return [CompletionItem(incomplete, type="file")]
 
 
 def help_alone(ctx: click.Context) -> None:

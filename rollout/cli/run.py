@@ -20,7 +20,7 @@ from rollout._logs import printable
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import (
-    FilePath,
+    FILE_PATH,
     api_key_option,
     json_option,
     seconds,
@@ -63,7 +63,7 @@ _ADVICE = {
 )  # fmt: skip
 @click.option(
     "--messages-file",
-    type=FilePath(),
+    type=FILE_PATH,
     metavar="FILE",
     help="Take all messages from a JSON list of objects; - reads stdin.",
 )

@@ -30,7 +30,7 @@ from rollout.cli.failures import (
     last_place,
     run_async,
 )
-from rollout.cli.options import FilePath, host_of, seconds, secret_from_env
+from rollout.cli.options import FILE_PATH, host_of, seconds, secret_from_env
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line
@@ -66,9 +66,9 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
     help="Where to listen; port 0 takes a free one. Also [IPV6]:PORT and unix:PATH.",
 )
 @click.option(
-    "--certfile", type=FilePath(), metavar="FILE", help="Certificate chain (PEM), for TLS."
+    "--certfile", type=FILE_PATH, metavar="FILE", help="Certificate chain (PEM), for TLS."
 )
-@click.option("--keyfile", type=FilePath(), metavar="FILE", help="Its private key (PEM).")
+@click.option("--keyfile", type=FILE_PATH, metavar="FILE", help="Its private key (PEM).")
 @click.option(
     "--keyfile-password-env",
     metavar="NAME",
@@ -76,7 +76,7 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
 )
 @click.option(
     "--ca-certs",
-    type=FilePath(),
+    type=FILE_PATH,
     metavar="FILE",
     help="Authorities (PEM); clients must present a certificate.",
 )

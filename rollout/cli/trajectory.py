@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rollout._logs import printable
 from rollout.cli.failures import EXIT_FAILED, CommandError
-from rollout.cli.options import FilePath, help_alone, json_option
+from rollout.cli.options import FILE_PATH, help_alone, json_option
 from rollout.cli.text import not_json, one_line, print_fields, print_json
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, TrajectoryError
@@ -36,7 +36,7 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command()
-@click.argument("file", type=FilePath())
+@click.argument("file", type=FILE_PATH)
 @json_option
 def show(file: str, as_json: bool) -> None:
     """Show the trajectory in FILE: what came of it, then step by step."""
@@ -60,7 +60,7 @@ def show(file: str, as_json: bool) -> None:
 
 
 @command.command(short_help="Check that each FILE is a valid trajectory.")
-@click.argument("files", type=FilePath(), metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", type=FILE_PATH, metavar="FILE...", nargs=-1, required=True)
 def validate(files: tuple[str, ...]) -> None:
     """Check that each FILE is a valid trajectory, and print all that is wrong, a line each.
 

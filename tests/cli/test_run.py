@@ -180,7 +180,7 @@ def test_id_that_is_taken(cli, server):
         (["-m", "a", "--metadata", "[]"], "--metadata must be a JSON object"),
         (["-m", "a", "--id", "a/b"], "rollout_id"),
         (["-m", "a", "--id", ""], "rollout_id"),
-        (["-m", "a", "--agent-timeout-sec", "inf"], "must be finite"),
+        (["-m", "a", "--agent-timeout-sec", "inf"], "must be a finite number of seconds"),
         (["-m", "a", "--agent-timeout-sec", "x"], "is not a number of seconds"),
     ],
 )

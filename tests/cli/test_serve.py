@@ -266,7 +266,7 @@ def test_wrong_password(cli, apps, encrypted, monkeypatch):
         (["--certfile", "missing.pem"], "both a certfile and a keyfile"),
         (["--certfile", "missing.pem", "--keyfile", "missing.pem"], "there is no file missing.pem"),
         (["--drain-sec", "-1"], "--drain-sec must be a finite number from 0 up"),
-        (["--drain-sec", "nan"], "must be finite"),
+        (["--drain-sec", "nan"], "must be a finite number of seconds"),
         (["--cleanup-sec", "soon"], "is not a number of seconds"),
         (["--bind", "127.0.0.1"], "HOST:PORT"),
         (["--bind", "::1:80"], "HOST:PORT"),
