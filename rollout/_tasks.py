@@ -12,8 +12,12 @@ __all__ = ["background_tasks", "copy_error", "sole_error"]
 
 
 @asynccontextmanager
-async def background_tasks(*tasks: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
+async def background_tasks(
+    *tasks: Callable[[], Awaitable[object]],
+) -> AsyncGenerator[trio.Nursery, None]:
     """Run tasks for the length of the block; what still runs at its end is cancelled.
+
+    The nursery is for more of them.
 
     An exception of the block comes out as it is, with those of tasks as notes; without one,
     the exception of a task does. Several tasks that fail at once come out as a group.
@@ -25,7 +29,7 @@ async def background_tasks(*tasks: Callable[[], Awaitable[object]]) -> AsyncGene
             for task in tasks:
                 nursery.start_soon(task)
             try:
-                yield
+                yield nursery
             except BaseException as raised:
                 leaving = raised
                 raise

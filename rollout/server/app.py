@@ -25,7 +25,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from rollout._checks import check_api_key, check_flag, check_number, check_whole
 from rollout._json.fit import fit
 from rollout._logs import LogFormatter, get_logger
-from rollout._tasks import sole_error
+from rollout._tasks import background_tasks, sole_error
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
@@ -174,27 +174,12 @@ class RolloutServer(QuartTrio):
 
         A lifespan or a backend that fails to start comes out as it is.
         """
-        failure: BaseException | None = None
-        try:
-            async with AsyncExitStack() as stack:
-                nursery = await stack.enter_async_context(trio.open_nursery())
-                stack.callback(nursery.cancel_scope.cancel)
-                self.nursery = nursery
-                try:
-                    await self._start(stack, nursery)
-                except Exception as error:
-                    failure = error
-                    raise
-                yield
-                await self.shutdown_stages.run()
-        except BaseExceptionGroup as group:
-            if failure is None or sole_error(group) is not failure:
-                raise
-        else:
-            return
-        raise failure
+        async with background_tasks() as self.nursery, AsyncExitStack() as stack:
+            await self._start(stack)
+            yield
+            await self.shutdown_stages.run()
 
-    async def _start(self, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
+    async def _start(self, stack: AsyncExitStack) -> None:
         """Enter the context managers of serving in order; *stack* exits them."""
         await self.startup()
         stack.push_async_callback(self.shutdown)
@@ -203,7 +188,7 @@ class RolloutServer(QuartTrio):
             await stack.enter_async_context(self._user_lifespan(self))
             stack.callback(logger.info, "shutting down: waiting for the lifespan to end")
         if self.watchdog is not None and self.watchdog.applies():
-            await nursery.start(self.watchdog.run)
+            await self.nursery.start(self.watchdog.run)
         await stack.enter_async_context(self.registry.running())
 
 
