@@ -197,7 +197,7 @@ class _Reported:
             return self._take_feed(event)
         if route == "batch" and event.what == "server-answered":
             feed = event.detail.get("feed", 0)
-            if feed and feed not in self.closed | self.over and _accepted(event):
+            if feed and feed not in self.closed | self.over and event.detail["status"] == _ACCEPTED:
                 self._attach(feed, self.early.get(feed, State()), self.rollout.time_of("admitted"))
         return None
 
@@ -272,10 +272,6 @@ class _Reported:
         if "digest" in event.detail:
             self.current = None
         return message
-
-
-def _accepted(event: Event) -> bool:
-    return bool(event.detail["status"] == _ACCEPTED)
 
 
 def check_feeds(checked: Checked) -> Iterator[Finding]:

@@ -96,12 +96,6 @@ def _forward(rollout: ServedRollout) -> Iterator[Finding]:
         started = started or reported
 
 
-def _late_outcomes(plan: RolloutPlan) -> set[tuple[str, str | None]]:
-    """Return the outcomes that are possible besides where everything stood still for a while."""
-    limited = plan.agent_timeout_sec is not None or plan.grader_timeout_sec is not None
-    return {("failure", "timeout")} if limited else set()
-
-
 def check_disconnects(checked: Checked) -> Iterator[Finding]:
     """Check that disconnects change no outcome, stop nothing and lose no result."""
     shutdowns = {
@@ -156,8 +150,9 @@ def _check_outcome(checked: Checked, rollout: ServedRollout, finished: Event) ->
     if plan is None or category == "lease_expired" or stopped:
         return
     expected = expected_outcomes(plan)
-    if checked.history.paused_sec(rollout.time_of("admitted"), finished.time):
-        expected |= _late_outcomes(plan)
+    limited = plan.agent_timeout_sec is not None or plan.grader_timeout_sec is not None
+    if limited and checked.history.paused_sec(rollout.time_of("admitted"), finished.time):
+        expected.add(_TIMEOUT)
     if (status, category) not in expected:
         message = f"ended as {status} ({category}), which its plan does not lead to"
         yield Finding(rollout.rollout_id, message, finished.time)

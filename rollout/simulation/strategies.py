@@ -339,14 +339,20 @@ def request_bodies(*, valid: bool | None = None) -> st.SearchStrategy[bytes]:
 # --- workloads ----------------------------------------------------------------------------------
 
 
-def _microseconds(seconds: float) -> float:
-    return round(seconds, 6)
+def rollout_plans(
+    rollout_id: str = "r0", *, options: ServerOptions | None = None
+) -> st.SearchStrategy[RolloutPlan]:
+    """Plans of one rollout; the simplest has the defaults of `RolloutPlan`.
 
+    Its times are whole microseconds.
 
-def _plans(rollout_id: str, options: ServerOptions | None) -> st.SearchStrategy[RolloutPlan]:
+    Args:
+        rollout_id: Its id.
+        options: The server whose borders are drawn as times.
+    """
     # In a world whose clock has moved on, single floats drown in the rounding of sums, and a
     # grader that is faster than its deadline by one of them is not.
-    seconds = durations(options=options).map(_microseconds)
+    seconds = durations(options=options).map(lambda drawn: round(drawn, 6))
     return _changes(
         {
             "arrival_sec": seconds,
@@ -364,20 +370,6 @@ def _plans(rollout_id: str, options: ServerOptions | None) -> st.SearchStrategy[
     ).map(lambda changes: RolloutPlan(rollout_id=rollout_id, **changes))
 
 
-def rollout_plans(
-    rollout_id: str = "r0", *, options: ServerOptions | None = None
-) -> st.SearchStrategy[RolloutPlan]:
-    """Plans of one rollout; the simplest has the defaults of `RolloutPlan`.
-
-    Its times are whole microseconds.
-
-    Args:
-        rollout_id: Its id.
-        options: The server whose borders are drawn as times.
-    """
-    return _plans(rollout_id, options)
-
-
 def workloads(
     *, min_size: int = 1, max_size: int = 8, options: ServerOptions | None = None
 ) -> st.SearchStrategy[list[RolloutPlan]]:
@@ -388,7 +380,7 @@ def workloads(
         max_size: At most so many.
         options: The server whose borders are drawn as times.
     """
-    return st.lists(_plans("r", options), min_size=min_size, max_size=max_size).map(
+    return st.lists(rollout_plans(options=options), min_size=min_size, max_size=max_size).map(
         # Numbered afterwards, so that a plan can be dropped without a change to the others.
         lambda plans: [evolve(plan, rollout_id=f"r{n}") for n, plan in enumerate(plans)]
     )
