@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from rollout.artifacts import ArtifactStore
-from rollout.backend.harbor.agents.base import AgentSpec
+from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.types import GraderConfig

@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from rollout.artifacts import ArtifactStore
-from rollout.backend.harbor.agents.base import AgentSpec
 from rollout.backend.harbor.agents.native import NativeAgent
+from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts
 from rollout.backend.harbor.result.scrub import ScrubReport

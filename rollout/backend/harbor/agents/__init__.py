@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.backend.harbor.agents.base import AgentSpec
 from rollout.backend.harbor.agents.native import NativeAgent
+from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.agents.workflow import WorkflowAgent
 from rollout.errors import BackendConfigurationError
 

@@ -9,18 +9,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from harbor.agents.installed.base import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
-    BaseInstalledAgent,
-)
-from harbor.agents.installed.mini_swe_agent import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
-    MiniSweAgent,
-)
-from harbor.agents.installed.opencode import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
-    OpenCode,
-)
-from harbor.agents.terminus_2.terminus_2 import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
-    Terminus2,
-)
+from harbor.agents.installed.base import BaseInstalledAgent
+from harbor.agents.installed.mini_swe_agent import MiniSweAgent
+from harbor.agents.installed.opencode import OpenCode
+from harbor.agents.terminus_2.terminus_2 import Terminus2
 
 from rollout.backend.harbor.agents.native import NO_KEY, chat_base
 from rollout.backend.signatures import signature_of

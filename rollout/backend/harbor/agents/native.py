@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from rollout.backend.harbor.agents.base import AgentSpec, timeout_fields
+from rollout.backend.harbor.agents.spec import AgentSpec, timeout_fields
 from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import RolloutSample

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout._files.claims import Claim
-from rollout.backend.harbor.agents.base import AgentSpec, timeout_fields
+from rollout.backend.harbor.agents.spec import AgentSpec, timeout_fields
 from rollout.backend.harbor.inside import bootstrap
 from rollout.backend.harbor.inside.bundle import Bundle, make_bundle
 from rollout.backend.harbor.inside.documents import (

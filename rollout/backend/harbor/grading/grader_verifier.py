@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harbor.models.verifier.result import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
-    VerifierResult,
-)
-from harbor.verifier.base import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
-    BaseVerifier,
-)
+from harbor.models.verifier.result import VerifierResult
+from harbor.verifier.base import BaseVerifier
 
 from rollout.backend.harbor.errors import GraderError
 from rollout.backend.harbor.grading.grader import grade

@@ -16,9 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harbor.agents.base import (  # type: ignore[import-not-found,unused-ignore] # pyright: ignore[reportMissingImports]
-    BaseAgent,
-)
+from harbor.agents.base import BaseAgent
 
 from rollout._logs import Lines, get_logger
 from rollout._redaction import redact

@@ -19,8 +19,8 @@ from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.artifacts import ARTIFACTS, ArtifactStore
 from rollout.backend.failures import describe_exception
-from rollout.backend.harbor.agents.base import AgentSpec
 from rollout.backend.harbor.agents.native import NativeAgent
+from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.result.facts import USAGE, TrialFacts
 from rollout.backend.harbor.result.outcomes import REWARD
