@@ -50,7 +50,7 @@ async def test_an_environment_that_does_not_start(make_task, make_backend, servi
     [
         ({"import_path": "no_such_module:Environment"}, "there is no module 'no_such_module'"),
         ({"import_path": "trial_variants:NoSuch"}, "has no attribute 'NoSuch'"),
-        ({"import_path": "json:loads"}, "json:loads is no class"),
+        ({"import_path": "json:loads"}, "json:loads is not a class"),
         ({"import_path": "broken_environment:Any"}, "division by zero"),
         ({"type": "namespace", "memory_enforcement_policy": "guarantee"}, "memory"),
     ],

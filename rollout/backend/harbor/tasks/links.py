@@ -11,7 +11,6 @@ import os
 import posixpath
 import shutil
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from rollout.backend.harbor.errors import UnfitTaskError
@@ -35,18 +34,20 @@ def check_tree(folder: Path) -> None:
     """
     root = Path(os.path.realpath(folder))
     children: dict[str, list[str]] = {}
-    for entry, here in _entries(root):
-        name = _name(entry, root)
-        if name.count(os.sep) >= _DEEPEST:
-            raise UnfitTaskError(f"it has folders more than {_DEEPEST} deep")
-        if entry.is_symlink():
-            target = _link_target(Path(entry.path), root, name)
-            if target.is_dir():
-                children.setdefault(here, []).append(str(target))
-        elif entry.is_dir(follow_symlinks=False):
-            children.setdefault(here, []).append(entry.path)
-        elif not entry.is_file(follow_symlinks=False):
-            raise UnfitTaskError(f"{name} is neither a file, a folder nor a link")
+    for way, folders, files in os.walk(root, onerror=_raise):
+        for entry in sorted((*folders, *files)):
+            path = Path(way, entry)
+            name = str(path.relative_to(root))
+            if name.count(os.sep) >= _DEEPEST:
+                raise UnfitTaskError(f"it has folders more than {_DEEPEST} deep")
+            if path.is_symlink():
+                target = _link_target(path, root, name)
+                if target.is_dir():
+                    children.setdefault(way, []).append(str(target))
+            elif entry in folders:
+                children.setdefault(way, []).append(str(path))
+            elif not stat.S_ISREG(path.lstat().st_mode):
+                raise UnfitTaskError(f"{name} is neither a file, a folder nor a link")
     try:
         graphlib.TopologicalSorter(children).prepare()
     except graphlib.CycleError as error:
@@ -96,22 +97,6 @@ def _permissions(path: Path) -> int:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _entries(root: Path) -> Iterator[tuple[os.DirEntry[str], str]]:
-    pending = [str(root)]
-    while pending:
-        here = pending.pop()
-        with os.scandir(here) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
-            yield entry, here
-
-
-def _name(entry: os.DirEntry[str], root: Path) -> str:
-    return os.path.relpath(entry.path, root)
 
 
 def _link_target(link: Path, root: Path, name: str) -> Path:
