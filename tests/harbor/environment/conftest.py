@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
-if sys.platform == "linux" and importlib.util.find_spec("harbor.trial") is not None:
+from rollout.backend.harbor.validation import has_harbor
+
+if sys.platform == "linux" and has_harbor():
     from sandbox_support import namespaces, nothing_left, run
 
     __all__ = ["namespaces", "nothing_left", "run"]
