@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -498,9 +505,10 @@ class RolloutClient:
         Otherwise as `cancel_rollout`.
         """
         self._check_usable()
-        if not isinstance(prefix, str | None):
-            raise InvalidFieldError("prefix", "must be a string", kind="type_error")
-        request = CancelRolloutsRequest(ids=_strings(ids), prefix=prefix, all=all)
+        given: Any = ids
+        if isinstance(given, Collection) and not isinstance(given, str):
+            given = list(given)
+        request = CancelRolloutsRequest(ids=given, prefix=prefix, all=all)
         if request.selectors != 1:
             raise InvalidFieldError("ids", "or prefix or all: give exactly one of the three")
         with trio.move_on_after(CANCEL_TIMEOUT_SEC):
@@ -553,15 +561,6 @@ class RolloutClient:
             poll_interval_sec=poll_interval_sec,
             process_id=process_id,
         )
-
-
-def _strings(ids: Any) -> list[str] | None:
-    if ids is None:
-        return None
-    strings = [] if isinstance(ids, str) else [item for item in ids if isinstance(item, str)]
-    if isinstance(ids, str) or len(strings) != len(ids):
-        raise InvalidFieldError("ids", "must be a list of strings", kind="type_error")
-    return strings
 
 
 def _is_cancellation(error: BaseException) -> bool:
