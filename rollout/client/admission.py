@@ -13,7 +13,7 @@ import trio
 from attrs import define
 
 from rollout._logs import get_logger
-from rollout.client.wire import AdmissionAnswer, Admitted, Busy
+from rollout.client.answers import AdmissionAnswer, Admitted, Busy
 from rollout.codec import dump_request
 from rollout.errors import RolloutAdmissionTimeoutError
 from rollout.rules.retry import lengthened, retry_after_sec

@@ -17,8 +17,9 @@ import trio
 from attrs import define, field
 
 from rollout._tasks import copy_error
+from rollout.client.answers import AdmissionAnswer, Admitted, Refused
 from rollout.client.feed import Expectation, ExpectedAdmission, ResultFeed
-from rollout.client.wire import AdmissionAnswer, Admitted, Refused, Wire
+from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
 from rollout.types import RolloutInitRequest
@@ -218,7 +219,8 @@ class AdmissionBatcher:
         """
         if response.status_code != httpx.codes.OK:
             for item in items:
-                item.answer = self._wire.read_admission(response, item.request, sent_at)
+                reader = self._wire.admission_reader(item.request)
+                item.answer = reader.admission(response, item.request, sent_at)
             return
         try:
             answer = parse_json(response.content)
@@ -233,11 +235,11 @@ class AdmissionBatcher:
             if not _is_outcome(outcome):
                 item.failure = _invalid()
                 continue
-            read = self._wire.read_outcome(outcome, item.request, sent_at)
-            if isinstance(read, Admitted):
+            reader = self._wire.admission_reader(item.request)
+            item.answer = reader.outcome(outcome, item.request, sent_at)
+            if isinstance(item.answer, Admitted):
                 item.expectation.feed = feed if answer.get("attached") is True else None
-                read = ExpectedAdmission(read.response, sent_at, item.expectation)
-            item.answer = read
+                item.answer = ExpectedAdmission(item.answer.response, sent_at, item.expectation)
 
 
 def _is_outcome(value: Any) -> bool:

@@ -20,6 +20,7 @@ import trio
 from rollout._checks import check_api_key, check_flag, check_number
 from rollout._tasks import sole_error
 from rollout.client.admission import BusyNotice, Progress, admit
+from rollout.client.answers import Admitted
 from rollout.client.bulk import Runner, run_many
 from rollout.client.extensions import ServerExtensions
 from rollout.client.finished import FinishedRollout, RolloutRetry
@@ -28,7 +29,7 @@ from rollout.client.handle import RolloutHandle
 from rollout.client.http import check_url, own_http_client
 from rollout.client.idle import wait_until_idle
 from rollout.client.polling import Poller
-from rollout.client.wire import Admitted, Wire
+from rollout.client.wire import Wire
 from rollout.errors import (
     InvalidFieldError,
     NotOnTrioError,

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import trio
 
+from rollout.client.answers import AdmissionAnswer, Admitted
 from rollout.client.batching import AdmissionBatcher
 from rollout.client.feed import ResultFeed
 from rollout.client.polling import Poller
-from rollout.client.wire import AdmissionAnswer, Admitted, Wire
+from rollout.client.wire import Wire
 from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutResultResponse
 
 __all__ = ["ServerExtensions"]

@@ -25,8 +25,9 @@ from attrs import define, field, frozen
 
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks, copy_error
+from rollout.client.answers import Admitted
 from rollout.client.polling import RETRYABLE, Poller
-from rollout.client.wire import Admitted, Wire
+from rollout.client.wire import Wire
 from rollout.codec import dump_json, parse_json, structure
 from rollout.errors import InvalidBodyError, RolloutClientClosedError, RolloutProtocolError
 from rollout.rules import is_terminal

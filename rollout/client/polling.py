@@ -10,7 +10,8 @@ import trio
 from attrs import define, evolve, field
 
 from rollout._logs import get_logger
-from rollout.client.wire import Admitted, Wire
+from rollout.client.answers import Admitted
+from rollout.client.wire import Wire
 from rollout.errors import RolloutPollTimeoutError, RolloutProtocolError
 from rollout.rules import SeenState, is_terminal, may_follow
 from rollout.rules.retry import (

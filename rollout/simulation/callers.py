@@ -16,8 +16,8 @@ from attrs import evolve, frozen
 
 from rollout.client import RolloutClient, RolloutHandle, RolloutHandleCancelled
 from rollout.client.admission import admit
+from rollout.client.answers import Admitted
 from rollout.client.polling import Poller
-from rollout.client.wire import Admitted
 from rollout.errors import RolloutError, RolloutProtocolError
 from rollout.rules import SeenState
 from rollout.simulation.workload import Caller, RolloutPlan

@@ -13,7 +13,7 @@ from cli.harness import SERVER_KEY, command_line, environment
 from support import fresh_id
 
 from rollout.cli.run import PhaseView
-from rollout.client.wire import Busy
+from rollout.client.answers import Busy
 from rollout.types import RolloutStatus
 
 CHAT = ("--chat-url", "http://127.0.0.1:9/v1")

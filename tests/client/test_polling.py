@@ -24,8 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.client import RolloutClient
+from rollout.client.answers import Admitted
 from rollout.client.polling import Poller
-from rollout.client.wire import Admitted, Wire
+from rollout.client.wire import Wire
 from rollout.rules import is_terminal, may_follow
 from rollout.types import RolloutInitResponse, RolloutResultResponse, RolloutStatus
 

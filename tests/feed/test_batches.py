@@ -28,9 +28,10 @@ from rollout.client import (
     RolloutClientClosedError,
     RolloutProtocolError,
 )
+from rollout.client.answers import Admitted, Busy, Refused
 from rollout.client.batching import AdmissionBatcher, _Batch, _Item
 from rollout.client.feed import Expectation
-from rollout.client.wire import Admitted, Busy, Refused, Wire
+from rollout.client.wire import Wire
 from rollout.types import RolloutInitRequest, RolloutStatus
 
 

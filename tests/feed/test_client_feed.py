@@ -27,9 +27,9 @@ from feed.scripted import (
 )
 
 from rollout.client import RolloutProtocolError
+from rollout.client.answers import Admitted
 from rollout.client.feed import Expectation, Followed
 from rollout.client.polling import Poller
-from rollout.client.wire import Admitted
 from rollout.rules.retry import FailureKind
 from rollout.types import RolloutInitResponse, RolloutResultResponse, RolloutStatus
 

@@ -14,9 +14,10 @@ import trio
 from attrs import define, evolve
 from simulation.mutants import STOPPING, Run, drawn, interrupted, mutant, wrap
 
+from rollout.client.answers import Admitted
 from rollout.client.batching import AdmissionBatcher
 from rollout.client.feed import Followed, ResultFeed
-from rollout.client.wire import Admitted, Wire
+from rollout.client.wire import Wire
 from rollout.rules import SeenState
 from rollout.server.deadlines import Deadlines
 from rollout.server.feed import Feed, FeedHub

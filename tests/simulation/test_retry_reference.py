@@ -20,8 +20,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from rollout.client.answers import Admitted
 from rollout.client.polling import Poller
-from rollout.client.wire import Admitted, Wire
+from rollout.client.wire import Wire
 from rollout.errors import RolloutProtocolError
 from rollout.rules import ResultRetrySchedule
 from rollout.rules.retry import FailureKind
