@@ -75,21 +75,22 @@ def _is_marked(error: BaseException) -> bool:
 def _is_of(chat_url: str, error: BaseException) -> bool:
     """Whether httpx, used by hand, failed to reach an endpoint or was refused there."""
     httpx: Any = sys.modules.get("httpx")  # whoever raises its exceptions has loaded it
-    if httpx is None or not chat_url:
+    if httpx is None or not chat_url or not isinstance(error, httpx.HTTPError):
         return False
-    if isinstance(error, httpx.HTTPStatusError):
-        failed = is_refusal(error.response.status_code)
+    met: Any = error
+    if isinstance(met, httpx.HTTPStatusError):
+        failed = is_refusal(met.response.status_code)
     else:
-        failed = isinstance(error, httpx.TransportError) and not isinstance(
-            error, (httpx.PoolTimeout, httpx.LocalProtocolError, httpx.UnsupportedProtocol)
+        failed = isinstance(met, httpx.TransportError) and not isinstance(
+            met, (httpx.PoolTimeout, httpx.LocalProtocolError, httpx.UnsupportedProtocol)
         )
     with suppress(Exception):  # an exception may have no request, a chat URL may be malformed
-        asked, endpoint = error.request.url, httpx.URL(chat_url)  # type: ignore[attr-defined]
-        base = endpoint.path.rstrip("/").removesuffix("/chat/completions")
-        return (
-            failed
-            and (asked.scheme, asked.host, asked.port)
-            == (endpoint.scheme, endpoint.host, endpoint.port)
-            and asked.path.startswith(base)
+        asked, endpoint = met.request.url, httpx.URL(chat_url)
+        same = (asked.scheme, asked.host, asked.port) == (
+            endpoint.scheme,
+            endpoint.host,
+            endpoint.port,
         )
+        base = endpoint.path.rstrip("/").removesuffix("/chat/completions")
+        return failed and same and asked.path.startswith(base)
     return False

@@ -120,9 +120,6 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     hides: ClassVar[bool]
     """Whether events of a stream that its caller has not asked for are taken out."""
 
-    clock: ClassVar[Callable[[], float]]
-    """The seconds of the loop that it is used in."""
-
     body: ClassVar[type[ReadAlong]]
     """Takes the place of the body of an answer."""
 
@@ -133,6 +130,11 @@ class WatchingTransport(httpx.AsyncBaseTransport):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.endpoint.shown}>"
+
+    @staticmethod
+    @abstractmethod
+    def clock() -> float:
+        """Return the time of the loop that it is used in, in seconds."""
 
     @abstractmethod
     async def send(self, request: httpx.Request) -> httpx.Response:
@@ -187,7 +189,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         reading = Reading(
             recorder,
             call,
-            clock=type(self).clock,
+            clock=self.clock,
             hide_usage=self.hides and asks,
             hide_mark=self.hides and api == "chat",
         )

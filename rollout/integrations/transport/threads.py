@@ -96,8 +96,7 @@ class TrioSide:
         async def main() -> None:
             # Its cancellation goes to the thread too, which is the one that waits for it.
             with scope:
-                result = await outcome.acapture(fn, *args)
-            ended.set_result(result)
+                ended.set_result(await outcome.acapture(fn, *args))
 
         def start() -> None:
             try:
