@@ -179,7 +179,7 @@ class HarborBackend(SlotBackend):
             "agent": self.settings.agent.name,
             "environment": self.settings.environment.name,
             "unfit_tasks": len(self.runtime.unfit_tasks),
-            "unstopped": self.runtime.stops.names(),
+            "unstopped": self.runtime.unstopped(),
         }
 
     # --- life ---------------------------------------------------------------------------------

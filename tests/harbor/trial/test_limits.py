@@ -6,13 +6,14 @@ import asyncio
 import logging
 
 import pytest
+import trio
 
 from rollout.backend.harbor.trial.limits import (
     AgentTime,
     EnvironmentWatch,
-    Stops,
     drop_large_files,
 )
+from rollout.backend.harbor.trial.runtime import Runtime
 
 
 class Agent:
@@ -153,20 +154,20 @@ def test_the_end_of_the_loop_ends_a_stop():
 
 
 def test_environments_that_did_not_stop_have_their_trials_names():
-    stops = Stops()
+    runtime = Runtime(trio.CapacityLimiter(1))
     running, lost, well = (EnvironmentWatch(name, 1.0) for name in ("running", "lost", "well"))
     running.is_running = True
     lost.may_run = True
     for each in (running, lost, well):
-        stops.note(each)
-    assert stops.names() == ["running", "lost"]
+        runtime.note_stop(each)
+    assert runtime.unstopped() == ["running", "lost"]
     running.is_running = False
-    assert stops.names() == ["lost"]
+    assert runtime.unstopped() == ["lost"]
     for number in range(30):
         one = EnvironmentWatch(f"n-{number}", 1.0)
         one.may_run = True
-        stops.note(one)
-    assert stops.names() == [f"n-{number}" for number in range(10, 30)]
+        runtime.note_stop(one)
+    assert runtime.unstopped() == [f"n-{number}" for number in range(10, 30)]
 
 
 def test_files_that_would_fill_the_memory_are_left_out(tmp_path, caplog):

@@ -57,12 +57,11 @@ def main(payload: Path, result: Path) -> int:
     outcome = trio.run(_run, document, context)
     data = dump_result(outcome)
     if len(data) > MOST_BYTES:
-        data = dump_result(
-            _failed(
-                f"the workflow's sample is larger than {MOST_BYTES // 1024**2} MiB",
-                RolloutErrorCategory.VALIDATION_ERROR,
-            )
+        too_large = WorkflowFailure(
+            message=f"the workflow's sample is larger than {MOST_BYTES // 1024**2} MiB",
+            category=RolloutErrorCategory.VALIDATION_ERROR,
         )
+        data = dump_result(WorkflowResult(failure=too_large))
     unfinished = result.with_suffix(".part")
     unfinished.write_bytes(data)
     unfinished.replace(result)
@@ -109,10 +108,6 @@ async def _run(document: dict[str, Any], context: RolloutContext) -> WorkflowRes
         traceback=traceback,
     )
     return WorkflowResult(failure=failed)
-
-
-def _failed(message: str, category: RolloutErrorCategory) -> WorkflowResult:
-    return WorkflowResult(failure=WorkflowFailure(message=message, category=category))
 
 
 def _folder(name: str) -> Path | None:

@@ -68,7 +68,8 @@ async def fetch_task(task: ResolvedTask, workspace: Path) -> ResolvedTask:
             return await asyncio.to_thread(describe, folder, task.name)
         except UnfitTaskError as error:
             raise BackendConfigurationError(f"task {task.name}: {error}") from error
-    folder = workspace / "task" / _folder_name(task)
+    place = str(task.source.get("path") or task.source["name"])
+    folder = workspace / "task" / place.rpartition("/")[2]
     async with _shared(task) as fetched:
         try:
             return await asyncio.to_thread(_copy, fetched, folder, task.name)
@@ -76,11 +77,6 @@ async def fetch_task(task: ResolvedTask, workspace: Path) -> ResolvedTask:
             raise InvalidFieldError(
                 _FIELD, f"({task.name}) is not a usable task: {error}"
             ) from error
-
-
-def _folder_name(task: ResolvedTask) -> str:
-    source = task.source
-    return str(source.get("path") or source["name"]).rsplit("/", 1)[-1]
 
 
 def _copy(fetched: Path, folder: Path, name: str) -> ResolvedTask:
@@ -157,17 +153,13 @@ async def _obtain(task: ResolvedTask, staging: list[Path]) -> Path:
     client = await asyncio.to_thread(_client, str(task.source.get("path", "")))
     task_id = _task_id(task)
     kept = _kept_at(task_id)
-    if kept is not None and _is_filled(kept):
+    if kept is not None and kept.is_dir() and any(kept.iterdir()):
         return kept
     folder = _new_folder(kept)
     staging.append(folder)
     result = await client.download_tasks([task_id], output_dir=folder)
     path = Path(result.paths[0])
     return path if kept is None else _keep(path, kept)
-
-
-def _is_filled(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def _new_folder(kept: Path | None) -> Path:

@@ -244,7 +244,7 @@ class TrialExecution:
     async def _settle(self, *, cancelled: bool) -> Settled:
         facts = self._facts()
         settled = self._unsettled()
-        self.runtime.stops.note(self.trial.watch)
+        self.runtime.note_stop(self.trial.watch)
         if self._workspace is not None:
             with trio.move_on_after(_SETTLE_SEC) as scope:
                 await trio.to_thread.run_sync(

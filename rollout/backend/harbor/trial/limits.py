@@ -18,14 +18,13 @@ from attrs import define, field
 from rollout._logs import get_logger
 from rollout.backend.harbor.trial.plan import LEAST_SEC
 
-__all__ = ["AgentTime", "EnvironmentWatch", "Stops", "drop_large_files", "without_own_limit"]
+__all__ = ["AgentTime", "EnvironmentWatch", "drop_large_files", "without_own_limit"]
 
 logger = get_logger(__name__)
 
 _LAST_SEC = 5.0
 """For how long a stop that was given up may react to its cancellation."""
 
-_MOST_STOPS = 20
 _MOST_RAISED = 50
 _MIB = 1024**2
 _MOST_BYTES = {"reward.txt": _MIB, "reward.json": _MIB, "trajectory.json": 64 * _MIB}
@@ -192,24 +191,6 @@ def _take_error(task: asyncio.Future[None]) -> None:
     """Mark the error of a stop as seen, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
-
-
-class Stops:
-    """Stops that outlived their trials; of lost environments the latest."""
-
-    def __init__(self) -> None:
-        self._stops: list[EnvironmentWatch] = []
-
-    def note(self, watch: EnvironmentWatch) -> None:
-        """Remember the stop of a trial that has ended, unless it went well."""
-        self._stops = [each for each in (*self._stops, watch) if each.is_running or each.may_run]
-        lost = [each for each in self._stops if not each.is_running]
-        for each in lost[:-_MOST_STOPS]:
-            self._stops.remove(each)
-
-    def names(self) -> list[str]:
-        """Return the names of trials whose environment has not stopped, as far as is known."""
-        return [each.trial for each in self._stops if each.is_running or each.may_run]
 
 
 def drop_large_files(folder: Path, log: logging.Logger) -> None:

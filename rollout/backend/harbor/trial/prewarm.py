@@ -198,7 +198,7 @@ class _Prewarm:
                     try:
                         return await runtime.bridge.run(_run, config, watch)
                     finally:
-                        runtime.stops.note(watch)
+                        runtime.note_stop(watch)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(remove_workspace, name, workspace)

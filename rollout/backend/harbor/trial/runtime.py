@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import trio
 from attrs import define, field
 
-from rollout.backend.harbor.trial.limits import Stops
+from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.errors import BackendConfigurationError
 from rollout.integrations.asyncio_bridge import AsyncioBridge
 
@@ -17,6 +17,7 @@ __all__ = ["Runtime"]
 T = TypeVar("T")
 
 _MOST_THREADS = 16
+_MOST_LOST = 20
 
 
 @define(eq=False)
@@ -27,7 +28,6 @@ class Runtime:
         grader_slots: What a user's grader waits for.
         open_bridge: The loop that trials run on; ``None`` while the backend is not running.
         threads: Bounds the threads that rollouts work in.
-        stops: Stops of environments that outlived their trials.
         problem: Why no trial can run any more.
         unfit_tasks: Tasks that `HarborBackend.prewarm` found out of order, and why.
     """
@@ -35,9 +35,9 @@ class Runtime:
     grader_slots: trio.CapacityLimiter
     open_bridge: AsyncioBridge | None = None
     threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(_MOST_THREADS))
-    stops: Stops = field(factory=Stops)
     problem: str | None = None
     unfit_tasks: dict[str, str] = field(factory=dict)
+    _stops: list[EnvironmentWatch] = field(factory=list, init=False)
 
     @property
     def bridge(self) -> AsyncioBridge:
@@ -59,3 +59,16 @@ class Runtime:
         A cancellation waits for it, so that nothing is written during the cleanup.
         """
         return await trio.to_thread.run_sync(function, *args, limiter=self.threads)
+
+    def note_stop(self, watch: EnvironmentWatch) -> None:
+        """Remember the environment of a trial that has ended, unless its stop went well.
+
+        Of those that are lost, the latest are remembered.
+        """
+        known = [each for each in (*self._stops, watch) if each.is_running or each.may_run]
+        lost = [each for each in known if not each.is_running]
+        self._stops = [each for each in known if each not in lost[:-_MOST_LOST]]
+
+    def unstopped(self) -> list[str]:
+        """Return the names of trials whose environment has not stopped, as far as is known."""
+        return [each.trial for each in self._stops if each.is_running or each.may_run]
