@@ -10,7 +10,11 @@ import pytest
 from rollout import ConcurrencyConfig, RolloutContext
 from rollout.backend.harbor import python_paths
 from rollout.backend.harbor.agents import agent_spec
-from rollout.backend.harbor.agents.native import NativeAgent, chat_base, litellm_model
+from rollout.backend.harbor.agents.native import (
+    NATIVE_AGENTS,
+    chat_base,
+    litellm_model,
+)
 from rollout.backend.harbor.agents.workflow import WorkflowAgent
 from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
@@ -57,7 +61,7 @@ def test_the_others_need_one(plan, name):
     assert spec.on_host is (name == "terminus-2")
 
 
-@pytest.mark.parametrize("name", NativeAgent.NAMES)
+@pytest.mark.parametrize("name", NATIVE_AGENTS)
 def test_no_key_is_in_what_harbor_writes(plan, name):
     assert KEY not in repr(agent_spec(name, None, None).fields(plan(model="policy")))
 

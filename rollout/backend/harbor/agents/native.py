@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import frozen
 
@@ -13,7 +13,7 @@ from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import RolloutSample
 
-__all__ = ["NO_KEY", "NativeAgent", "chat_base", "litellm_model", "require_model"]
+__all__ = ["NATIVE_AGENTS", "NO_KEY", "NativeAgent", "chat_base", "litellm_model", "require_model"]
 
 
 NO_KEY = "no-key-needed"
@@ -97,7 +97,7 @@ def _opencode(model: str, url: str) -> tuple[str, dict[str, Any]]:
     return f"rollout/{name}", {"opencode_config": {"provider": {"rollout": provider}}}
 
 
-_NATIVE = {
+NATIVE_AGENTS = {
     "terminus-2": _Native("RolloutTerminus2", on_host=True, wire=_terminus),
     "mini-swe-agent": _Native("RolloutMiniSweAgent", on_host=False, wire=_mini_swe_agent),
     "opencode": _Native("RolloutOpenCode", on_host=False, wire=_opencode),
@@ -117,19 +117,17 @@ class NativeAgent(AgentSpec):
         BackendConfigurationError: The agent is unknown.
     """
 
-    NAMES: ClassVar[tuple[str, ...]] = tuple(_NATIVE)
-
     def __init__(self, name: str, options: dict[str, Any]) -> None:
-        if name not in _NATIVE:
+        if name not in NATIVE_AGENTS:
             raise BackendConfigurationError(
-                f"agent must be one of {', '.join(_NATIVE)}, or an AgentWorkflow class or "
+                f"agent must be one of {', '.join(NATIVE_AGENTS)}, or an AgentWorkflow class or "
                 f"'module:Class', not {name!r}"
             )
         if "model_name" in options:
             raise BackendConfigurationError("agent_options: the model's name goes into `model`")
         self.name = name
         self.options = options
-        self._native = _NATIVE[name]
+        self._native = NATIVE_AGENTS[name]
         self.on_host = self._native.on_host
 
     def prepare(self) -> None:

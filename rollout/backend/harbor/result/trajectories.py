@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rollout._json.text import utf8
 from rollout._redaction import Redactor
 from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.codec import parse_json
@@ -95,8 +96,7 @@ def _candidates(trial_dir: Path) -> list[Path]:
 
 
 def _shown(path: Path, trial_dir: Path) -> str:
-    text = path.relative_to(trial_dir).as_posix()
-    return text.encode("utf-8", "replace").decode()
+    return utf8(path.relative_to(trial_dir).as_posix())
 
 
 def _read(path: Path) -> bytes:

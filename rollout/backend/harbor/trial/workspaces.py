@@ -38,7 +38,7 @@ def make_workspace(root: Path, name: str) -> Path:
     """
     root.mkdir(parents=True, exist_ok=True)
     workspace = root / name
-    workspace.mkdir()
+    workspace.mkdir(mode=0o700)
     try:
         workspace.chmod(0o700)  # whatever the umask says
         _claims[workspace] = Claim(workspace)
