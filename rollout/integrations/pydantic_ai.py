@@ -18,7 +18,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from rollout.errors import InvalidFieldError
@@ -49,11 +49,6 @@ _USAGE = {
     "cache_read_tokens": "cached_tokens",
 }
 _URLS = {"image-url": "image_url", "audio-url": "audio_url"}
-
-
-@cache
-def _sdk() -> Any:
-    return _FRAMEWORK.load()
 
 
 def rollout_model(
@@ -125,7 +120,7 @@ async def run_agent(
         InvalidFieldError: A part of the prompt has no counterpart in PydanticAI.
         BaseException: The error of the run, intact.
     """
-    sdk, source = _sdk(), framework_source(record=record)
+    sdk, source = _FRAMEWORK.load(), framework_source(record=record)
     run = partial(agent.run, **_arguments(sdk, prompt, options))
     return await get_bridge().run(_run, sdk, source, run)
 
@@ -184,7 +179,7 @@ async def stream_agent(
     Raises:
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
-    sdk, source = _sdk(), framework_source(record=record)
+    sdk, source = _FRAMEWORK.load(), framework_source(record=record)
     start = partial(agent.run_stream_events, **_arguments(sdk, prompt, options))
     async with stream_run(partial(_events, sdk, source, start), buffer_size=buffer_size) as stream:
         yield stream

@@ -18,7 +18,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -51,11 +51,6 @@ _USAGE = {
     "totalTokens": "total_tokens",
     "cacheReadInputTokens": "cached_tokens",
 }
-
-
-@cache
-def _sdk() -> Any:
-    return _FRAMEWORK.load()
 
 
 def rollout_model(
@@ -123,7 +118,7 @@ async def run_agent(
         InvalidFieldError: A part of the prompt has no counterpart in Strands.
         BaseException: The error of the run, out of the ``EventLoopException`` around it.
     """
-    sdk, source = _sdk(), framework_source(record=record)
+    sdk, source = _FRAMEWORK.load(), framework_source(record=record)
     run = partial(agent.invoke_async, _prepared(agent, prompt), **options)
     return await get_bridge().run(_run, sdk, source, agent, run)
 
@@ -216,7 +211,7 @@ async def stream_agent(
     Raises:
         BaseException: As `run_agent`; what the run raised comes behind its last event.
     """
-    sdk, source = _sdk(), framework_source(record=record)
+    sdk, source = _FRAMEWORK.load(), framework_source(record=record)
     start = partial(agent.stream_async, _prepared(agent, prompt), **options)
     events = partial(_events, sdk, source, agent, start)
     async with stream_run(events, buffer_size=buffer_size) as stream:

@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
 
 import httpx
 import trio
@@ -48,37 +47,32 @@ class Connections:
     """
 
     kept: bool
-    _ways: dict[tuple[str | None, str], SpreadTransport] = field(factory=dict)
+    _pools: dict[tuple[str, str | None], SpreadTransport] = field(factory=dict)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
-        way = self.way(proxy_for(str(request.url)), request.url.scheme)
-        return await way.handle_async_request(request)
-
-    def way(self, proxy: str | None, scheme: str = "http") -> SpreadTransport:
-        """Return the pools for a scheme and a proxy, ``None`` for the direct way."""
-        found = self._ways.get((proxy, scheme))
-        if found is None:
+        scheme, proxy = request.url.scheme, proxy_for(str(request.url))
+        pools = self._pools.get((scheme, proxy))
+        if pools is None:
             # A transport of its own asks the environment for nothing.
-            options: dict[str, Any] = {} if proxy is None else {"proxy": proxy}
-            options |= {"verify": _tls(f"{scheme}:"), "limits": limits_of_pools(kept=self.kept)}
-            found = self._ways[proxy, scheme] = SpreadTransport(
-                lambda: httpx.AsyncHTTPTransport(**options)
+            verify, limits = _tls(f"{scheme}:"), limits_of_pools(kept=self.kept)
+            pools = self._pools[scheme, proxy] = SpreadTransport(
+                lambda: httpx.AsyncHTTPTransport(verify=verify, limits=limits, proxy=proxy)
             )
-        return found
+        return await pools.handle_async_request(request)
 
-    async def close_ways(self) -> None:
-        """Close every pool, on trio or asyncio."""
+    async def close_pools(self) -> None:
+        """Close every pool, on trio or asyncio. Connections of later requests are not kept."""
         self.kept = False
-        ways = list(self._ways.values())
-        self._ways.clear()
-        for way in ways:
-            await way.aclose()
+        left = list(self._pools.values())
+        self._pools.clear()
+        for pools in left:
+            await pools.aclose()
 
     async def aclose(self) -> None:
-        """Close every pool. Connections of later requests end with their responses."""
+        """Close every pool, on trio, whatever is cancelled."""
         with trio.CancelScope(shield=True):
-            await self.close_ways()
+            await self.close_pools()
         await trio.lowlevel.checkpoint()
 
 
@@ -142,4 +136,4 @@ async def _until_closed(
         yield
     finally:
         del _of_loops[loop]
-        await connections.close_ways()
+        await connections.close_pools()
