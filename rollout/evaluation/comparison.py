@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from heapq import merge
 from itertools import groupby
@@ -19,7 +19,12 @@ from attrs import field, frozen
 from rollout._checks import check_flag
 from rollout.errors import EvaluationError
 from rollout.evaluation.folder.journal import read_index
-from rollout.evaluation.folder.manifest import file_change, read_manifest
+from rollout.evaluation.folder.manifest import (
+    differences,
+    digest_change,
+    file_change,
+    read_manifest,
+)
 from rollout.evaluation.index import AttemptIndex, RowScore
 from rollout.evaluation.intervals import (
     PairedDifference,
@@ -173,19 +178,11 @@ def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) ->
             "(--allow-different-datasets) pairs them by number anyway"
         )
     comparison = _compare(read_index(a), read_index(b))
-    return attrs.evolve(comparison, differences=tuple(_differences(before, after)))
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    for section in ("dataset", "server", "chat", "run"):
-        old, new = before[section], after[section]
-        for name in dict.fromkeys((*old, *new)):
-            if old.get(name) == new.get(name):
-                continue
-            if name == "digest" and old.get(name) and new.get(name):
-                yield file_change(section, old, new)
-            else:
-                yield f"{section}.{name}: {_shown(old.get(name))} and {_shown(new.get(name))}"
+    changed = tuple(
+        digest_change(name, before, after) or f"{name}: {_shown(left)} and {_shown(right)}"
+        for name, left, right in differences(before, after)
+    )
+    return attrs.evolve(comparison, differences=changed)
 
 
 def _shown(value: Any) -> str:

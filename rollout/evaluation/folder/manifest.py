@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ __all__ = [
     "MANIFEST",
     "check_unchanged",
     "describe_inputs",
+    "differences",
+    "digest_change",
     "file_change",
     "new_manifest",
     "read_manifest",
@@ -168,29 +170,37 @@ def check_unchanged(folder: Path, manifest: dict[str, Any], inputs: dict[str, An
 
 def same_inputs(manifest: dict[str, Any], inputs: dict[str, Any]) -> bool:
     """Whether *inputs* are those that the manifest has, but for what may differ freely."""
-    return not _differing(_flat(manifest), _flat(inputs)) - _FREE
+    return {name for name, _, _ in differences(manifest, inputs)} <= _FREE
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each input that differs: its name with its section, and both values."""
+    old, new = _flat(before), _flat(now)
+    for name in dict.fromkeys((*old, *new)):
+        if old.get(name) != new.get(name):
+            yield name, old.get(name), new.get(name)
 
 
 def _changes(manifest: dict[str, Any], inputs: dict[str, Any]) -> list[str]:
-    before, now = _flat(manifest), _flat(inputs)
     free = set(_FREE)
-    if now["run.n"] > before["run.n"]:
+    if inputs["run"]["n"] > manifest["run"]["n"]:
         free.add("run.n")
     if _selects_all_of(inputs["dataset"], manifest["dataset"]):
         free |= _SELECTION
-    changed = _differing(before, now) - free
+    changed = {
+        name: f"{name} was {_shown(old)} and is {_shown(new)}"
+        for name, old, new in differences(manifest, inputs)
+        if name not in free
+    }
     if "server.app" in changed:
-        changed.discard("server.digest")
-    return [
-        _file_change(name, manifest, inputs)
-        or f"{name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
-        for name in dict.fromkeys((*before, *now))
-        if name in changed
-    ]
+        changed.pop("server.digest", None)
+    return [digest_change(name, manifest, inputs) or change for name, change in changed.items()]
 
 
-def _file_change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe the change of a digest by its file; ``None`` for everything else."""
+def digest_change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Describe the change of a digest by its file; ``None`` for any other input."""
     section, _, field = name.partition(".")
     if field != "digest" or not all(each[section].get("digest") for each in (before, now)):
         return None
@@ -212,10 +222,6 @@ def file_change(section: str, before: Mapping[str, Any], now: Mapping[str, Any])
     return f"{kind} changed: {file} ({' → '.join(digests)})"
 
 
-def _differing(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
-    return {name for name in {*before, *now} if before.get(name) != now.get(name)}
-
-
 def _selects_all_of(now: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether each row that was selected before still is."""
     new, old = (
@@ -230,7 +236,7 @@ def _selects_all_of(now: dict[str, Any], before: dict[str, Any]) -> bool:
     return True
 
 
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for section in _SECTIONS:
         for name, value in tree[section].items():
