@@ -51,15 +51,19 @@ class Connections:
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
-        scheme, proxy = request.url.scheme, proxy_for(str(request.url))
-        pools = self._pools.get((scheme, proxy))
-        if pools is None:
+        pools = self.pools(request.url.scheme, proxy_for(str(request.url)))
+        return await pools.handle_async_request(request)
+
+    def pools(self, scheme: str, proxy: str | None = None) -> SpreadTransport:
+        """Return the pools for a scheme and a proxy, ``None`` for none."""
+        found = self._pools.get((scheme, proxy))
+        if found is None:
             # A transport of its own asks the environment for nothing.
             verify, limits = _tls(f"{scheme}:"), limits_of_pools(kept=self.kept)
-            pools = self._pools[scheme, proxy] = SpreadTransport(
+            found = self._pools[scheme, proxy] = SpreadTransport(
                 lambda: httpx.AsyncHTTPTransport(verify=verify, limits=limits, proxy=proxy)
             )
-        return await pools.handle_async_request(request)
+        return found
 
     async def close_pools(self) -> None:
         """Close every pool, on trio or asyncio. Connections of later requests are not kept."""
