@@ -73,6 +73,12 @@ _OBJECTS = frozenset({"function_call", "audio"})
 """Objects of a message that come in pieces; all others come as a whole."""
 
 
+def _merge_pieces(into: dict[str, Any], pieces: dict[str, Any]) -> None:
+    for name, value in pieces.items():
+        if value is not None:
+            _merge(into, name, value)
+
+
 def _merge(into: dict[str, Any], name: str, value: Any) -> None:
     before: Any = into.get(name)
     if name == "content" and isinstance(value, dict):
@@ -86,9 +92,7 @@ def _merge(into: dict[str, Any], name: str, value: Any) -> None:
     elif isinstance(before, (str, list)) and isinstance(value, (str, list)):
         into[name] = _joined(_parts(before), _parts(value))
     elif name in _OBJECTS and isinstance(before, dict) and isinstance(value, dict):
-        for key, part in value.items():
-            if part is not None:
-                _merge(before, key, part)
+        _merge_pieces(before, value)
     else:
         into[name] = value
 
@@ -132,32 +136,24 @@ class _Growing:
     def add(self, raw: dict[str, Any]) -> None:
         delta = raw.get("delta")
         if isinstance(delta, dict):
-            for name, value in delta.items():
-                if name == "tool_calls":
-                    for each in dicts(value):
-                        self._add_call(each)
-                elif value is not None:
-                    _merge(self.message, name, value)
+            for each in dicts(delta.get("tool_calls")):
+                self._add_call(each)
+            _merge_pieces(self.message, {k: v for k, v in delta.items() if k != "tool_calls"})
         self.finish_reason = text(raw.get("finish_reason")) or self.finish_reason
         self.token_ids += whole_numbers(raw.get("token_ids")) or ()
         logprobs = raw.get("logprobs")
         if isinstance(logprobs, dict):
             self.logprobs = self.logprobs or {}
-            for name, value in logprobs.items():
-                if value is not None:
-                    _merge(self.logprobs, name, value)
+            _merge_pieces(self.logprobs, logprobs)
 
     def _add_call(self, delta: dict[str, Any]) -> None:
         call = self._open_call(delta)
         for name, value in delta.items():
-            if name == "index" or value is None:
-                continue
             if isinstance(value, dict):
                 inner = call.setdefault(name, {})
-                for key, part in value.items():
-                    if part is not None and isinstance(inner, dict):
-                        _merge(inner, key, part)
-            else:
+                if isinstance(inner, dict):
+                    _merge_pieces(inner, value)
+            elif name != "index" and value is not None:
                 _merge(call, name, value)
 
     def _open_call(self, delta: dict[str, Any]) -> dict[str, Any]:
