@@ -18,31 +18,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field
+from attrs import frozen
 
-__all__ = ["Inheritance", "plain_children"]
+__all__ = ["plain_children"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-@define(eq=False)
-class Inheritance:
+@frozen(eq=False)
+class _Server:
     """The handlers and sockets of one server that a forked child must not inherit.
 
     Attributes:
         handlers: The signal handlers from before the server, by number.
-        addresses: The ports and socket files that it listens on.
+        address: The port or socket file that it listens on.
     """
 
     handlers: dict[int, Any]
-    addresses: set[int | str] = field(factory=set)
-
-    def listening(self, urls: list[str]) -> None:
-        """Record the addresses on which the server listens."""
-        for url in urls:
-            address = url.partition("://")[2]
-            path = address.removeprefix("unix:")
-            self.addresses.add(path if path != address else int(address.rpartition(":")[2]))
+    address: int | str
 
     def drop(self) -> None:
         """Reset them, in the child."""
@@ -52,45 +45,50 @@ class Inheritance:
         null = os.open(os.devnull, os.O_RDWR)
         for path in list(Path("/dev/fd").iterdir()):
             fd = int(path.name)
-            if _local_address(fd) in self.addresses:
+            if _address_of(fd) == self.address:
                 # Not closed: an object of the server may close the number when it is collected.
                 os.dup2(null, fd, inheritable=False)
         os.close(null)
 
 
-_servers: list[Inheritance] = []
+_servers: list[_Server] = []
 _forking = threading.local()
 
 
 @contextmanager
-def plain_children() -> Generator[Inheritance, None, None]:
+def plain_children(listening: socket.socket) -> Generator[None, None, None]:
     """Reset a server's handlers and sockets in children that are forked within the block."""
     handlers: dict[int, Any] = {
         number: signal.getsignal(number) or signal.SIG_DFL for number in _SIGNALS
     }
     if callable(handlers[signal.SIGINT]):
         handlers[signal.SIGINT] = signal.default_int_handler  # by now, it is trio's
-    server = Inheritance(handlers)
+    server = _Server(handlers, _address(listening))
     _servers.append(server)
     try:
-        yield server
+        yield
     finally:
         _servers.remove(server)
 
 
-def _local_address(fd: int) -> int | str | None:
+def _address(sock: socket.socket) -> int | str:
+    """Return the port of a socket, or its file."""
+    name: Any = sock.getsockname()
+    address: int | str = name[1] if isinstance(name, tuple) else name
+    return address
+
+
+def _address_of(fd: int) -> int | str | None:
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return None
         sock = socket.socket(fileno=fd)
         try:
-            address: Any = sock.getsockname()
+            return _address(sock)
         finally:
             sock.detach()
     except OSError:
         return None  # the descriptor of the list itself, for one
-    known: int | str = address[1] if isinstance(address, tuple) else address
-    return known
 
 
 def _before_fork() -> None:

@@ -102,7 +102,7 @@ async def serve(
             sock = stack.enter_context(bound_socket(bind))
             stack.enter_context(_rare_collections())
             url = f"{'http' if tls is None else 'https'}://{address_of(sock)}"
-            stack.enter_context(plain_children()).listening([url])
+            stack.enter_context(plain_children(sock))
             watchers = await stack.enter_async_context(trio.open_nursery())
             if handle_signals and threading.current_thread() is threading.main_thread():
                 await watchers.start(_watch_signals, app)
