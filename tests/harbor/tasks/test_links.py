@@ -54,6 +54,7 @@ def test_links_within_are_fine(task):
         ("nowhere", "leads nowhere"),
         ("link", "leads nowhere"),
         ("test.sh/x", "leads nowhere"),
+        ("test.sh/.", "leads nowhere"),
     ],
 )
 def test_a_link_that_leads_elsewhere(task, target, why):

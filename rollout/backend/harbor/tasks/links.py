@@ -104,8 +104,8 @@ def _link_target(link: Path, root: Path, name: str) -> Path:
     if posixpath.isabs(text):
         raise UnfitTaskError(f"{name} is an absolute link")
     try:
+        link.stat()  # unlike `resolve`, refuses "file/."
         target = link.resolve(strict=True)
-        target.stat()
     except (OSError, RuntimeError) as error:
         raise UnfitTaskError(f"{name} is a link that leads nowhere") from error
     here = link.parent
