@@ -276,6 +276,8 @@ class SlotBackend(ExecutionBackend):
         BackendConfigurationError: A number is not a whole number from 1 up.
 
     Attributes:
+        max_concurrent: How many run at a time; ``None`` for no limit.
+        max_queue_depth: How many may wait for a slot; ``None`` for no bound.
         slots: What an execution acquires before it runs.
         executions: Those that were admitted and have not ended, by the ids of their rollouts.
     """
@@ -284,26 +286,16 @@ class SlotBackend(ExecutionBackend):
         with backend_settings():
             check_whole("max_concurrent", max_concurrent, none=True)
             check_whole("max_queue_depth", max_queue_depth, none=True)
-        self._max_concurrent = max_concurrent
-        self._max_queue_depth = max_queue_depth
+        self.max_concurrent = max_concurrent
+        self.max_queue_depth = max_queue_depth
         self.slots = Slots(max_concurrent)
         self.executions: dict[str, Execution] = {}
 
-    @property
-    def max_concurrent(self) -> int | None:
-        """How many rollouts run at a time; ``None`` for no limit."""
-        return self._max_concurrent
-
-    @property
-    def max_queue_depth(self) -> int | None:
-        """How many may wait for a slot; ``None`` for no bound."""
-        return self._max_queue_depth
-
     def has_capacity(self) -> bool:
         """Whether a slot or a place in the queue is free, counting all that were admitted."""
-        if self._max_concurrent is None or self._max_queue_depth is None:
+        if self.max_concurrent is None or self.max_queue_depth is None:
             return True
-        return len(self.executions) < self._max_concurrent + self._max_queue_depth
+        return len(self.executions) < self.max_concurrent + self.max_queue_depth
 
     def reserve(self, rollout_id: str) -> bool:
         """Count a rollout from its admission on; see `ExecutionBackend.reserve`."""
@@ -369,11 +361,11 @@ class SlotBackend(ExecutionBackend):
         return {
             "status": "ok",
             "concurrency": {
-                "max_concurrent": self._max_concurrent,
+                "max_concurrent": self.max_concurrent,
                 "queued": queued,
                 "running": len(statuses) - queued,
             },
-            "max_queue_depth": self._max_queue_depth,
+            "max_queue_depth": self.max_queue_depth,
         }
 
     async def shutdown(self) -> None:
