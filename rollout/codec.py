@@ -232,20 +232,15 @@ def dump_request(request: RolloutInitRequest) -> bytes:
     Raises:
         InvalidFieldError: A field holds something that has no JSON form, or is too large.
     """
-    fields = {item.name: getattr(request, item.name) for item in attrs.fields(type(request))}
-    body: bytes | None = None
-    try:
-        # Written, a structure that shares its parts could be larger than any memory.
-        if weight_of(fields) <= LARGEST_WEIGHT:
-            body = dump_json(fields)
-    except (TypeError, ValueError, RecursionError):
-        for name, value in fields.items():
-            try:
-                dump_json(value)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidFieldError(name, f"has no JSON form: {error}") from None
-        raise
-    if body is None:
-        heaviest = max(fields, key=lambda name: weight_of(fields[name]))
-        raise InvalidFieldError(heaviest, "is too large to be sent")
-    return body
+    members: list[bytes] = []
+    for name in attrs.fields_dict(type(request)):
+        value = getattr(request, name)
+        try:
+            # Written, a structure that shares its parts could be larger than any memory.
+            text = dump_json(value) if weight_of(value) <= LARGEST_WEIGHT else None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidFieldError(name, f"has no JSON form: {error}") from None
+        if text is None:
+            raise InvalidFieldError(name, "is too large to be sent")
+        members.append(dump_json(name) + b":" + text)
+    return b"{" + b",".join(members) + b"}"

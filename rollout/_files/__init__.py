@@ -1,1 +1,1 @@
-"""Files: atomic writes, folders opened without following links, trees made by others."""
+"""Files: atomic writes, folders opened without following links, claims, foreign trees."""

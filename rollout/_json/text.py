@@ -14,6 +14,7 @@ import json.decoder
 import json.scanner
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -70,19 +71,12 @@ def nests_deeper(value: Any, levels: int) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        repeated = next(key for key, _ in pairs if counts[key] > 1)
         raise InvalidFieldError(
-            _first_repeated(pairs), "stands more than once in an object", kind="duplicate_key"
+            repeated, "stands more than once in an object", kind="duplicate_key"
         )
     return value
-
-
-def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            return key
-        seen.add(key)
-    return ""
 
 
 def _finite_float(text: str) -> float:

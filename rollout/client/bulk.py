@@ -250,7 +250,7 @@ async def run_many(
     send, receive = trio.open_memory_channel[FinishedRollout](max_in_flight)
     most = max(_MOST_SET_ASIDE, len(requests) if isinstance(requests, Sized) else 0)
     places = _Places(max_in_flight, max_in_flight_per_key, most)
-    bulk = _Bulk(runner, places, key or _same, send)
+    bulk = _Bulk(runner, places, key or (lambda _: None), send)
     try:
         # The block's own exception comes out as it is, and so does one of the requests'.
         # The receiver is closed last, so that no request finds nobody to send its outcome to.
@@ -260,8 +260,3 @@ async def run_many(
     finally:
         send.close()
         await runner.cancel(runner.admitted())
-
-
-def _same(request: RolloutInitRequest) -> Hashable:
-    del request
-    return None

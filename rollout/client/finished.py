@@ -132,7 +132,8 @@ class RolloutRetry:
         if ended.attempts >= self.attempts:
             return False
         if isinstance(outcome, Exception):
-            if isinstance(outcome, _SAME_AGAIN) or _is_refusal(ended):
+            refused = isinstance(outcome, RolloutProtocolError) and outcome.status_code in _REFUSALS
+            if isinstance(outcome, _SAME_AGAIN) or (refused and ended.admitted == "no"):
                 return False
             return ended.never_began or self.infrastructure
         if outcome.status is not RolloutStatus.FAILURE:
@@ -142,11 +143,3 @@ class RolloutRetry:
         if outcome.err_category is RolloutErrorCategory.VALIDATION_ERROR:
             return False
         return ended.never_began or (self.infrastructure and outcome.err_category in _FROM_OUTSIDE)
-
-
-def _is_refusal(ended: FinishedRollout) -> bool:
-    return (
-        isinstance(ended.outcome, RolloutProtocolError)
-        and ended.outcome.status_code in _REFUSALS
-        and ended.admitted == "no"
-    )
