@@ -128,9 +128,13 @@ class ServedRollout:
 
     @property
     def expired(self) -> bool:
-        """Whether the end of its lease ended it."""
+        """Whether the end of its lease ended it, while its process lived."""
         finished = self.first("finished")
-        return finished is not None and finished.detail.get("category") == "lease_expired"
+        return (
+            finished is not None
+            and finished.time <= self.lost_at
+            and finished.detail.get("category") == "lease_expired"
+        )
 
     @property
     def grading(self) -> bool:

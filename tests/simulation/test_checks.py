@@ -210,6 +210,20 @@ def test_a_pause_reaches_to_its_last_moment_whatever_floats_add_up_to():
     assert History(trace).paused_sec(end + 0.001, end + 1) == 0.0
 
 
+def test_what_a_killed_process_does_while_it_is_taken_down_is_not_an_end():
+    """Its workflow may come to an end late, and after its lease."""
+    text = changed(
+        SILENT,
+        plus="""
+            50 world server-crashed process=1
+            910 server finished r process=1 status=failure category=lease_expired
+        """,
+        without="101\n910\n1021",
+    )
+    found = [each for each in violations(text, None, LONG) if each.invariant == "lease-safety"]
+    assert found == []
+
+
 def test_an_empty_trace_is_a_good_one():
     assert violations("") == []
 
