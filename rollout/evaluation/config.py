@@ -22,7 +22,7 @@ from rollout.errors import (
     InvalidBodyError,
     InvalidFieldError,
 )
-from rollout.evaluation.datasets.selection import parse_rows
+from rollout.evaluation.selection import parse_rows
 from rollout.types._fields import count, instance_of, optional, timeout
 
 __all__ = [

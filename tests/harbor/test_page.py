@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from rollout.backend.harbor import HarborBackend
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
+from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.run import TrialRun
 from rollout.context import RolloutContext
 

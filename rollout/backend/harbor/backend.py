@@ -33,8 +33,8 @@ from rollout.backend.harbor.trial.execution import TrialExecution
 from rollout.backend.harbor.trial.logs import harbor_logs
 from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
 from rollout.backend.harbor.trial.runtime import Runtime
-from rollout.backend.harbor.trial.workspaces import NAMES, prune_kept
 from rollout.backend.harbor.validation import require_harbor
+from rollout.backend.harbor.workspaces import NAMES, prune_kept
 from rollout.backend.references import class_with, config_of
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError

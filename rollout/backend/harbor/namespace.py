@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout.backend.harbor.trial.limits import drop_large_files
+from rollout.backend.harbor.limits import drop_large_files
 from rollout.backend.harbor.validation import has_harbor
 from rollout.backend.signatures import signature_of
 from rollout.errors import BackendConfigurationError

@@ -2,7 +2,7 @@
 
 from rollout.evaluation.datasets.dataset import Dataset, DatasetScan, open_dataset
 from rollout.evaluation.datasets.rows import DatasetRow
-from rollout.evaluation.datasets.selection import RowSelection, parse_rows
+from rollout.evaluation.selection import RowSelection, parse_rows
 
 __all__ = [
     "Dataset",

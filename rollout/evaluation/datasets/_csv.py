@@ -13,7 +13,7 @@ from typing import Any
 from rollout.evaluation.datasets._jsontext import parse_value
 from rollout.evaluation.datasets._place import Place, shown
 from rollout.evaluation.datasets._text import csv_lines
-from rollout.evaluation.datasets.selection import Picker
+from rollout.evaluation.selection import Picker
 
 __all__ = ["CsvRecord", "read_csv"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from rollout.evaluation.datasets._jsontext import LABEL, VALUE, parse_members
 from rollout.evaluation.datasets._place import Place
 from rollout.evaluation.datasets._text import json_lines
-from rollout.evaluation.datasets.selection import Picker
+from rollout.evaluation.selection import Picker
 
 __all__ = ["JsonRecord", "read_jsonl"]
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 from rollout.codec import MAX_JSON_DEPTH
 from rollout.evaluation.datasets._jsontext import parse_value
 from rollout.evaluation.datasets._place import Place, shown
-from rollout.evaluation.datasets.selection import Picker
+from rollout.evaluation.selection import Picker
 
 __all__ = ["ParquetRecord", "import_pyarrow", "read_parquet"]
 

@@ -16,7 +16,7 @@ from rollout.evaluation.datasets._place import Place
 from rollout.evaluation.datasets._source import FileStamp, Source
 from rollout.evaluation.datasets._text import decoded, lookup_encoding
 from rollout.evaluation.datasets.rows import DatasetRow, Record, RowBuilder, label_columns
-from rollout.evaluation.datasets.selection import Picker, RowSelection, parse_rows
+from rollout.evaluation.selection import Picker, RowSelection, parse_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from rollout.errors import (
     InvalidBodyError,
 )
 from rollout.evaluation.config import EvaluationConfig
-from rollout.evaluation.datasets.selection import Picker, parse_rows
+from rollout.evaluation.selection import Picker, parse_rows
 
 __all__ = [
     "MANIFEST",

@@ -19,7 +19,7 @@ from rollout.evaluation.datasets._place import Place
 from rollout.evaluation.datasets._source import CHUNK_BYTES
 from rollout.evaluation.datasets._text import decoded
 from rollout.evaluation.datasets.rows import RowBuilder
-from rollout.evaluation.datasets.selection import Picker, RowSelection
+from rollout.evaluation.selection import Picker, RowSelection
 
 ROW = b'{"user_prompt": "u"}\n'
 

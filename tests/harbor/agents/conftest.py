@@ -17,13 +17,13 @@ from rollout.backend.harbor.grading.verifier import (
     verifier_fields,
     with_placeholder_tests,
 )
+from rollout.backend.harbor.handover import Handover
+from rollout.backend.harbor.limits import EnvironmentWatch
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.result.facts import TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import outcome_of
-from rollout.backend.harbor.trial.handover import Handover
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.trial.run import TrialRun
-from rollout.backend.harbor.trial.workspaces import make_workspace
+from rollout.backend.harbor.workspaces import make_workspace
 from rollout.errors import InvalidFieldError
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutSample

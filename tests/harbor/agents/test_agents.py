@@ -16,7 +16,7 @@ from rollout.backend.harbor.agents.native import (
     litellm_model,
 )
 from rollout.backend.harbor.agents.workflow import WorkflowAgent
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 

@@ -9,10 +9,10 @@ import pytest
 
 from rollout.backend.harbor import opensandbox
 from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.backend.harbor.opensandbox import leftover_note, with_defaults
 from rollout.backend.harbor.result.facts import TrialError
 from rollout.backend.harbor.result.outcomes import categorize_trial_error
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
 
 TIMEOUT = "OPENSANDBOX_REQUEST_TIMEOUT_SEC"
 DOMAIN = "OPENSANDBOX_DOMAIN"

@@ -17,10 +17,10 @@ from rollout.backend.harbor.grading.verifier import (
     verifier_fields,
     with_placeholder_tests,
 )
+from rollout.backend.harbor.handover import Handover, current_handover
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts
 from rollout.backend.harbor.result.outcomes import categorize_trial_error, outcome_of
-from rollout.backend.harbor.trial.handover import Handover, current_handover
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest, RolloutErrorCategory, RolloutSample, RolloutStatus
 

@@ -73,7 +73,7 @@ def run_trial(task, tmp_path):
     from harbor.models.trial.config import TrialConfig
     from harbor.trial.trial import Trial
 
-    from rollout.backend.harbor.trial.limits import EnvironmentWatch
+    from rollout.backend.harbor.limits import EnvironmentWatch
 
     async def run(spec, environ):
         trial = await Trial.create(

@@ -17,9 +17,9 @@ from harbor.models.trial.config import TrialConfig
 from harbor.trial.trial import Trial
 
 from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.plan import TrialPlan
 from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.backend.harbor.trial.network import agent_extra_hosts
-from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.context import RolloutContext
 from rollout.types import ExecutionRequest
 

@@ -10,10 +10,10 @@ from attrs import define, field
 from rollout.artifacts import ArtifactStore
 from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.result.facts import TrialError
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.trial import prewarm
-from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.backend.harbor.trial.prewarm import PrewarmReport, prewarm_tasks
 from rollout.backend.harbor.trial.runtime import Runtime
 from rollout.errors import BackendConfigurationError

@@ -11,9 +11,9 @@ import pytest
 
 from rollout._files.trees import put_tree, remove_tree, tame_tree
 from rollout.artifacts import ArtifactStore
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.backend.harbor.result.settle import archive_trial
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
-from rollout.backend.harbor.trial.workspaces import remove_workspace
+from rollout.backend.harbor.workspaces import remove_workspace
 from rollout.context import RolloutContext
 from rollout.types import ExecutionRequest
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from rollout.backend.harbor.errors import GraderError, WorkflowError
+from rollout.backend.harbor.limits import EnvironmentWatch
+from rollout.backend.harbor.plan import trial_name
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import categorize_trial_error, outcome_of
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
-from rollout.backend.harbor.trial.plan import trial_name
 from rollout.backend.harbor.trial.run import TrialRun
 from rollout.context import RolloutContext
 from rollout.types import RolloutErrorCategory, RolloutSample, RolloutStatus

@@ -13,12 +13,12 @@ from rollout.artifacts import ArtifactStore
 from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.limits import EnvironmentWatch
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts
 from rollout.backend.harbor.result.scrub import ScrubReport
 from rollout.backend.harbor.result.settle import Settled, settle
 from rollout.backend.harbor.settings import HarborSettings
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.backend.saving import RolloutFiles
 from rollout.context import RolloutContext
 from rollout.trajectory import trajectory_problems
@@ -309,9 +309,7 @@ def test_a_link_in_the_place_of_the_trials_folder(plan, store, tmp_path):
 
 
 def test_a_workspace_that_cannot_be_removed_is_named(plan, store, monkeypatch):
-    monkeypatch.setattr(
-        "rollout.backend.harbor.trial.workspaces.remove_tree", lambda _: ["x: busy"]
-    )
+    monkeypatch.setattr("rollout.backend.harbor.workspaces.remove_tree", lambda _: ["x: busy"])
     notes = settled(plan, store).diagnostics["harbor"]
     assert notes["not_removed"] == str(plan.workspace)
 

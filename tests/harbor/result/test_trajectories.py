@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.backend.harbor.result.trajectories import adopt_trajectory, messages_from
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.context import RolloutContext
 from rollout.trajectory import build_trajectory, trajectory_problems
 from rollout.types import ExecutionRequest

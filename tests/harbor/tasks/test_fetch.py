@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from rollout.backend.harbor.errors import TaskFetchError
+from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.tasks import fetch as task_fetch
 from rollout.backend.harbor.tasks.fetch import fetch_task
 from rollout.backend.harbor.tasks.source import TaskSource
-from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 

@@ -9,12 +9,12 @@ import pytest
 
 from rollout._http import is_loopback_host
 from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.backend.harbor.trial.network import (
     agent_extra_hosts,
     chat_host,
     check_chat_url,
 )
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan
 from rollout.context import RolloutContext
 from rollout.errors import InvalidFieldError
 from rollout.types import ExecutionRequest

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from rollout.backend.harbor.agents.spec import AgentSpec, timeout_fields
-from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.backend.harbor.plan import TrialPlan
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import RolloutSample
 

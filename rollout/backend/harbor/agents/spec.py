@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from rollout.backend.harbor.trial.plan import LEAST_SEC, TrialPlan
+from rollout.backend.harbor.plan import LEAST_SEC, TrialPlan
 from rollout.types import RolloutSample
 
 __all__ = ["AgentSpec", "timeout_fields"]

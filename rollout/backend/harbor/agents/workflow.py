@@ -21,7 +21,7 @@ from rollout.backend.harbor.inside.documents import (
     make_payload,
     read_result,
 )
-from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.backend.harbor.plan import TrialPlan
 from rollout.backend.references import class_with, config_of, resolve_object
 from rollout.errors import BackendConfigurationError
 from rollout.types import AgentWorkflowConfig, RolloutSample

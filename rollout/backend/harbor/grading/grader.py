@@ -16,7 +16,7 @@ from rollout.backend.failures import (
     source_of,
 )
 from rollout.backend.harbor.errors import GraderError
-from rollout.backend.harbor.trial.handover import Handover
+from rollout.backend.harbor.handover import Handover
 from rollout.backend.usercode import UserCall, check_graded
 from rollout.context import GraderContext
 from rollout.types import RolloutSample

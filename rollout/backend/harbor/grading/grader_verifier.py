@@ -12,8 +12,8 @@ from harbor.verifier.base import BaseVerifier
 
 from rollout.backend.harbor.errors import GraderError
 from rollout.backend.harbor.grading.grader import grade
+from rollout.backend.harbor.handover import current_handover
 from rollout.backend.harbor.result.outcomes import REWARD
-from rollout.backend.harbor.trial.handover import current_handover
 from rollout.integrations.asyncio_bridge import run_in_trio
 
 __all__ = ["GraderVerifier"]

@@ -11,7 +11,7 @@ import attrs
 
 from rollout._json.text import utf8
 from rollout._logs import get_logger
-from rollout.backend.harbor.trial.plan import LEAST_SEC, ResolvedTask, TrialPlan
+from rollout.backend.harbor.plan import LEAST_SEC, ResolvedTask, TrialPlan
 from rollout.codec import dump_json
 from rollout.errors import InvalidFieldError
 from rollout.types import ExecutionRequest

@@ -22,8 +22,8 @@ from rollout._logs import Lines, get_logger
 from rollout._redaction import redact
 from rollout.backend.failures import wants_tracebacks
 from rollout.backend.harbor.errors import WorkflowError, WorkflowSetupError
+from rollout.backend.harbor.handover import Handover, current_handover
 from rollout.backend.harbor.inside.documents import API_KEY, CHAT_URL, WorkflowResult, read_result
-from rollout.backend.harbor.trial.handover import Handover, current_handover
 from rollout.errors import InvalidFieldError
 from rollout.types import RolloutErrorCategory
 

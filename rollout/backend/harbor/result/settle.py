@@ -21,15 +21,15 @@ from rollout.artifacts import ARTIFACTS, ArtifactStore
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.agents.spec import AgentSpec
+from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.backend.harbor.opensandbox import leftover_note
+from rollout.backend.harbor.plan import TrialPlan
 from rollout.backend.harbor.result.facts import USAGE, TrialFacts
 from rollout.backend.harbor.result.outcomes import REWARD
 from rollout.backend.harbor.result.scrub import ScrubReport, scrub_folder
 from rollout.backend.harbor.result.trajectories import Adoption, adopt_trajectory
 from rollout.backend.harbor.settings import HarborSettings
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
-from rollout.backend.harbor.trial.plan import TrialPlan
-from rollout.backend.harbor.trial.workspaces import remove_workspace
+from rollout.backend.harbor.workspaces import remove_workspace
 from rollout.types import RolloutSample
 
 __all__ = ["Settled", "agent_sample", "archive_trial", "settle"]

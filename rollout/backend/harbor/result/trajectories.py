@@ -19,7 +19,7 @@ from attrs import field, frozen
 
 from rollout._json.text import utf8
 from rollout._redaction import Redactor
-from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.backend.harbor.plan import TrialPlan
 from rollout.codec import parse_json
 from rollout.errors import InvalidBodyError
 from rollout.trajectory import trajectory_problems

@@ -31,10 +31,10 @@ from attrs import define
 from rollout._redaction import redact
 from rollout._tasks import sole_error
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
+from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.tasks.files import describe
 from rollout.backend.harbor.tasks.links import check_tree, copy_tree
 from rollout.backend.harbor.tasks.references import credentials_of, without_credentials
-from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 
 __all__ = ["fetch_task"]

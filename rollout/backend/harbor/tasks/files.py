@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rollout.backend.harbor.errors import UnfitTaskError
+from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.tasks.links import check_tree
-from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.backend.harbor.validation import has_harbor, problems_of
 
 __all__ = [

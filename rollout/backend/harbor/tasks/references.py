@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from rollout.backend.harbor.trial.plan import ResolvedTask
+from rollout.backend.harbor.plan import ResolvedTask
 from rollout.errors import InvalidFieldError
 
 __all__ = ["credentials_of", "parse_task", "relative_path", "without_credentials"]

@@ -19,12 +19,12 @@ import attrs
 
 from rollout._checks import backend_settings, check_choice, check_flag
 from rollout.backend.harbor.errors import TaskFetchError, UnfitTaskError
+from rollout.backend.harbor.plan import ResolvedTask
 from rollout.backend.harbor.tasks.fetch import fetch_task
 from rollout.backend.harbor.tasks.files import INSTRUCTION, TASK_FILE, describe
 from rollout.backend.harbor.tasks.links import copy_tree
 from rollout.backend.harbor.tasks.prompts import fill_template, instruction_of
 from rollout.backend.harbor.tasks.references import parse_task, relative_path
-from rollout.backend.harbor.trial.plan import ResolvedTask
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from rollout.backend.harbor.grading.verifier import verifier_fields
+from rollout.backend.harbor.plan import TrialPlan
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.trial.network import agent_extra_hosts
-from rollout.backend.harbor.trial.plan import TrialPlan
 from rollout.backend.harbor.validation import problems_of
 from rollout.errors import BackendConfigurationError
 

@@ -20,19 +20,19 @@ from rollout.backend.failures import (
     format_exception,
 )
 from rollout.backend.harbor.grading.verifier import check_gradable, with_placeholder_tests
+from rollout.backend.harbor.handover import Handover
+from rollout.backend.harbor.limits import EnvironmentWatch
+from rollout.backend.harbor.plan import TrialPlan, trial_name
 from rollout.backend.harbor.result.facts import TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import STORAGE_ERRORS, outcome_of
 from rollout.backend.harbor.result.settle import Settled, agent_sample, settle
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
-from rollout.backend.harbor.trial.handover import Handover
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
 from rollout.backend.harbor.trial.network import check_chat_url
-from rollout.backend.harbor.trial.plan import TrialPlan, trial_name
 from rollout.backend.harbor.trial.run import TrialRun
 from rollout.backend.harbor.trial.runtime import Runtime
-from rollout.backend.harbor.trial.workspaces import (
+from rollout.backend.harbor.workspaces import (
     make_workspace,
     prune_kept,
     remove_workspace,

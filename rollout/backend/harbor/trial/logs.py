@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from rollout._redaction import redact
-from rollout.backend.harbor.trial.handover import entered_handover
+from rollout.backend.harbor.handover import entered_handover
 
 __all__ = ["harbor_logs"]
 

@@ -17,7 +17,7 @@ from rollout.errors import InvalidFieldError
 
 if TYPE_CHECKING:
     from rollout.backend.harbor.environment import EnvironmentSpec
-    from rollout.backend.harbor.trial.plan import TrialPlan
+    from rollout.backend.harbor.plan import TrialPlan
 
 __all__ = ["agent_extra_hosts", "chat_host", "check_chat_url"]
 

@@ -19,15 +19,15 @@ from rollout._redaction import redact
 from rollout._tasks import sole_error
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.grading.verifier import with_placeholder_tests
+from rollout.backend.harbor.handover import Handover
+from rollout.backend.harbor.limits import EnvironmentWatch
+from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.result.facts import TrialError, facts_of
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
-from rollout.backend.harbor.trial.handover import Handover
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
-from rollout.backend.harbor.trial.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.trial.runtime import Runtime
-from rollout.backend.harbor.trial.workspaces import make_workspace, remove_workspace
+from rollout.backend.harbor.workspaces import make_workspace, remove_workspace
 from rollout.context import RolloutContext
 from rollout.errors import BackendConfigurationError
 from rollout.types import ExecutionRequest

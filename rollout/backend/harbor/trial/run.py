@@ -15,7 +15,7 @@ from typing import Any
 from attrs import define, field
 
 from rollout._logs import get_logger
-from rollout.backend.harbor.trial.limits import AgentTime, EnvironmentWatch, without_own_limit
+from rollout.backend.harbor.limits import AgentTime, EnvironmentWatch, without_own_limit
 from rollout.context import RolloutContext
 from rollout.types import RolloutStatus
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import trio
 from attrs import define, field
 
-from rollout.backend.harbor.trial.limits import EnvironmentWatch
+from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.errors import BackendConfigurationError
 from rollout.integrations.asyncio_bridge import AsyncioBridge
 

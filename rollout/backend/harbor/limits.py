@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define, field
 
 from rollout._logs import get_logger
-from rollout.backend.harbor.trial.plan import LEAST_SEC
+from rollout.backend.harbor.plan import LEAST_SEC
 
 __all__ = ["AgentTime", "EnvironmentWatch", "drop_large_files", "without_own_limit"]
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import trio
 from attrs import define, field
 
-from rollout.backend.harbor.trial.plan import TrialPlan
+from rollout.backend.harbor.plan import TrialPlan
 from rollout.errors import BackendConfigurationError
 from rollout.types import GraderConfig, RolloutSample
 

@@ -10,7 +10,7 @@ import pytest
 
 from rollout._files import claims
 from rollout._files.claims import MARK, Claim, abandoned, sweep_claimed
-from rollout.backend.harbor.trial.workspaces import (
+from rollout.backend.harbor.workspaces import (
     NAMES,
     make_workspace,
     prune_kept,
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs locks and
 
 DIES = """
 import os, pathlib, sys
-from rollout.backend.harbor.trial.workspaces import make_workspace
+from rollout.backend.harbor.workspaces import make_workspace
 workspace = make_workspace(pathlib.Path(sys.argv[1]), sys.argv[2])
 (workspace / "trials" / sys.argv[2]).mkdir(parents=True)
 (workspace / "payload").write_text("sk-secret")
@@ -94,7 +94,7 @@ def test_what_could_not_be_removed_goes_at_the_next_start(root, monkeypatch):
     trial.mkdir(parents=True)
     (workspace / "task").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("rollout.backend.harbor.trial.workspaces.remove_tree", lambda path: ["busy"])
+        patch.setattr("rollout.backend.harbor.workspaces.remove_tree", lambda path: ["busy"])
         assert not remove_workspace("r", workspace, keep=trial)
     assert (workspace / MARK).is_file()
     assert swept(root) == [name(1)]
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_claimed_is_not_made(root, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rollout.backend.harbor.trial.workspaces.Claim", full)
+    monkeypatch.setattr("rollout.backend.harbor.workspaces.Claim", full)
     with pytest.raises(OSError, match="No space left"):
         make_workspace(root, name(1))
     assert names(root) == [name(2)]

@@ -8,7 +8,7 @@ import logging
 import pytest
 import trio
 
-from rollout.backend.harbor.trial.limits import (
+from rollout.backend.harbor.limits import (
     AgentTime,
     EnvironmentWatch,
     drop_large_files,
@@ -130,7 +130,7 @@ def test_a_stop_that_fails_is_told_and_costs_nothing(caplog):
 
 @pytest.mark.parametrize("how", ["hangs", "ignores"])
 def test_a_stop_that_hangs_is_given_up(caplog, monkeypatch, how):
-    monkeypatch.setattr("rollout.backend.harbor.trial.limits._LAST_SEC", 0.01)
+    monkeypatch.setattr("rollout.backend.harbor.limits._LAST_SEC", 0.01)
     stop = stopped(how, 0.01)
     assert stop.note == "had not ended after 0.01 s and was given up"
     assert stop.may_run

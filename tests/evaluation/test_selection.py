@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rollout.errors import InvalidFieldError
 from rollout.evaluation.datasets import parse_rows
-from rollout.evaluation.datasets.selection import Picker, RowRange, RowSelection
+from rollout.evaluation.selection import Picker, RowRange, RowSelection
 
 
 @pytest.mark.parametrize(
