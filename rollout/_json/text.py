@@ -208,7 +208,8 @@ def weight_of(value: Any, levels: float = math.inf) -> int:
         nonlocal has_loop
         if isinstance(value, str):
             return _VALUE_WEIGHT + len(value)
-        if not levels or not isinstance(value, (dict, list, tuple, Mapping)):
+        plain = value is None or isinstance(value, (int, float))  # a Mapping is asked for slowly
+        if plain or not levels or not isinstance(value, (dict, list, tuple, Mapping)):
             return _VALUE_WEIGHT
         place = id(value), levels
         if place in known:

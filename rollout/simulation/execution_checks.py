@@ -98,25 +98,25 @@ def _forward(rollout: ServedRollout) -> Iterator[Finding]:
 
 def check_disconnects(checked: Checked) -> Iterator[Finding]:
     """Check that disconnects change no outcome, stop nothing and lose no result."""
-    shutdowns = {
-        event.detail["process"]: event.time
-        for event in checked.history.world
-        if event.what == "shutdown-begins"
-    }
     for rollout in checked.history.rollouts:
-        shutdown = shutdowns.get(rollout.process, math.inf)
-        yield from _check_stop(checked, rollout, shutdown)
+        yield from _check_stop(checked, rollout)
         yield from _check_still_there(checked, rollout)
         finished = rollout.first("finished")
-        if finished is not None and finished.time < min(rollout.lost_at, shutdown):
+        if finished is not None and finished.time < min(rollout.lost_at, rollout.shutdown_at):
             yield from _check_outcome(checked, rollout, finished)
 
 
-def _check_stop(checked: Checked, rollout: ServedRollout, shutdown: float) -> Iterator[Finding]:
+def _check_stop(checked: Checked, rollout: ServedRollout) -> Iterator[Finding]:
     """Check that only a cancel request, the lease or a shutdown asks a rollout to stop."""
     asked = rollout.time_of("stop-requested")
     expired = rollout.expired and rollout.time_of("finished") <= asked
-    if asked < shutdown and not expired and not checked.history.was_cancelled(rollout, asked):
+    by_shutdown = asked >= rollout.shutdown_at
+    if (
+        asked < math.inf
+        and not by_shutdown
+        and not expired
+        and not checked.history.was_cancelled(rollout, asked)
+    ):
         yield Finding(rollout.rollout_id, "was asked to stop, by nobody", asked)
 
 
@@ -259,7 +259,7 @@ def _check_phase(
     if phase.interrupted and until > phase.latest_end + EPSILON_SEC:
         what = "at its deadline" if phase.deadline <= phase.stopped else "as it was asked to"
         yield Finding(rollout.rollout_id, f"its {name} did not end {what}", phase.latest_end)
-    elif finished is None or rollout.expired or phase.began == at:
+    elif finished is None or rollout.expired or rollout.given_up or phase.began == at:
         return
     elif phase.interrupted and outcome != phase.outcome and finished.time < rollout.closed_at:
         message = f"ended as {outcome}, not as {phase.outcome}, which came first in its {name}"

@@ -79,6 +79,7 @@ class ServedRollout:
         contacts: When its caller showed itself before the end: its admission, every poll with
             its token that arrived, and every renewal by a request about a feed that arrived.
         renewed_by: The latest request that renewed its lease, or admitted it.
+        shutdown_at: When the shutdown of its process began, if it did.
         lost_at: When its process was gone with it, if it was.
         closed_at: When the shutdown of its process was over, if it was; from then on the
             process waits for nothing but what ignores its end.
@@ -90,6 +91,7 @@ class ServedRollout:
     answers: list[Event] = field(factory=list)
     contacts: list[float] = field(factory=list)
     renewed_by: int = 0
+    shutdown_at: float = math.inf
     lost_at: float = math.inf
     closed_at: float = math.inf
     _by_kind: dict[str, list[Event]] = field(factory=dict)
@@ -99,17 +101,24 @@ class ServedRollout:
         """Add the next event."""
         self.events.append(event)
         self._by_kind.setdefault(event.what, []).append(event)
-        if event.what == "server-answered":
-            if event.detail["route"] in {"poll", "feed"} and "state" in event.detail:
-                self.answers.append(event)
-        elif is_own_renewal(event):
-            self._to_be_renewed = True
-            self.renewed_by = event.detail["request"]
-        elif event.what == "lease-renewed" and self._to_be_renewed:
-            self._to_be_renewed = False
-            if "finished" not in self._by_kind:
-                self.contacts.append(event.time)
-        elif (event.what == "admitted" or is_own_poll(event)) and "finished" not in self._by_kind:
+        match event.what:
+            case "server-answered":
+                if event.detail["route"] in {"poll", "feed"} and "state" in event.detail:
+                    self.answers.append(event)
+            case "admitted":
+                self._contact(event)
+            case "arrived" if is_own_poll(event):
+                self._contact(event)
+            case "arrived" if is_own_renewal(event):
+                self._to_be_renewed = True
+                self.renewed_by = event.detail["request"]
+            case "lease-renewed" if self._to_be_renewed:
+                self._to_be_renewed = False
+                if "finished" not in self._by_kind:
+                    self.contacts.append(event.time)
+
+    def _contact(self, event: Event) -> None:
+        if "finished" not in self._by_kind:
             self.contacts.append(event.time)
             self.renewed_by = event.detail.get("request", self.renewed_by)
 
@@ -137,6 +146,12 @@ class ServedRollout:
         )
 
     @property
+    def given_up(self) -> bool:
+        """Whether a shutdown published its end, as its execution did not stop in time."""
+        finished = self.time_of("finished")
+        return self.shutdown_at <= finished < self.over_at - EPSILON_SEC
+
+    @property
     def grading(self) -> bool:
         """Whether it reached its grading, even if its grader never began."""
         return any(event.detail["status"] == "grading" for event in self.all("status"))
@@ -149,17 +164,15 @@ class ServedRollout:
 
 def is_own_poll(event: Event) -> bool:
     """Whether a poll with the token of the rollout arrives."""
-    return _is_own(event, {"poll"})
+    detail = event.detail
+    return event.what == "arrived" and detail["route"] == "poll" and detail["lease"] == "own"
 
 
 def is_own_renewal(event: Event) -> bool:
     """Whether a request arrives that opens or renews a feed with a proof of the rollout's lease."""
-    return _is_own(event, {"feed", "renew"})
-
-
-def _is_own(event: Event, routes: set[str]) -> bool:
-    detail = event.detail
-    return event.what == "arrived" and detail["route"] in routes and detail["lease"] == "own"
+    if event.what != "arrived" or event.detail["lease"] != "own":
+        return False
+    return event.detail["route"] in {"feed", "renew"}
 
 
 @define(eq=False)
@@ -202,6 +215,7 @@ class History:
     world: list[Event] = field(factory=list)
     cancels: list[tuple[int, Event]] = field(factory=list)
     _asking: dict[tuple[int, str], int] = field(factory=dict)
+    _shutdowns: dict[int, float] = field(factory=dict)
     _current: dict[tuple[int, str], ServedRollout] = field(factory=dict)
     _earlier: dict[tuple[int, str], ServedRollout] = field(factory=dict)
     _current_calls: dict[tuple[int, str], Call] = field(factory=dict)
@@ -210,8 +224,7 @@ class History:
         for event in self.trace:
             if event.who == "world":
                 self.world.append(event)
-                if event.what in {"server-crashed", "server-down", "shutdown-ends"}:
-                    self._lose(event)
+                self._close(event)
             elif event.who in _SERVER_SIDE:
                 self._add_to_server(event)
             elif event.rollout_id:
@@ -276,7 +289,11 @@ class History:
         if event.what == "admitted":
             if key in current:
                 self._earlier[key] = current[key]
-            current[key] = ServedRollout(*key, renewed_by=self._asking.get(key, 0))
+            current[key] = ServedRollout(
+                *key,
+                renewed_by=self._asking.get(key, 0),
+                shutdown_at=self._shutdowns.get(key[0], math.inf),
+            )
             self.rollouts.append(current[key])
         elif event.what == "arrived" and event.detail["route"] in {"admit", "batch"}:
             self._asking[key] = event.detail["request"]
@@ -294,9 +311,15 @@ class History:
             self.calls.append(self._current_calls[key])
         self._current_calls[key].events.append(event)
 
-    def _lose(self, event: Event) -> None:
-        for rollout in self.rollouts:
-            if rollout.process == event.detail["process"]:
+    def _close(self, event: Event) -> None:
+        """Note for the rollouts of a process how its end goes."""
+        here = [each for each in self.rollouts if each.process == event.detail.get("process")]
+        if event.what == "shutdown-begins":
+            self._shutdowns[event.detail["process"]] = event.time
+            for rollout in here:
+                rollout.shutdown_at = event.time
+        elif event.what in {"server-crashed", "server-down", "shutdown-ends"}:
+            for rollout in here:
                 rollout.closed_at = min(rollout.closed_at, event.time)
                 if event.what != "shutdown-ends":
                     rollout.lost_at = min(rollout.lost_at, event.time)

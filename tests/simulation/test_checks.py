@@ -26,10 +26,60 @@ from simulation.written_traces import (
     violations,
 )
 
+from rollout.server import ShutdownBudget
 from rollout.simulation import Course, RolloutPlan, ServerOptions, check_trace
 from rollout.simulation.history import History
 
 SILENT_TO_THE_END = changed(SILENT, without="910", plus="1021 server forgotten r status=failure")
+GIVEN_UP = changed(
+    WELL,
+    without="3\n9\n909\n910",
+    plus="""
+        5 world shutdown-begins process=1
+        7 server stop-requested r status=running
+        15 server finished r status=cancelled category=null
+        15.5 world shutdown-ends process=1
+        55 workflow workflow-ended r
+        55 server execution-ended r status=cancelled
+        55 world server-gone process=1
+        55 world server-down process=1
+    """,
+)
+"""A workflow that ignores its deadline, and is given up by a short shutdown."""
+
+HASTY = ServerOptions(shutdown=ShutdownBudget(drain_sec=2, cleanup_sec=5, forced_sec=3))
+TIMED_OUT = RolloutPlan(rollout_id="r", agent=Course.SWALLOW, agent_sec=50.0, agent_timeout_sec=4.0)
+
+CRASHED = changed(
+    WELL,
+    without="3\n9\n909\n910",
+    plus="""
+        100 world server-crashed process=1
+        125 workflow workflow-ended r
+        125 server finished r status=failure category=lease_expired
+        125 server execution-ended r status=failure
+        125 world server-gone process=1
+    """,
+)
+"""A crash, and a workflow that goes on for a while in what is left of the process."""
+
+CUT_OFF = changed(
+    WELL,
+    without="3\n9 network\n9 client\n9 caller\n909\n910",
+    plus="""
+        10 client sent r route=poll request=3 fault=lost-during
+        10 network arrived r route=poll request=3 lease=own
+        10 network disconnected r route=poll request=3
+        10 client failed r route=poll request=3 error=ReadError
+        10 server lease-renewed r status=success
+        10 world shutdown-begins process=1
+        10 world shutdown-ends process=1
+        10 world server-gone process=1
+        10 world server-down process=1
+    """,
+)
+"""A poll whose connection is lost as the server answers it, just before a shutdown."""
+
 GOOD = {
     "well": (WELL, None, ()),
     "silent": (SILENT_TO_THE_END, None, (LONG,)),
@@ -39,6 +89,9 @@ GOOD = {
     "handle": (HANDLE, None, ()),
     "cancelled": (CANCELLED, None, (evolve(PLAN, agent=Course.SWALLOW),)),
     "retried": (RETRIED, None, ()),
+    "given up": (GIVEN_UP, HASTY, (TIMED_OUT,)),
+    "crashed": (CRASHED, None, (evolve(LONG, agent=Course.SWALLOW),)),
+    "cut off": (CUT_OFF, None, ()),
 }
 
 
