@@ -45,25 +45,24 @@ def check_leases(checked: Checked) -> Iterator[Finding]:
     history, lease = checked.history, checked.options.polling_lease_timeout_sec
     for rollout in history.rollouts:
         ended = min(rollout.time_of("finished"), rollout.lost_at)
-        expired = rollout.expired and ended < rollout.lost_at
-        if expired:
+        if rollout.expired:
             earliest = _held_for_sure(history, rollout, lease)
             if ended < earliest - EPSILON_SEC:
                 message = f"lost its lease {earliest - ended:.3f} s before its end"
                 yield Finding(rollout.rollout_id, message, ended)
         latest, contact = _held_at_most(history, rollout, lease)
         due = contact + lease
-        late = due + EPSILON_SEC < ended < rollout.lost_at and not expired
+        late = due + EPSILON_SEC < ended < rollout.lost_at and not rollout.expired
         if late and not history.paused_sec(contact, due - EPSILON_SEC):
             yield Finding(rollout.rollout_id, "its result came after its lease had ended", ended)
         if ended > latest and history.ends_at > latest:
             message = f"nobody has polled in time since {contact:.3f}, and its lease has not ended"
             yield Finding(rollout.rollout_id, message, latest)
         stopped_at = min(rollout.over_at, rollout.time_of("stop-requested"))
-        if expired and stopped_at > ended + EPSILON_SEC:
+        if rollout.expired and stopped_at > ended + EPSILON_SEC:
             message = "its lease ended, and its execution was not stopped"
             yield Finding(rollout.rollout_id, message, ended)
-        if expired:
+        if rollout.expired:
             yield from _check_final(rollout, ended)
         yield from _check_renewals(rollout, ended)
     yield from _check_together(history)
