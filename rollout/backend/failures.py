@@ -53,7 +53,7 @@ def categorize_exception(error: BaseException) -> RolloutErrorCategory:
     return categories.pop() if len(categories) == 1 else RolloutErrorCategory.AGENT_ERROR
 
 
-def source_of(error: BaseException, chat_url: str = "") -> str | None:
+def source_of(error: BaseException, chat_url: str) -> str | None:
     """Return whose failure an exception is, where that is known.
 
     Args:

@@ -59,7 +59,7 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
                 status=RolloutStatus.FAILURE,
                 err_message=describe_exception(returned.error, request.secrets),
                 err_category=categorize_exception(returned.error),
-                err_source=source_of(returned.error),
+                err_source=source_of(returned.error, request.chat_completions_url),
             )
         )
     entry.encoding = True

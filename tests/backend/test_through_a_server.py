@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import httpx
 import pytest
 import trio
 import trio.testing
@@ -54,6 +55,19 @@ class Marking(Minimal):
 def test_execute_is_all_that_has_to_be_written():
     with pytest.raises(TypeError, match="execute"):
         ExecutionBackend()
+
+
+async def test_an_endpoint_that_a_backend_cannot_reach_is_the_source_of_its_failure():
+    class Unreachable(ExecutionBackend):
+        async def execute(self, request):
+            await trio.lowlevel.checkpoint()
+            asked = httpx.Request("POST", f"{CHAT_URL}/chat/completions")
+            raise httpx.ConnectError("refused", request=asked)
+
+    async with in_process(make_app(Unreachable())) as client:
+        result = await client.run_rollout(prompt(), CHAT_URL, "r", label="x")
+    assert result.status == "failure"
+    assert result.err_source == "model_endpoint"
 
 
 async def test_the_defaults():
