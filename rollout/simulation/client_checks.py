@@ -328,6 +328,7 @@ class _Bulk:
                 yield Finding(rollout_id, "a request followed the end of its block", event.time)
             if route in _ADMISSIONS:
                 self.in_flight[rollout_id] = None
+                self.ended.discard(rollout_id)  # if it was asked for before, that was refused
                 if event.detail["fault"] in _GARBLED:
                     self.ended.add(rollout_id)  # nobody can tell whether it was admitted
         elif event.what in {"result", "call-failed"}:
@@ -336,6 +337,8 @@ class _Bulk:
             self.chosen.append(rollout_id)
         elif _failed(event):
             self.troubled[rollout_id] = event.time
+            if route in _ADMISSIONS and event.what != "answered":
+                self.ended.add(rollout_id)  # whatever a feed says of it
         elif event.what in {"answered", "told"}:
             self._answered(rollout_id, event)
 
@@ -367,7 +370,7 @@ class _Bulk:
         self.in_flight.clear()
 
     def _ended(self, rollout_id: str, state: str | None) -> None:
-        if state == "success" and rollout_id not in self.succeeded:
+        if state == "success" and rollout_id not in self.ended:
             self.succeeded.append(rollout_id)
         self.ended.add(rollout_id)
         self.admitted.pop(rollout_id, None)

@@ -251,6 +251,15 @@ class History:
             if "write_sec" in event.detail
         }
 
+    @cached_property
+    def lost_feeds(self) -> dict[int, float]:
+        """When the connection of each feed was lost, by the request that opened it."""
+        return {
+            event.detail["request"]: event.time
+            for event in self.trace
+            if event.what == "disconnected" and event.detail["route"] == "feed"
+        }
+
     def paused_sec(self, since: float, until: float) -> float:
         """Return an upper bound of the time that everything stood still around a span of time."""
         return sum(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rollout.simulation.history import (
     EPSILON_SEC,
@@ -271,7 +271,7 @@ def _check_delivery(
     for rollout in here:
         if rollout.time_of("finished") > end or rollout.time_of("admitted") > begin:
             continue
-        least, most = _awaited_until(rollout, checked.history.write_secs, ended, end)
+        least, most = _awaited_until(checked.history, rollout, ended, end)
         last = max(last, min(latest, most))
         if end < min(latest, least) - EPSILON_SEC:
             message = "the shutdown did not wait for who still read its result"
@@ -281,14 +281,12 @@ def _check_delivery(
 
 
 def _awaited_until(
-    rollout: ServedRollout, write_secs: Mapping[int, float], ended: float, end: float
+    history: History, rollout: ServedRollout, ended: float, end: float
 ) -> tuple[float, float]:
     """Return the earliest and the latest end of the wait for a result to be fetched."""
     least = most = -math.inf
     feed, held = False, set[int]()
-    for event in rollout.events:
-        if event.time > end:
-            break
+    for event in (event for event in rollout.events if event.time <= end):
         detail = event.detail
         route, later = detail.get("route"), event.time + _BETWEEN_POLLS_SEC
         if event.what == "admitted" or is_own_poll(event) or is_own_renewal(event):
@@ -296,11 +294,14 @@ def _awaited_until(
             if route == "poll":
                 held.add(detail["request"])
         elif event.what == "server-answered" and route in {"poll", "feed"} and "state" in detail:
-            if "digest" in detail:
-                written = event.time + write_secs.get(detail["request"], 0.0)
+            written = event.time + history.write_secs.get(detail["request"], 0.0)
+            if history.lost_feeds.get(detail["request"], math.inf) <= written + EPSILON_SEC:
+                least, most, feed = -math.inf, max(most, later), False  # it may have arrived
+            elif "digest" in detail:
                 waits = route == "feed" and written < rollout.time_of("forgotten")
                 return (written if waits else -math.inf), max(ended, written)
-            least = most = later
+            else:
+                least, most = later, written + _BETWEEN_POLLS_SEC
             held.discard(detail["request"])
         if route == "feed" and detail.get("refused") is False:
             feed = True

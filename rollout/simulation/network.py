@@ -287,6 +287,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if exchange is None:
             raise httpx.ConnectError("connection refused", request=this.raw)
         this.arrived_at = trio.current_time()
+        if this.route is Route.RENEW:  # a batch may have attached more on the way
+            this.many = dict.fromkeys(self.memory.attached(this.feed), "")
         number = self.server.number
         self._record_arrival(this, number)
         try:
