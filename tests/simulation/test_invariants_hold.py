@@ -33,8 +33,8 @@ RARE = [
     *((seed, False) for seed in (269, 2394, 2735, 3394, 27461)),
     *((seed, True) for seed in (467, 471, 758, 826, 837, 1013)),
 ]
-"""Where things met in one moment that a check had taken apart: a pause that ends as a block is
-left, a feed that is cut off while it writes, a batch that attaches while a renewal is on its way."""
+"""Runs in which things meet in one moment: a pause ends as a block is left, a feed is cut off while
+it writes, a batch attaches rollouts while a renewal is on its way."""
 
 
 @pytest.mark.parametrize(("seed", "feed"), RARE)
