@@ -1,12 +1,10 @@
 """Storage of the files of rollouts, below ``<root>/<rollout_id>/``.
 
-Theory of operation: an `ArtifactStore` stands for one root. It does its work in a few threads,
-so that a slow disk never stops the event loop, and nothing that it meets fails a rollout:
-storage that cannot be used gives no folder and one warning. Storage that hangs holds up a
-rollout for a bounded time at most, and is then left alone until it answers.
-
-The root is opened, and tried for whether it takes files, once for all rollouts that had asked
-before.
+Theory of operation: an `ArtifactStore` stands for one root. It saves files in a few threads, so
+that a slow disk does not stop the event loop; the folder for artifacts is made where user code
+asks for it. Nothing that it meets fails a rollout: storage that cannot be used gives no folder
+and one warning. Storage that hangs holds up the end of a rollout for a bounded time, and is then
+left alone until it answers.
 
 Below the root no link and no special file is followed, and ids that cannot be the name of a
 folder get another one, so no rollout writes anywhere else.
@@ -17,15 +15,17 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Literal
 
 import platformdirs
 import trio
 
-from rollout._files.folders import Folder, folder_name, open_root
+from rollout._files.folders import Folder, folder_name, make_root
 from rollout._files.thread_pool import Job, ThreadPool
 from rollout._files.trees import put_tree
 from rollout._logs import get_logger
@@ -51,8 +51,6 @@ _PATIENCE_SEC = 0.25
 
 _MOST_THREADS = 8
 
-T = TypeVar("T")
-
 
 class ArtifactStore:
     """Keeps the files of rollouts below one root.
@@ -73,10 +71,11 @@ class ArtifactStore:
 
     def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
         self.root = _resolve(root)
-        self._pool: ThreadPool[_Call[Any]] = ThreadPool(self._work, _MOST_THREADS)
+        self._pool = ThreadPool(_MOST_THREADS)
         self._exact_case: bool | None = None
-        self._abandoned: list[_Call[Any]] = []
+        self._abandoned: list[Job] = []
         self._warned: set[object] = set()
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<ArtifactStore {'keeps nothing' if self.root is None else self.root}>"
@@ -86,19 +85,30 @@ class ArtifactStore:
         """Whether anything is kept, under the running clock; asked within a trio run."""
         return self.root is not None and not clock_jumps()
 
-    async def artifacts_dir(self, rollout_id: str) -> Path | None:
-        """Make the artifacts folder of a rollout, and check that it can be written to.
+    def artifacts_dir(self, rollout_id: str) -> Path | None:
+        """Make the artifacts folder of a rollout, and check that it can be written to. Blocking.
 
-        Cancellation leaves the work to its thread, which may still make the folder.
+        For any thread; whether anything is kept under the running clock is for the caller to ask.
 
         Returns:
-            The folder, ``None`` if nothing is kept or the storage cannot be used. The latter
-            is logged, once for each reason.
+            The folder, ``None`` if nothing is kept or the storage cannot be used or hangs. The
+            latter is logged, once for each reason.
         """
-        if self.root is None or not self.keeps:
-            await trio.lowlevel.checkpoint()
+        if self.root is None:
             return None
-        return await self._call(rollout_id, self._make)
+        if self._hangs:
+            self._warn(rollout_id, "it does not answer", "hangs")
+            return None
+        try:
+            with (
+                self._folder(rollout_id) as folder,
+                folder.enter(ARTIFACTS, make=True) as artifacts,
+            ):
+                artifacts.check_writable()
+                return artifacts.path
+        except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
+            self._warn_of(rollout_id, error)
+            return None
 
     async def save(self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]) -> None:
         """Write files into a rollout's folder, each as a whole or not at all.
@@ -111,11 +121,13 @@ class ArtifactStore:
             build: Makes the files' contents by name, ``None`` to remove one. It runs in the
                 thread too.
         """
-        if self.root is None or not self.keeps:
-            with trio.CancelScope(shield=True):
-                await trio.lowlevel.checkpoint()
-            return
-        await self._call(rollout_id, self._save, build, shield=True)
+        if self.keeps:
+            if not self._hangs:
+                await self._save_in_thread(rollout_id, build)
+                return
+            self._warn(rollout_id, "it does not answer", "hangs")
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
 
     def take_in(
         self, rollout_id: str, name: str, tree: Path, *, move: bool, without: Collection[str] = ()
@@ -135,198 +147,99 @@ class ArtifactStore:
         Raises:
             OSError: It cannot be put there, or nothing is kept.
         """
-        if self.root is None:
-            raise OSError(errno.ENOENT, "nothing is kept")
-        with (
-            open_root(self.root) as root,
-            root.enter(self._name(root, rollout_id), make=True) as folder,
-        ):
+        with self._folder(rollout_id) as folder:
             put_tree(tree, folder, name, move=move, without=without)
 
-    async def _call(
-        self, rollout_id: str, function: Callable[..., T], *args: Any, shield: bool = False
-    ) -> T | None:
-        """Run a function in a thread; ``None``, and a warning, if it fails or takes too long."""
-        if self._hangs():
-            self._warn(rollout_id, "it does not answer", "hangs")
-            with trio.CancelScope(shield=shield):
-                await trio.lowlevel.checkpoint()
-            return None
-        call = _Call(function, (rollout_id, *args))
+    async def _save_in_thread(
+        self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]
+    ) -> None:
+        self._abandoned.clear()
+        job = Job(partial(self._save, rollout_id, build))
         try:
-            self._pool.submit(call)
+            self._pool.submit(job)
         except RuntimeError as error:
-            call.fail(error)
-        try:
-            await self._wait(call, shield=shield)
-        finally:
-            if not call.ended:
-                call.dropped = True
-                if call.begun:
-                    self._abandoned.append(call)
-        if not call.ended:
-            self._warn(rollout_id, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
-            return None
-        if call.trouble is not None:
-            self._warn(rollout_id, *call.trouble)
-        return call.value
+            self._warn_of(rollout_id, error)
+            job.ended = True
+        answers = await self._wait(job)
+        if job.ended:
+            self._abandoned.clear()
+            return
+        job.dropped = True
+        if not answers:
+            self._abandoned.append(job)
+        self._warn(rollout_id, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
 
-    async def _wait(self, call: _Call[Any], *, shield: bool) -> None:
-        """Wait for the end of a call, for as long as the storage answers others meanwhile."""
+    async def _wait(self, job: Job) -> bool:
+        """Wait for the end of a job, for as long as the storage answers others meanwhile.
+
+        Returns:
+            Whether it has answered anyone lately.
+        """
         since = trio.current_time()
         patience = min(_PATIENCE_SEC, LONGEST_WAIT_SEC)
-        with trio.CancelScope(deadline=since + patience, shield=shield):
-            await call.wait()
-            return
+        with trio.CancelScope(deadline=since + patience, shield=True):
+            await job.wait()
+            return True
         self._pool.reinforce()
         while True:
-            with trio.CancelScope(deadline=since + LONGEST_WAIT_SEC, shield=shield):
-                await call.wait()
-                return
-            cancelled = trio.current_effective_deadline() == -math.inf
-            if cancelled or self._pool.progress_at < since:
-                return
+            with trio.CancelScope(deadline=since + LONGEST_WAIT_SEC, shield=True):
+                await job.wait()
+                return True
+            answers = self._pool.progress_at >= since
+            if not answers or trio.current_effective_deadline() == -math.inf:
+                return answers
             since = trio.current_time()
 
+    @property
     def _hangs(self) -> bool:
-        """Whether a thread has worked for too long, and no other one made progress either."""
-        self._abandoned = [call for call in self._abandoned if not call.ended and call.of_this_run]
-        if not self._abandoned:
-            return False
-        last = max(self._pool.progress_at, min(call.started for call in self._abandoned))
-        return trio.current_time() - last >= LONGEST_WAIT_SEC
+        """Whether the storage has kept threads for too long, and answers nobody since."""
+        return bool(self._abandoned) and not any(job.ended for job in self._abandoned)
 
     def _warn(self, rollout_id: str, reason: str, kind: object) -> None:
-        if kind not in self._warned:
+        with self._lock:
+            if kind in self._warned:
+                return
             self._warned.add(kind)
-            logger.warning(
-                "rollout %s: its files are not kept below %s: %s (this is said once)",
-                rollout_id,
-                self.root,
-                reason,
-            )
+        logger.warning(
+            "rollout %s: its files are not kept below %s: %s (this is said once)",
+            rollout_id,
+            self.root,
+            reason,
+        )
 
-    # --- in the thread --------------------------------------------------------------------------
+    def _warn_of(self, rollout_id: str, error: BaseException) -> None:
+        self._warn(rollout_id, _reason(error), (type(error), getattr(error, "errno", None)))
 
-    def _work(self, calls: Iterator[_Call[Any]]) -> None:
-        with suppress(OSError), _Root(self.root, self._pool) as root:
-            for call in calls:
-                call.run(root)
+    # --- in any thread --------------------------------------------------------------------------
 
-    def _name(self, root: Folder, rollout_id: str) -> str:
-        if self._exact_case is None:
-            self._exact_case = root.is_case_sensitive()
-        return folder_name(rollout_id, exact_case=self._exact_case)
-
-    def _make(self, root: _Root, rollout_id: str) -> Path:
-        folder = root.open()
-        name = self._name(folder, rollout_id)
-        with folder.enter(name, make=True) as own:
-            fresh = own.make(ARTIFACTS)
-            if not fresh or not root.tried:
-                asked = self._pool.submitted
-                with own.enter(ARTIFACTS, make=False) as artifacts:
-                    artifacts.check_writable()
-                root.tried_for = asked
-        return folder.path / name / ARTIFACTS
-
-    def _save(
-        self, root: _Root, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]
-    ) -> None:
-        files = build()
-        folder = root.open()
-        with folder.enter(self._name(folder, rollout_id), make=True, likely=True) as own:
-            first: OSError | None = None
-            for name, data in files.items():
-                try:
-                    own.remove(name) if data is None else own.write(name, data)
-                except OSError as error:
-                    first = first or error
-            if first is not None:
-                raise first
-
-
-class _Root:
-    """The open root of a store, for the calls that one thread does.
-
-    Attributes:
-        tried_for: Up to which call it is known that files can be written below it.
-    """
-
-    def __init__(self, path: Path | None, pool: ThreadPool[Any]) -> None:
-        self.tried_for = 0
-        self._path = path
-        self._pool = pool
-        self._call = 0
-        self._opened_for = 0
-        self._folder: Folder | None = None
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def next(self, number: int) -> None:
-        """Begin the call of that number."""
-        self._call = number
-        if number > self._opened_for:
-            self.close()
-
-    @property
-    def tried(self) -> bool:
-        """Whether it is known for the current call that files can be written."""
-        return self.tried_for >= self._call
-
-    def open(self) -> Folder:
-        """Return the root's folder, opened after the current call was submitted.
+    @contextmanager
+    def _folder(self, rollout_id: str, *, likely: bool = False) -> Generator[Folder, None, None]:
+        """Open the folder of a rollout for the block; make what is missing.
 
         Raises:
-            OSError: It cannot be opened.
+            OSError: It cannot be made or opened, or nothing is kept.
         """
-        if self._path is None:
+        if self.root is None:
             raise OSError(errno.ENOENT, "nothing is kept")
-        if self._folder is None:
-            self._opened_for = self._pool.submitted
-            self._folder = self._stack.enter_context(open_root(self._path))
-        return self._folder
+        root = Folder(self.root)
+        if self._exact_case is None:
+            make_root(self.root)
+            self._exact_case = root.is_case_sensitive()
+        name = folder_name(rollout_id, exact_case=self._exact_case)
+        with root.enter(name, make=True, likely=likely) as folder:
+            yield folder
 
-    def close(self) -> None:
-        """Close the folder."""
-        self._folder = None
-        self.tried_for = 0
-        self._stack.close()
-
-
-class _Call(Job, Generic[T]):
-    """A call of a function in a thread.
-
-    Attributes:
-        value: What it returned.
-        trouble: The reason of a failure, for people, and a key for its kind.
-    """
-
-    def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
-        super().__init__()
-        self.value: T | None = None
-        self.trouble: tuple[str, object] | None = None
-        self._function = function
-        self._args = args
-
-    def run(self, root: _Root) -> None:
-        """Call the function; runs in the thread."""
+    def _save(self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]) -> None:
         try:
-            root.next(self.number)
-            self.value = self._function(root, *self._args)
-            self.ended = True
+            files = build()
+            with self._folder(rollout_id, likely=True) as folder:
+                for name, data in files.items():
+                    try:
+                        folder.remove(name) if data is None else folder.write(name, data)
+                    except OSError as error:
+                        self._warn_of(rollout_id, error)
         except BaseException as error:  # noqa: BLE001 - a rollout does not fail for its files
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        """Record a failure, without the error itself: its traceback would lead back here."""
-        self.trouble = _reason(error), (type(error), getattr(error, "errno", None))
-        self.ended = True
+            self._warn_of(rollout_id, error)
 
 
 def _resolve(root: Any) -> Path | None:

@@ -9,6 +9,7 @@ get small contexts of their own with what concerns their phase.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -201,8 +202,30 @@ class RolloutContext:
         )
 
 
+class _ArtifactsDir:
+    """The property `artifacts_dir`, whose folder is made at the first access."""
+
+    __slots__ = ()
+    _artifacts_dir: Path | Callable[[], Path | None] | None
+
+    @property
+    def artifacts_dir(self) -> Path | None:
+        """A folder for files of this rollout, which are kept; made at the first access.
+
+        ``None`` if the backend keeps none, or cannot. See `rollout.artifacts`.
+        """
+        folder = self._artifacts_dir
+        if callable(folder):
+            folder = self.artifacts_dir = folder()
+        return folder
+
+    @artifacts_dir.setter
+    def artifacts_dir(self, folder: Path | None) -> None:
+        self._artifacts_dir = folder  # type: ignore[misc] # a slot of the subclasses
+
+
 @define
-class GraderContext:
+class GraderContext(_ArtifactsDir):
     """The argument of `Grader.grade`.
 
     Attributes:
@@ -210,15 +233,15 @@ class GraderContext:
         sample: The one sample of the rollout.
         project_path: Where the project's files are, if the backend has any.
         metadata: A copy of the request's metadata.
-        artifacts_dir: A folder for files of this rollout, which are kept; ``None`` if the
-            backend keeps none, or cannot. See `rollout.artifacts`.
+        artifacts_dir: A folder for files of this rollout, which are kept, made at the first
+            access; ``None`` if the backend keeps none, or cannot. See `rollout.artifacts`.
     """
 
     label: str | None = None
     sample: RolloutSample | None = None
     project_path: str | None = None
     metadata: dict[str, Any] | None = None
-    artifacts_dir: Path | None = None
+    _artifacts_dir: Path | Callable[[], Path | None] | None = field(default=None, repr=False)
 
     def set_reward(self, reward: float) -> None:
         """Give the sample its reward.
@@ -232,18 +255,18 @@ class GraderContext:
 
 
 @define
-class AgentWorkflowContext(Generic[TConfig]):
+class AgentWorkflowContext(_ArtifactsDir, Generic[TConfig]):
     """The argument of `AgentWorkflow.run`; all of it belongs to this rollout alone.
 
     Attributes:
         prompt: A copy of the initial messages.
         config: A copy of the workflow's config.
         metadata: A copy of the request's metadata.
-        artifacts_dir: A folder for files of this rollout, which are kept; ``None`` if the
-            backend keeps none, or cannot. See `rollout.artifacts`.
+        artifacts_dir: A folder for files of this rollout, which are kept, made at the first
+            access; ``None`` if the backend keeps none, or cannot. See `rollout.artifacts`.
     """
 
     prompt: list[dict[str, Any]]
     config: TConfig | None = None
     metadata: dict[str, Any] | None = None
-    artifacts_dir: Path | None = None
+    _artifacts_dir: Path | Callable[[], Path | None] | None = field(default=None, repr=False)

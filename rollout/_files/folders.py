@@ -1,8 +1,10 @@
 """Folders below a root, opened so that no link and no special file on the way is followed.
 
-Where the platform has descriptors of folders, everything is done relative to one, which no
-renaming can lead astray. Elsewhere (Windows) each step is checked before it is taken.
-Blocking; use a thread.
+The root itself, and the way to it, may be links: whoever names it decides where it is.
+
+Where the platform has descriptors of folders, everything is done relative to that of a rollout's
+folder, which no renaming can lead astray. Elsewhere (Windows) each step is checked before it is
+taken. Blocking.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import secrets
 import stat
 import unicodedata
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attrs import frozen
 
 from rollout._files.atomic import write_quickly
 
-__all__ = ["PRIVATE", "Folder", "folder_name", "open_root", "refuse_link"]
+__all__ = ["PRIVATE", "Folder", "folder_name", "make_root", "refuse_link"]
 
 PRIVATE = 0o700
 """The permissions of the folders that are made: they are for their user alone."""
@@ -80,15 +82,16 @@ def _usable(name: str, *, exact_case: bool) -> bool:
 
 @frozen
 class Folder:
-    """An open folder.
+    """A root folder, or an open folder below it.
 
     Attributes:
         path: Where it is, for people and for users' code.
-        descriptor: Its descriptor, ``None`` where the platform has none for folders.
+        descriptor: Its descriptor; ``None`` for a root, and where the platform has none for
+            folders.
     """
 
     path: Path
-    descriptor: int | None
+    descriptor: int | None = None
 
     @contextmanager
     def enter(
@@ -105,12 +108,12 @@ class Folder:
             OSError: It is a link, a file, or anything else than a folder, or it is missing or
                 cannot be made or opened.
         """
-        if self.descriptor is None:
+        if not _DESCRIPTORS:
             if make:
                 self.make(name)
             path = self.path / name
             refuse_link(path)
-            yield Folder(path, None)
+            yield Folder(path)
             return
         if make and not likely:
             self.make(name)
@@ -130,21 +133,24 @@ class Folder:
         """Return a name in here as system calls with the descriptor take it."""
         return Path(name) if self.descriptor is not None else self.path / name
 
-    def make(self, name: str) -> bool:
-        """Make the folder *name* in here; ``False`` if something has that name already.
+    def make(self, name: str) -> None:
+        """Make the folder *name* in here, unless something has that name; makes a missing root.
 
         Raises:
             OSError: It cannot be made.
         """
-        try:
-            os.mkdir(self._place(name), PRIVATE, dir_fd=self.descriptor)
-        except FileExistsError:
-            return False  # opening it fails if it is not a folder
-        return True
+        with suppress(FileExistsError):  # opening it fails if it is not a folder
+            try:
+                os.mkdir(self._place(name), PRIVATE, dir_fd=self.descriptor)
+            except FileNotFoundError:
+                if self.descriptor is not None:
+                    raise
+                make_root(self.path)
+                (self.path / name).mkdir(PRIVATE)
 
     def _open(self, name: str) -> int:
         try:
-            return os.open(name, _READ | _NOFOLLOW, dir_fd=self.descriptor)
+            return os.open(self._place(name), _READ | _NOFOLLOW, dir_fd=self.descriptor)
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.ENOTDIR}:
                 raise _no_folder(self.path / name) from error
@@ -203,28 +209,14 @@ class Folder:
             self.remove(name)
 
 
-@contextmanager
-def open_root(path: Path) -> Generator[Folder, None, None]:
-    """Open the root folder for the block; make it, for this user alone, if it is missing.
-
-    The root, and what leads to it, may be a link: whoever names it decides where it is.
+def make_root(path: Path) -> None:
+    """Make the root folder, for this user alone, unless something is there.
 
     Raises:
-        OSError: It cannot be made or opened, or is not a folder.
+        OSError: It cannot be made.
     """
-    if not _DESCRIPTORS:
-        path.mkdir(PRIVATE, parents=True, exist_ok=True)
-        yield Folder(path, None)
-        return
-    try:
-        descriptor = os.open(path, _READ)
-    except FileNotFoundError:
-        path.mkdir(PRIVATE, parents=True, exist_ok=True)
-        descriptor = os.open(path, _READ)
-    try:
-        yield Folder(path, descriptor)
-    finally:
-        os.close(descriptor)
+    with suppress(FileExistsError):
+        path.mkdir(PRIVATE, parents=True)
 
 
 def refuse_link(path: Path) -> None:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
 
 import trio
 
@@ -28,28 +27,19 @@ _QUEUED_FOR_EACH = 4
 class Job:
     """A blocking job for a thread.
 
+    Args:
+        function: Does it; must not raise.
+
     Attributes:
-        number: Jobs that were asked for later have higher ones.
-        started: When the loop asked for it (trio time).
-        begun: Whether a thread has taken it.
-        ended: Whether the thread has finished it.
-        dropped: Whether nobody waits for it any longer; a thread does not begin it then.
+        ended: Whether a thread has finished it.
+        dropped: Whether nobody waits for it any longer; a thread passes over it then.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
-        self.started = trio.current_time()
-        self.begun = False
+    def __init__(self, function: Callable[[], None]) -> None:
         self.ended = False
         self.dropped = False
+        self._function = function
         self._delivered = trio.Event()
-        self._outbox: _Outbox | None = None
-
-    @property
-    def of_this_run(self) -> bool:
-        """Whether it was submitted in the trio run that is under way."""
-        token = trio.lowlevel.current_trio_token()
-        return self._outbox is not None and self._outbox.token is token
 
     async def wait(self) -> None:
         """Return once it has ended."""
@@ -59,28 +49,20 @@ class Job:
         await self._delivered.wait()
 
 
-J = TypeVar("J", bound=Job)
-
-
-class ThreadPool(Generic[J]):
+class ThreadPool:
     """Threads that work off a queue of jobs.
 
     Args:
-        work: Does jobs, one after the other, in a thread; must not raise. It sets `Job.ended`
-            of each before it asks for the next one.
         most: How many threads there are at most.
 
     Attributes:
-        submitted: How many jobs there have been, which is the number of the latest.
         progress_at: When a job was last found to have ended (trio time).
     """
 
-    def __init__(self, work: Callable[[Iterator[J]], None], most: int) -> None:
-        self.submitted = 0
+    def __init__(self, most: int) -> None:
         self.progress_at = -math.inf
-        self._work = work
         self._most = most
-        self._queue: deque[J] = deque()
+        self._queue: deque[tuple[Job, _Outbox]] = deque()
         self._lock = threading.Lock()
         self._threads = 0
         self._outbox: _Outbox | None = None
@@ -90,7 +72,7 @@ class ThreadPool(Generic[J]):
         """Whether a thread is at work."""
         return self._threads > 0
 
-    def submit(self, job: J) -> None:
+    def submit(self, job: Job) -> None:
         """Queue a job; from the event loop.
 
         Raises:
@@ -100,11 +82,9 @@ class ThreadPool(Generic[J]):
         if self._outbox is None or self._outbox.token is not token:
             self._outbox = _Outbox(token, self._progress)
             self.progress_at = -math.inf  # each run has a clock of its own
-        job._outbox = self._outbox  # noqa: SLF001 - one thing with the job
+        entry = (job, self._outbox)
         with self._lock:
-            self.submitted += 1
-            job.number = self.submitted
-            self._queue.append(job)
+            self._queue.append(entry)
             waiting = len(self._queue)
             if self._threads >= min(self._most, 1 + waiting // _QUEUED_FOR_EACH):
                 return
@@ -115,7 +95,7 @@ class ThreadPool(Generic[J]):
             with self._lock:
                 if self._threads:
                     return  # those that there are will come to it
-                self._queue.remove(job)
+                self._queue.remove(entry)
             raise
 
     def reinforce(self) -> None:
@@ -141,21 +121,18 @@ class ThreadPool(Generic[J]):
     # --- in the threads -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._work(self._jobs())
-
-    def _jobs(self) -> Iterator[J]:
         while True:
             with self._lock:
                 if not self._queue:
                     self._threads -= 1
                     return
-                job = self._queue.popleft()
+                job, outbox = self._queue.popleft()
                 if job.dropped:
+                    job.ended = True
                     continue
-                job.begun = True
-            yield job
-            if job._outbox is not None:  # noqa: SLF001 - one thing with the job
-                job._outbox.put(job)  # noqa: SLF001
+            job._function()  # noqa: SLF001 - one thing with the job
+            job.ended = True
+            outbox.put(job)
 
 
 class _Outbox:

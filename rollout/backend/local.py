@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 import os
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
@@ -233,14 +233,14 @@ class LocalBackend(SlotBackend):
 
         async def body() -> RolloutSample | None:
             config = copy.deepcopy(self.workflow_config)
+            if self.artifacts.keeps:
+                execution.artifacts_dir = cache(partial(self.artifacts.artifacts_dir, request.id))
             inner = AgentWorkflowContext(
                 prompt=await _copied(request.prompt),
                 config=config,
                 metadata=await _copied(request.metadata),
+                artifacts_dir=execution.artifacts_dir,
             )
-            if self.artifacts.keeps:
-                execution.artifacts_dir = await self.artifacts.artifacts_dir(request.id)
-                inner.artifacts_dir = execution.artifacts_dir
             with context:
                 workflow = self.workflow_cls(config)
                 output = coerce_output(await call.invoke(workflow.run, inner))

@@ -15,10 +15,13 @@ from support import in_process, local_backend, make_app, prompt
 
 from rollout import (
     AgentWorkflow,
+    AgentWorkflowContext,
     AgentWorkflowOutput,
     ExecutionRequest,
+    GraderContext,
     LocalBackend,
     RolloutSample,
+    artifacts,
     get_rollout_context,
 )
 from rollout.artifacts import ArtifactStore
@@ -131,6 +134,58 @@ async def test_plain_functions_have_the_folder_too(tmp_path):
 
     await execute(keeping(tmp_path, run))
     assert (tmp_path / "r" / "artifacts" / "note.txt").read_text() == "x"
+
+
+async def test_the_folder_is_made_when_it_is_asked_for(tmp_path):
+    made = []
+
+    async def run(ctx):
+        made.append((tmp_path / "r").exists())
+        assert ctx.artifacts_dir == ctx.artifacts_dir == tmp_path / "r" / "artifacts"
+        assert ctx.artifacts_dir.is_dir()
+        return ctx.prompt
+
+    await execute(keeping(tmp_path, run))
+    assert made == [False]
+
+
+async def test_no_folder_for_what_nobody_asks_for(tmp_path):
+    await execute(keeping(tmp_path, echo, full_marks), grade=True, label="x")
+    names = sorted(path.name for path in (tmp_path / "r").iterdir())
+    assert names == ["diagnostics.json", "trajectory.json"]
+
+
+async def test_the_grader_alone_may_ask_for_the_folder(tmp_path):
+    async def grade(ctx):
+        (ctx.artifacts_dir / "note.txt").write_text("from the grader")
+        ctx.set_reward(1.0)
+
+    await execute(keeping(tmp_path, echo, grade), grade=True, label="x")
+    assert (tmp_path / "r" / "artifacts" / "note.txt").read_text() == "from the grader"
+
+
+async def test_the_grader_has_no_folder_if_the_workflow_got_none(tmp_path):
+    root, folders = tmp_path / "root", []
+    root.write_text("a file")
+
+    async def run(ctx):
+        folders.append(ctx.artifacts_dir)
+        root.unlink()
+        return ctx.prompt
+
+    async def grade(ctx):
+        folders.append(ctx.artifacts_dir)
+        ctx.set_reward(1.0)
+
+    await execute(keeping(root, run, grade), grade=True, label="x")
+    assert folders == [None, None]
+
+
+def test_contexts_take_a_folder(tmp_path):
+    for ctx in (AgentWorkflowContext([], artifacts_dir=tmp_path), GraderContext()):
+        assert ctx.artifacts_dir in (tmp_path, None)
+        ctx.artifacts_dir = tmp_path / "other"
+        assert ctx.artifacts_dir == tmp_path / "other"
 
 
 async def test_nothing_is_kept_without_a_root(tmp_path, monkeypatch):
@@ -445,29 +500,30 @@ async def test_what_is_published_is_what_is_written(tmp_path, monkeypatch, durin
         assert (error and error["category"]) == published["err_category"]
 
 
-async def test_a_disk_that_hangs_does_not_hang_a_cancel(tmp_path, monkeypatch):
-    entered, release = threading.Event(), threading.Event()
+async def test_a_disk_that_hangs_does_not_hang_workflow_and_grader(tmp_path, monkeypatch, caplog):
+    release = threading.Event()
+    monkeypatch.setattr(artifacts, "LONGEST_WAIT_SEC", 0.05)
+    monkeypatch.setattr(ArtifactStore, "_save", lambda *_: release.wait(60))
+    folders = []
 
-    def stopped(*_):
-        entered.set()
-        assert release.wait(60)
+    async def run(ctx):
+        folders.append(ctx.artifacts_dir)
+        return ctx.prompt
 
-    monkeypatch.setattr(ArtifactStore, "_make", stopped)
-    local = keeping(tmp_path)
-    outcomes = []
+    async def grade(ctx):
+        folders.append(ctx.artifacts_dir)
+        ctx.set_reward(1.0)
 
-    async def run():
-        outcomes.append(await execute(local))
-
+    local = keeping(tmp_path, run, grade)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
-            await trio.to_thread.run_sync(entered.wait, 60)
-            assert local.cancel_rollouts(["r"]) == {"r": "cancelled_running"}
+        for rollout_id in ("r1", "r2"):
+            outcome = await execute(local, rollout_id, grade=True, label="x")
+            assert outcome.result.sample.reward == 1.0
         assert not release.is_set()
     finally:
         release.set()
-    assert outcomes[0].result.status == "cancelled"
+    assert folders == [tmp_path / "r1" / "artifacts"] * 2 + [None] * 2
+    assert caplog.text.count("did not answer") == 1
 
 
 @pytest.mark.parametrize("explicit", [True, False])
