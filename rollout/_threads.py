@@ -30,17 +30,19 @@ One at a time bounds the memory, and how long the event loop waits for the inter
 def is_large(*values: Any) -> bool:
     """Whether it takes more than a few milliseconds to copy, fit or write samples or JSON."""
     left = _LARGE
-    parts = list(values)
+    parts: list[Any] = [values]
     while parts and left > 0:
         part = parts.pop()
-        if isinstance(part, str):
-            left -= len(part)
-        elif isinstance(part, RolloutSample):
-            parts += part.messages, part.metrics, part.extra_fields
-        elif isinstance(part, (dict, list, tuple)):
-            left -= _VALUE_COST * len(part)
-            if left > 0:
-                parts.extend(part.values() if isinstance(part, dict) else part)
+        if isinstance(part, RolloutSample):
+            part = part.messages, part.metrics, part.extra_fields
+        left -= _VALUE_COST * len(part)
+        if left <= 0:
+            break
+        for item in part.values() if isinstance(part, dict) else part:
+            if isinstance(item, str):
+                left -= len(item)
+            elif isinstance(item, (dict, list, tuple, RolloutSample)):
+                parts.append(item)
     return left <= 0
 
 

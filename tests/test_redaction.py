@@ -85,6 +85,12 @@ def test_a_very_short_key_is_found_as_a_bearer_token(key):
     )
 
 
+@pytest.mark.parametrize("write", [json.dumps, repr, lambda text: json.dumps(json.dumps(text))])
+def test_a_very_short_key_is_found_behind_escapes(write):
+    text = "Bearer k\"'"
+    assert redact(write(text), ["k\"'"]) == write(text.replace("k\"'", "[redacted]"))
+
+
 def test_a_key_within_another_one_leaves_nothing_of_it():
     assert redact("abc/d and abc/d/efg", ["abc/d", "abc/d/efg"]) == "[redacted] and [redacted]"
     assert redact(r"abc\/d\/efg", ["abc/d", "abc/d/efg"]) == "[redacted]"

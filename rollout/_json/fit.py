@@ -69,7 +69,7 @@ class _Fitting:
         if kind is float:
             return value if math.isfinite(value) else self.drop(way, "a number that is not finite")
         try:
-            if isinstance(value, (Mapping, list, tuple)):
+            if isinstance(value, (dict, list, tuple, Mapping)):
                 return self.container(value, way, depth)
             return self.scalar(value, way, depth)
         except Exception as error:  # noqa: BLE001 - the methods of foreign objects do anything
@@ -93,7 +93,7 @@ class _Fitting:
             return self.drop(way, "a part of itself")
         self.above.add(id(value))
         try:
-            if isinstance(value, Mapping):
+            if isinstance(value, (dict, Mapping)):
                 return self.mapping(value, way, depth + 1)
             return self.sequence(value, way, depth + 1)
         finally:
@@ -119,7 +119,9 @@ class _Fitting:
                 what = "the same key as another one" if name is not None else "a key"
                 self.drop(way, f"{what} of type {type(key).__name__}")
                 continue
-            inner = fit_item(item, (way, name), depth)
+            # Texts are many, and need no call either.
+            plain = depth > 1 and type(item) is str
+            inner = item if plain else fit_item(item, (way, name), depth)
             if inner is not _DROP:
                 fitted[name] = inner
         return fitted

@@ -187,7 +187,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 """Made once: `json.dumps` makes one for each call."""
 
 
-def weight_of(value: Any, levels: float = math.inf) -> int:
+def weight_of(value: Any, levels: float = math.inf, scale: _Scale | None = None) -> int:
     """Weigh a value that is to be written: its characters, and a constant for each value in it.
 
     JSON cannot share: what stands in several places is written, and weighs, in each. Sixty lists
@@ -196,41 +196,55 @@ def weight_of(value: Any, levels: float = math.inf) -> int:
     Args:
         value: Anything.
         levels: How many levels of lists and objects count; what is deeper weighs nothing.
+        scale: The state of weighing the value that this one is in.
 
     Returns:
         The weight; any larger number where it exceeds `LARGEST_WEIGHT`.
     """
-    known: dict[tuple[int, float], tuple[Any, int]] = {}
-    above: set[int] = set()
-    has_loop = False
+    if isinstance(value, str):
+        return _VALUE_WEIGHT + len(value)
+    plain = value is None or isinstance(value, (int, float))  # a Mapping is asked for slowly
+    if plain or not levels or not isinstance(value, (dict, list, tuple, Mapping)):
+        return _VALUE_WEIGHT
+    return (scale or _Scale()).weigh(value, levels)
 
-    def weigh(value: Any, levels: float) -> int:
-        nonlocal has_loop
-        if isinstance(value, str):
-            return _VALUE_WEIGHT + len(value)
-        plain = value is None or isinstance(value, (int, float))  # a Mapping is asked for slowly
-        if plain or not levels or not isinstance(value, (dict, list, tuple, Mapping)):
-            return _VALUE_WEIGHT
+
+class _Scale:
+    """The state of weighing one value.
+
+    Attributes:
+        known: Values with their weights, by id and levels; while they are here, so that no other
+            value gets the id.
+        above: The ids of the lists and objects that the current value is in.
+        has_loop: Whether what was weighed last holds something that it is in.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, float], tuple[Any, int]] = {}
+        self.above: set[int] = set()
+        self.has_loop = False
+
+    def weigh(self, value: Any, levels: float) -> int:
+        """Weigh a list or an object."""
         place = id(value), levels
-        if place in known:
-            return known[place][1]
-        if id(value) in above:
-            has_loop = True
+        if place in self.known:
+            return self.known[place][1]
+        if id(value) in self.above:
+            self.has_loop = True
             return _VALUE_WEIGHT
-        above.add(id(value))
-        had_loop, has_loop = has_loop, False
+        self.above.add(id(value))
+        had_loop, self.has_loop = self.has_loop, False
         weight = _VALUE_WEIGHT
-        for item in chain(value, value.values()) if isinstance(value, Mapping) else value:
-            weight += weigh(item, levels - 1)
+        is_mapping = isinstance(value, (dict, Mapping))
+        for item in chain(value, value.values()) if is_mapping else value:
+            weight += weight_of(item, levels - 1, self)
             if weight > LARGEST_WEIGHT:
                 break
-        above.remove(id(value))
-        if not has_loop:  # else it weighs more in another place
-            known[place] = value, weight  # the value too, so that its id means nothing else
-        has_loop = has_loop or had_loop
+        self.above.remove(id(value))
+        if not self.has_loop:  # else it weighs more in another place
+            self.known[place] = value, weight
+        self.has_loop = self.has_loop or had_loop
         return weight
-
-    return weigh(value, levels)
 
 
 _PIECE = 1024 * 1024

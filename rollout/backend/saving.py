@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from rollout._json.fit import fit
 from rollout._logs import get_logger
-from rollout._redaction import Redactor
+from rollout._redaction import redactor_of
 from rollout._threads import is_large, run_by_size
 from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp
 from rollout.context import RolloutContext
@@ -33,6 +33,10 @@ TRAJECTORY = "trajectory.json"
 DIAGNOSTICS = "diagnostics.json"
 _SCHEMA = "rollout-diagnostics/1"
 _EXTRA_DEPTH = MAX_JSON_DEPTH - 4
+_ANY_SURROGATE = b"\\ud"
+"""How JSON in ASCII begins a lone surrogate, and each half of a pair."""
+
+_INDENTED = json.JSONEncoder(indent=2, allow_nan=False)
 
 
 async def settle_end(context: RolloutContext, outcome: ExecutionOutcome) -> RolloutResultResponse:
@@ -100,11 +104,11 @@ class RolloutFiles:
                 prompt=request.prompt,
                 sample=sample,
                 metadata=request.metadata,
-                secrets=self.secrets,
+                secrets=None,
                 extra=extra,
             )
             dump = dump_large_json if is_large(sample) else dump_json
-            return dump(built if self.document is None else self._adopted(built["extra"]))
+            return self._written(built if self.document is None else self._adopted(built), dump)
         except Exception as error:  # noqa: BLE001 - a message may hold anything
             # Without its text, which may hold what no log should.
             logger.warning(
@@ -112,11 +116,19 @@ class RolloutFiles:
             )
             return None
 
-    def _adopted(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+    def _adopted(self, built: dict[str, Any]) -> dict[str, Any]:
         """Add the rollout's end to an agent's own document."""
-        clean: dict[str, Any] = Redactor(self.secrets).value(dict(self.document or {}))
-        ours = {"rollout_id": self.request.id, **extra}
-        return clean | {"extra": (clean.get("extra") or {}) | ours}
+        theirs = dict(self.document or {})
+        ours = {"rollout_id": self.request.id, **built["extra"]}
+        return theirs | {"extra": (theirs.get("extra") or {}) | ours}
+
+    def _written(self, document: dict[str, Any], dump: Callable[[Any], bytes]) -> bytes:
+        """Write JSON without secrets and lone surrogates, which hardly any document has."""
+        redactor = redactor_of(self.secrets)
+        data = dump(document)
+        if _ANY_SURROGATE in data or redactor.may_hold(data):
+            data = dump(redactor.value(document))
+        return data
 
     def _sample(self) -> RolloutSample | None:
         sample = self.outcome.result_to_save.sample
@@ -146,8 +158,10 @@ class RolloutFiles:
             },
             "version": package_version(),
         }
-        notes, dropped = fit(dict(self.diagnostics), max_depth=_EXTRA_DEPTH)
-        document |= {k: v for k, v in (notes or {}).items() if k not in document}
+        dropped: list[str] = []
+        if self.diagnostics:
+            notes, dropped = fit(dict(self.diagnostics), max_depth=_EXTRA_DEPTH)
+            document |= {k: v for k, v in (notes or {}).items() if k not in document}
         # A backend may give its notes along with a result, too.
         more_notes = self.outcome.result.extra_fields or {}
         own = {k: v for k, v in more_notes.items() if k not in self.diagnostics}
@@ -156,8 +170,11 @@ class RolloutFiles:
             dropped += more
         if dropped:
             document["dropped"] = dropped
-        clean = Redactor(self.secrets).value(document)
-        return json.dumps(clean, indent=2, allow_nan=False).encode("ascii") + b"\n"
+        return self._written(document, _dump_indented)
+
+
+def _dump_indented(document: Any) -> bytes:
+    return _INDENTED.encode(document).encode("ascii") + b"\n"
 
 
 def _error(end: RolloutResultResponse) -> dict[str, Any] | None:

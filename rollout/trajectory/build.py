@@ -2,9 +2,9 @@
 
 Theory of operation: messages come in whatever form an agent uses: chat messages of OpenAI,
 items of its Responses, blocks of Anthropic, or something else. First everything is brought to
-plain JSON and rid of secrets. Then each message adds a step, or a part of one: results of
-tools go to the agent's step that has their call, and the items of one response form one step.
-Fields that ATIF has no place for stay in the ``extra`` of the step, the call or the result.
+plain JSON. Then each message adds a step, or a part of one: results of tools go to the agent's
+step that has their call, and the items of one response form one step. Fields that ATIF has no
+place for stay in the ``extra`` of the step, the call or the result. Last, secrets are blanked out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def build_trajectory(
     agent_name: str = "rollout",
     sample: RolloutSample | None = None,
     metadata: Mapping[str, Any] | None = None,
-    secrets: Sequence[str | None] = (),
+    secrets: Sequence[str | None] | None = (),
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make an ATIF document, whatever the messages look like.
@@ -72,7 +72,8 @@ def build_trajectory(
         agent_name: How the document calls the agent.
         sample: Where label, reward, metrics and extra fields come from.
         metadata: The caller's own data.
-        secrets: Texts that must not be in it, see `rollout._redaction.Redactor`.
+        secrets: Texts that must not be in it, see `rollout._redaction.Redactor`. With ``None``,
+            secrets and lone surrogates are left to the caller.
         extra: More to keep in the document's ``extra``.
 
     Returns:
@@ -80,17 +81,16 @@ def build_trajectory(
         ``remove_sample``, ``metrics`` and ``extra_fields`` of the sample, ``metadata``, and
         under ``dropped`` a line for each value without a JSON form.
     """
-    redactor = Redactor(secrets)
     own = {} if sample is None else dict(sample.extra_fields)
     if _fits(messages, own.get(DETAILS)):
         messages = with_details(messages, own.pop(DETAILS))
     plain, dropped = fit(list(messages), max_depth=_MESSAGE_DEPTH)
     dropped = [f"messages{line}" for line in dropped]
-    steps = Steps(redactor)
+    steps = Steps()
     copied = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain, prompt, strict=False))
     )
-    for place, message in enumerate(redactor.value(plain)):
+    for place, message in enumerate(plain):
         steps.add(message, copied=place < copied)
     finished = steps.finish()
     rest = _extra(sample, own, metadata, extra, dropped)
@@ -102,15 +102,18 @@ def build_trajectory(
         agent["model_name"] = model_name
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "session_id": redactor.value(rollout_id),
-        "trajectory_id": redactor.value(rollout_id),
-        "agent": redactor.value(agent),
+        "session_id": rollout_id,
+        "trajectory_id": rollout_id,
+        "agent": agent,
         "steps": finished,
         "final_metrics": final_metrics(finished),
     }
     if rest:
-        document["extra"] = redactor.value(rest)
-    return document
+        document["extra"] = rest
+    if secrets is None:
+        return document
+    clean: dict[str, Any] = Redactor(secrets).value(document)
+    return clean
 
 
 def _fits(messages: Sequence[Mapping[str, Any]], details: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from rollout._json.fit import fit
-from rollout._redaction import Redactor
+from rollout._json.text import utf8
 from rollout.codec import MAX_JSON_DEPTH, parse_json
 from rollout.errors import InvalidBodyError
 from rollout.trajectory.content import put
@@ -34,12 +34,11 @@ class Call:
     call: dict[str, Any]
 
 
-def read_call(raw: dict[str, Any], redactor: Redactor) -> Call:
+def read_call(raw: dict[str, Any]) -> Call:
     """Read a call of any form; what ATIF has no place for goes into its ``extra``.
 
     Args:
         raw: The call, in JSON types.
-        redactor: Looks for secrets behind the escapes of encoded arguments.
     """
     rest = dict(raw)
     extra: dict[str, Any] = {}
@@ -56,7 +55,7 @@ def read_call(raw: dict[str, Any], redactor: Redactor) -> Call:
         kind = raw.get("type")
         name = kind if isinstance(kind, str) and kind not in _PLAIN_TYPES else "unknown"
     given = next((each for each in _ARGUMENT_KEYS if each in inner), None)
-    arguments = _arguments(inner.pop(given) if given else None, extra, redactor)
+    arguments = _arguments(inner.pop(given) if given else None, extra)
     if isinstance(rest.get("type"), str) and rest["type"] in _PLAIN_TYPES - {"custom"}:
         del rest["type"]
     for left in (rest, inner) if inner is not rest else (rest,):
@@ -83,7 +82,7 @@ def take_id(keys: Iterable[str], rest: dict[str, Any], extra: dict[str, Any]) ->
     return None
 
 
-def _arguments(value: Any, extra: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
+def _arguments(value: Any, extra: dict[str, Any]) -> dict[str, Any]:
     if value is None or value == "":
         return {}
     if isinstance(value, dict):
@@ -91,8 +90,7 @@ def _arguments(value: Any, extra: dict[str, Any], redactor: Redactor) -> dict[st
     if isinstance(value, str):
         parsed = _parse(value)
         if parsed is not None:
-            clean: dict[str, Any] = redactor.value(parsed)
-            return clean
+            return parsed
     put(extra, "arguments", value)
     return {}
 
@@ -100,7 +98,7 @@ def _arguments(value: Any, extra: dict[str, Any], redactor: Redactor) -> dict[st
 def _parse(text: str) -> dict[str, Any] | None:
     """Parse a JSON object, ``None`` if the text is not one or cannot be kept faithfully."""
     try:
-        value = parse_json(text.encode())
+        value = parse_json(utf8(text).encode())
     except InvalidBodyError:
         return None
     if not isinstance(value, dict):

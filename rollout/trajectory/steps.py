@@ -6,7 +6,6 @@ from typing import Any
 
 from attrs import define, field
 
-from rollout._redaction import Redactor
 from rollout.codec import dump_json
 from rollout.trajectory.calls import read_call, take_id
 from rollout.trajectory.content import Content, put, take_content
@@ -93,13 +92,8 @@ class _Calls:
 
 @define(eq=False)
 class Steps:
-    """Turns messages in plain JSON types into steps.
+    """Turns messages in plain JSON types into steps."""
 
-    Attributes:
-        redactor: Looks for secrets in what only comes to light here: arguments in JSON text.
-    """
-
-    redactor: Redactor
     _steps: list[dict[str, Any]] = field(factory=list)
     _calls_by_id: dict[str, _Calls] = field(factory=dict)
     _calls_without_id: dict[str, _Calls] = field(factory=dict)
@@ -180,7 +174,7 @@ class Steps:
         step["message"] = content.message
         _take_model(step, rest)
         self._think(step, [*_take_thoughts(rest), *content.thoughts])
-        metrics = take_metrics(rest)
+        metrics = take_metrics(rest) if rest else None
         if metrics is not None:
             step["metrics"] = metrics
         if copied:
@@ -226,7 +220,7 @@ class Steps:
             self._call(step, raw)
 
     def _call(self, step: dict[str, Any], raw: dict[str, Any]) -> None:
-        read = read_call(raw, self.redactor)
+        read = read_call(raw)
         calls = step.setdefault("tool_calls", [])
         # Results name a call of their step by its id, so each call needs one, of its own.
         number = len(calls) + 1

@@ -72,7 +72,7 @@ def _take_first(
     read: Callable[[Any], Any],
 ) -> None:
     for key in keys:
-        value = read(rest.get(key))
+        value = read(rest[key]) if key in rest else None
         if value is not None and name not in metrics:
             metrics[name] = value
             del rest[key]
@@ -155,7 +155,7 @@ def _numbers(value: Any) -> list[float] | None:
 def take_timestamp(rest: dict[str, Any]) -> str | None:
     """Remove the time of a message from the rest of it, and return it as ISO 8601."""
     for key in ("timestamp", "created_at", "created"):
-        text = _time(rest.get(key))
+        text = _time(rest[key]) if key in rest else None
         if text is not None:
             del rest[key]
             return text
