@@ -278,6 +278,7 @@ class _Bulk:
         troubled: Whose latest request failed, and when.
         succeeded: What has ended as a success, in order.
         ended: What it need not wait for any longer.
+        early: How rollouts ended, by a feed, whose admissions are not answered yet.
         chosen: What it returned.
         left_at: When it let go of the rest.
     """
@@ -291,6 +292,7 @@ class _Bulk:
     troubled: dict[str, float] = field(factory=dict)
     succeeded: list[str] = field(factory=list)
     ended: set[str] = field(factory=set)
+    early: dict[str, str | None] = field(factory=dict)
     chosen: list[str] = field(factory=list)
     left_at: float = math.inf
 
@@ -329,6 +331,7 @@ class _Bulk:
             if route in _ADMISSIONS:
                 self.in_flight[rollout_id] = None
                 self.ended.discard(rollout_id)  # if it was asked for before, that was refused
+                self.early[rollout_id] = None
                 if event.detail["fault"] in _GARBLED:
                     self.ended.add(rollout_id)  # nobody can tell whether it was admitted
         elif event.what in {"result", "call-failed"}:
@@ -339,15 +342,22 @@ class _Bulk:
             self.troubled[rollout_id] = event.time
             if route in _ADMISSIONS and event.what != "answered":
                 self.ended.add(rollout_id)  # whatever a feed says of it
+                self.early.pop(rollout_id, None)
         elif event.what in {"answered", "told"}:
             self._answered(rollout_id, event)
 
     def _answered(self, rollout_id: str, event: Event) -> None:
         self.troubled.pop(rollout_id, None)
-        if "digest" in event.detail:
+        if event.detail["route"] in _ADMISSIONS:
+            state = self.early.pop(rollout_id, None)
+            if state is not None:
+                self._ended(rollout_id, state)
+            elif rollout_id not in self.ended:
+                self.admitted[rollout_id] = None
+        elif "digest" in event.detail and rollout_id in self.early:
+            self.early[rollout_id] = event.detail["state"]
+        elif "digest" in event.detail:
             self._ended(rollout_id, event.detail["state"])
-        elif event.detail["route"] in _ADMISSIONS and rollout_id not in self.ended:
-            self.admitted[rollout_id] = None
 
     def _cancels(self, event: Event) -> Iterator[Finding]:
         for rollout_id in event.rollout_id.split(","):
