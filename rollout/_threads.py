@@ -18,6 +18,8 @@ _LARGE = 256 * 1024
 _VALUE_COST = 64
 """What a value costs, where a character of a string costs 1."""
 
+_CONTAINERS = (dict, list, tuple, RolloutSample)
+
 BODIES = trio.CapacityLimiter(1)
 """For bodies that are decoded."""
 
@@ -41,7 +43,7 @@ def is_large(*values: Any) -> bool:
         for item in part.values() if isinstance(part, dict) else part:
             if isinstance(item, str):
                 left -= len(item)
-            elif isinstance(item, (dict, list, tuple, RolloutSample)):
+            elif isinstance(item, _CONTAINERS) and item:
                 parts.append(item)
     return left <= 0
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import takewhile
 from typing import Any
 
 from rollout._json.fit import fit
@@ -87,11 +86,10 @@ def build_trajectory(
     plain, dropped = fit(list(messages), max_depth=_MESSAGE_DEPTH)
     dropped = [f"messages{line}" for line in dropped]
     steps = Steps()
-    copied = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain, prompt, strict=False))
-    )
+    copied = True
     for place, message in enumerate(plain):
-        steps.add(message, copied=place < copied)
+        copied = copied and place < len(prompt) and message == prompt[place]
+        steps.add(message, copied=copied)
     finished = steps.finish()
     rest = _extra(sample, own, metadata, extra, dropped)
     agent: dict[str, Any] = {"name": agent_name or "rollout", "version": package_version()}

@@ -102,13 +102,18 @@ class Steps:
     _count: int = 0
 
     def add(self, message: Any, *, copied: bool = False) -> None:
-        """Add the next message; *copied* if it comes from an earlier conversation."""
+        """Add the next message, whose dict becomes part of the steps.
+
+        Args:
+            message: The message, in JSON types.
+            copied: Whether it comes from an earlier conversation.
+        """
         position = self._count
         self._count += 1
         if not isinstance(message, dict):
             put(self._new("system")["extra"], "message", message)
             return
-        rest = dict(message)
+        rest = message
         if rest.get(COPIED) is True:
             copied = rest.pop(COPIED)
         kind = _kind(rest)
@@ -295,6 +300,8 @@ class Steps:
         return step
 
     def _think(self, step: dict[str, Any], thoughts: list[str]) -> None:
+        if not thoughts:
+            return
         known = step.setdefault("thoughts", [])
         known += [thought for thought in dict.fromkeys(thoughts) if [thought] != known]
 
