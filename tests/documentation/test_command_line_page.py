@@ -60,14 +60,16 @@ def test_a_command_line_is_one_that_is_taken(line):
     for part in re.split(r" && | \| ", line):
         program, *arguments = _words(part)
         if program == "rollout":
-            context = click.Context(cli)
+            context = click.Context(cli, **cli.context_settings)
             command: click.Command = cli
             while isinstance(command, click.Group) and not arguments[0].startswith("-"):
                 name = arguments.pop(0)
                 found = command.get_command(context, name)
                 assert found is not None, name
                 command = found
-            command.make_context("rollout", arguments, resilient_parsing="--help" in arguments)
+            asks = "--help" in arguments
+            # A command remembers how help is asked for, which its parent says.
+            command.make_context("rollout", arguments, parent=context, resilient_parsing=asks)
         elif program == "python" and arguments[0].endswith(".py"):
             assert (ROOT / arguments[0]).exists() or arguments[0].startswith("my_"), arguments[0]
         elif program == "nox":
