@@ -120,6 +120,6 @@ def test_a_profile_says_where_the_time_goes(tmp_path):
         "--profile=server", "--profile-in-flight=2", "--profile-rollouts=4", f"--output={tmp_path}"
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "hypercorn" in run.stdout
+    assert "h11" in run.stdout
     assert "by cumulative time" in run.stdout
     assert (tmp_path / "server.prof").exists()
