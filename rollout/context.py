@@ -241,7 +241,9 @@ class GraderContext(_ArtifactsDir):
     sample: RolloutSample | None = None
     project_path: str | None = None
     metadata: dict[str, Any] | None = None
-    _artifacts_dir: Path | Callable[[], Path | None] | None = field(default=None, repr=False)
+    _artifacts_dir: Path | Callable[[], Path | None] | None = field(
+        default=None, repr=False, alias="artifacts_dir"
+    )
 
     def set_reward(self, reward: float) -> None:
         """Give the sample its reward.
@@ -269,4 +271,6 @@ class AgentWorkflowContext(_ArtifactsDir, Generic[TConfig]):
     prompt: list[dict[str, Any]]
     config: TConfig | None = None
     metadata: dict[str, Any] | None = None
-    _artifacts_dir: Path | Callable[[], Path | None] | None = field(default=None, repr=False)
+    _artifacts_dir: Path | Callable[[], Path | None] | None = field(
+        default=None, repr=False, alias="artifacts_dir"
+    )

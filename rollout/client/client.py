@@ -12,7 +12,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httpx
 import trio
@@ -509,7 +509,8 @@ class RolloutClient:
         given: Any = ids
         if isinstance(given, Collection) and not isinstance(given, str):
             given = list(given)
-        request = CancelRolloutsRequest(ids=given, prefix=prefix, all=all)
+        wanted = cast("list[str] | None", given)  # the request refuses what is something else
+        request = CancelRolloutsRequest(ids=wanted, prefix=prefix, all=all)
         if request.selectors != 1:
             raise InvalidFieldError("ids", "or prefix or all: give exactly one of the three")
         with trio.move_on_after(CANCEL_TIMEOUT_SEC):

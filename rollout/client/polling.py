@@ -7,7 +7,7 @@ from datetime import datetime
 
 import httpx
 import trio
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve, field
 
 from rollout._logs import get_logger
 from rollout.client.answers import Admitted
@@ -47,13 +47,11 @@ class Poller:
     wire: Wire
     admitted: Admitted
     on_result: Callable[[RolloutResultResponse], None] = field(repr=False)
-    lease_deadline: float = field(init=False)
+    lease_deadline: float = field(
+        default=Factory(lambda self: self.admitted.lease_deadline, takes_self=True), init=False
+    )
     status: RolloutStatus = field(default=RolloutStatus.QUEUED, init=False)
     agent_started_at: datetime | None = field(default=None, init=False)
-
-    @lease_deadline.default
-    def _lease_of_the_admission(self) -> float:
-        return self.admitted.lease_deadline
 
     @property
     def admission(self) -> RolloutInitResponse:

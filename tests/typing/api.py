@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import assert_type
 
 from rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext
@@ -30,6 +31,7 @@ class Solve(AgentWorkflow[SolverConfig]):
     async def run(self, ctx: AgentWorkflowContext[SolverConfig]) -> list[dict[str, str]]:
         assert ctx.config is not None
         assert_type(ctx.config.temperature, float)
+        assert_type(ctx.artifacts_dir, Path | None)
         return [{"role": "assistant", "content": "42"}]
 
 
@@ -39,6 +41,10 @@ class Compare(Grader):
 
 
 config = SolverConfig(name="solver", temperature=0.2)
+contexts = (
+    AgentWorkflowContext(prompt=[], config=config, artifacts_dir=Path("artifacts")),
+    GraderContext(label="42", artifacts_dir=Path("artifacts")),
+)
 
 
 async def use(client: RolloutClient) -> None:

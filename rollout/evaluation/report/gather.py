@@ -101,8 +101,8 @@ class Run:
     metrics: EvaluationMetrics | None
     overview: Overview
     notices: list[str]
-    _folder: Path
-    _index: AttemptIndex
+    _folder: Path = field(alias="folder")
+    _index: AttemptIndex = field(alias="index")
 
     def attempts(self) -> Iterator[Attempt]:
         """Read the attempts, by row and number. Blocking.
