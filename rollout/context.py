@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import trio
@@ -126,12 +125,7 @@ class RolloutContext:
         _entered.set((*_entered.get(), self))
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _entered.set(_entered.get()[:-1])
 
     def set_sample_source(self, source: SampleSource) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -283,13 +282,8 @@ class PhaseView:
             self._spinner.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._warnings.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *_: object) -> None:
+        self._warnings.__exit__(None, None, None)
         if self._spinner is not None:
             self._spinner.stop()
 

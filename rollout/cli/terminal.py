@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -45,12 +44,7 @@ class LiveBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # One that was not drawn has nothing to end: some releases of rich end it with a line.
         if self._drawn:
             self._bar.stop()
@@ -72,12 +66,7 @@ class WarningLines(logging.Handler):
         logging.getLogger("rollout").addHandler(self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         logging.getLogger("rollout").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
