@@ -103,7 +103,7 @@ def _text(error: BaseException) -> str:
 
 
 def describe_exception(error: BaseException, secrets: Iterable[str | None] = ()) -> str:
-    """Describe an error in one text: messages, or type names where there are none.
+    """Describe an error in one text: its messages; a type's name in the place of an empty one.
 
     Secrets are blanked out before a long text is cut, so that no part of one is left.
     """

@@ -267,7 +267,7 @@ def check_graded(value: Any, returned: Any) -> RolloutSample:
 
     Raises:
         TypeError: It is not a `RolloutSample`.
-        InvalidFieldError: There is none, or it has no reward.
+        InvalidFieldError: The sample is missing, or has no reward.
     """
     sample = checked_sample(value)
     if sample is None:

@@ -4,9 +4,9 @@ A sandbox has a root folder, processes and users of its own; of the host it sees
 read-only. It starts in some 50 milliseconds and leaves nothing behind::
 
     async with Sandbox(binds=[Bind("/srv/models")]) as sandbox:
-        await sandbox.upload_dir("project", "/work")
-        result = await sandbox.run(["bash", "-c", "make test"], cwd="/work", timeout_sec=60)
-        await sandbox.download_dir("/work/report", "report")
+        await sandbox.upload_dir("project", "/app")
+        result = await sandbox.run(["bash", "-c", "make test"], cwd="/app", timeout_sec=60)
+        await sandbox.download_dir("/app/report", "report")
 
 This is asyncio code; from trio, call it through `rollout.integrations.asyncio_bridge`. It needs
 Linux. It keeps programs apart and the host clean, and does not stop code that wants to break out.

@@ -396,7 +396,7 @@ class _FeedStream(httpx.AsyncByteStream):
         """Wait for the head of the answer, which a gateway in between may hold back.
 
         Raises:
-            httpx.TransportError: There is none in time.
+            httpx.TransportError: No answer came in time.
         """
         opened = False
         try:

@@ -128,7 +128,7 @@ class SimulatedServer:
     def start(
         self, scope: dict[str, Any], body: bytes, exchange: Exchange | None = None
     ) -> Exchange | None:
-        """Start a request in the running process; return ``None`` when there is none."""
+        """Start a request in the running process; return ``None`` while no process runs."""
         if self._nursery is None or self.app is None:
             return None
         exchange = exchange or Exchange()

@@ -177,7 +177,7 @@ def read_records(folder: Path) -> Iterator[AttemptRecord]:
 
 @contextmanager
 def open_journal(folder: Path) -> Generator[IO[bytes] | None, None, None]:
-    """Open the journal of a run for the length of the block; ``None`` if there is none.
+    """Open the journal of a run for the length of the block; ``None`` if the run has no journal.
 
     Raises:
         EvaluationError: It cannot be opened.

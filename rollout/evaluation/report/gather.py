@@ -52,7 +52,7 @@ class Overview:
         most: How many attempts a row has, going by their numbers.
         states: Attempts by their state, see `rollout.evaluation.index.STATES`.
         tries: Records that do not count.
-        rewards: The least and the greatest reward, ``None`` if there is none.
+        rewards: The least and the greatest reward, ``None`` without rewards.
         elapsed_sec: From the first request to the last end of any record, pauses included;
             ``None`` of no records.
     """
