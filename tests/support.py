@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +26,17 @@ from rollout.server import RolloutServer, create_rollout_server, serve
 CHAT_URL = "http://127.0.0.1:9/v1"
 
 _ids = count()
+
+
+def nest(folder: Path, name: str, levels: int) -> int:
+    """Make folders within each other, deeper than a path can say; open the innermost one."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=here)
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    return here
 
 
 def fresh_id(prefix: str = "rollout") -> str:

@@ -164,18 +164,29 @@ async def test_the_grader_alone_may_ask_for_the_folder(tmp_path):
     assert (tmp_path / "r" / "artifacts" / "note.txt").read_text() == "from the grader"
 
 
-async def test_the_grader_has_no_folder_if_the_workflow_got_none(tmp_path):
-    root, folders = tmp_path / "root", []
-    root.write_text("a file")
+def asking(folders):
+    """A workflow and a grader that ask for their folder."""
 
     async def run(ctx):
         folders.append(ctx.artifacts_dir)
-        root.unlink()
         return ctx.prompt
 
     async def grade(ctx):
         folders.append(ctx.artifacts_dir)
         ctx.set_reward(1.0)
+
+    return run, grade
+
+
+async def test_the_grader_has_no_folder_if_the_workflow_got_none(tmp_path):
+    root, folders = tmp_path / "root", []
+    root.write_text("a file")
+    ask, grade = asking(folders)
+
+    async def run(ctx):
+        messages = await ask(ctx)
+        root.unlink()
+        return messages
 
     await execute(keeping(root, run, grade), grade=True, label="x")
     assert folders == [None, None]
@@ -191,16 +202,7 @@ def test_contexts_take_a_folder(tmp_path):
 async def test_nothing_is_kept_without_a_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = []
-
-    async def run(ctx):
-        folders.append(ctx.artifacts_dir)
-        return ctx.prompt
-
-    async def grade(ctx):
-        folders.append(ctx.artifacts_dir)
-        ctx.set_reward(1.0)
-
-    outcome = await execute(keeping(False, run, grade), grade=True, label="x")
+    outcome = await execute(keeping(False, *asking(folders)), grade=True, label="x")
     assert outcome.result.status == "success"
     assert folders == [None, None]
     assert list(tmp_path.iterdir()) == []
@@ -505,16 +507,7 @@ async def test_a_disk_that_hangs_does_not_hang_workflow_and_grader(tmp_path, mon
     monkeypatch.setattr(artifacts, "LONGEST_WAIT_SEC", 0.05)
     monkeypatch.setattr(ArtifactStore, "_save", lambda *_: release.wait(60))
     folders = []
-
-    async def run(ctx):
-        folders.append(ctx.artifacts_dir)
-        return ctx.prompt
-
-    async def grade(ctx):
-        folders.append(ctx.artifacts_dir)
-        ctx.set_reward(1.0)
-
-    local = keeping(tmp_path, run, grade)
+    local = keeping(tmp_path, *asking(folders))
     try:
         for rollout_id in ("r1", "r2"):
             outcome = await execute(local, rollout_id, grade=True, label="x")

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from support import nest
 
 from rollout._files.trees import put_tree, remove_tree, tame_tree
 from rollout.artifacts import ArtifactStore
@@ -225,13 +226,7 @@ def test_removing_follows_no_link(tmp_path):
 def test_removing_what_is_nested_deeper_than_any_path_may_be(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    here = os.open(folder, os.O_RDONLY)
-    for _ in range(500):
-        os.mkdir("some-name", dir_fd=here)
-        inner = os.open("some-name", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
-    os.close(here)
+    os.close(nest(folder, "some-name", 500))
     assert remove_tree(folder) == []
     assert list(tmp_path.iterdir()) == []
 

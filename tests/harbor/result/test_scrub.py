@@ -24,6 +24,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import nest
 
 from rollout._redaction import _DUMMIES, Redactor
 from rollout.backend.harbor.result import scrub
@@ -392,12 +393,7 @@ def test_times_and_modes_of_a_file_stay(tmp_path):
 
 def test_deep_trees(tmp_path):
     deep = tmp_path / "deep"
-    here = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(150):
-        os.mkdir("a", dir_fd=here)
-        inner = os.open("a", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
+    here = nest(tmp_path, "a", 150)
     file = os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=here)
     os.write(file, KEY.encode())
     os.close(file)
