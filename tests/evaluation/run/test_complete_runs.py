@@ -151,14 +151,17 @@ async def test_second_call_of_a_complete_run_starts_nothing(tmp_path, server):
 
 
 async def test_never_more_in_flight_than_allowed(tmp_path):
-    running, most = 0, 0
+    running, most, full = 0, 0, trio.Event()
 
     class Counted(Script):
         async def run(self, ctx):
             nonlocal running, most
             running += 1
             most = max(most, running)
-            await trio.sleep(0.01)
+            if running == 3:
+                full.set()
+            await full.wait()
+            await trio.sleep(0.01)  # in which a fourth one would come
             running -= 1
             return await super().run(ctx)
 
