@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from uuid import uuid4
 
 import pytest
@@ -75,8 +76,8 @@ async def test_readme_from_its_server_to_its_harness(tmp_path, capsys):
         assert summary.endswith("over 6 rollouts")
 
 
+@pytest.mark.skipif(find_spec("openai") is None, reason="the block takes the OpenAI SDK, an extra")
 async def test_the_agent_that_is_there_already(tmp_path):
-    pytest.importorskip("openai", reason="the block takes the OpenAI SDK, an extra")
     file = tmp_path / "my_server.py"
     serves = (
         "from rollout import LocalBackend\n"

@@ -97,11 +97,10 @@ async def test_an_endpoint_that_is_none():
     assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
 
 
+@pytest.mark.skipif("sdk" not in WAYS, reason="the OpenAI SDK is not installed")
 @pytest.mark.parametrize("url", [CHAT_URL, None])
 async def test_a_synchronous_client_meets_the_same(url):
     sdk = pytest.importorskip("rollout.integrations.openai")
-    if "sdk" not in WAYS:
-        pytest.skip("the OpenAI SDK is not installed")
 
     def run(ctx):
         client = sdk.sync_rollout_client(max_retries=0)

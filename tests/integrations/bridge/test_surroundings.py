@@ -152,10 +152,8 @@ async def test_errors_of_loop_callbacks_are_logged(caplog):
     assert str(record.exc_info[1]) == "callback failed"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 async def test_an_eager_task_factory_changes_nothing():
-    if sys.version_info < (3, 12):
-        pytest.skip("there are no eager tasks before Python 3.12")
-
     async def set_factory():
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
 
