@@ -21,7 +21,7 @@ from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutResultResponse
 
 __all__ = ["ServerExtensions"]
 
-BATCH, FEED = EXTENSIONS
+BATCH, FEED, _ = EXTENSIONS
 _FIRST_ANSWER_SEC = 2.5
 """Long enough for a loop that starts ten thousand rollouts at once to come round."""
 

@@ -85,6 +85,7 @@ class Entry:
         request: What the caller asked for; dropped once the execution is over.
         record: Its state.
         token_digest: The digest of the lease token; the token itself is not kept.
+        request_digest: The keyed digest of a request with an admission key, ``None`` of others.
         call: The call of ``backend.execute``.
         polled_at: When the caller was last heard of (trio time).
         executing: Whether that call has not ended yet.
@@ -101,6 +102,7 @@ class Entry:
     request: RolloutInitRequest | None = field(repr=False)
     record: RolloutRecord
     token_digest: bytes = field(repr=False)
+    request_digest: bytes | None = field(repr=False)
     call: UserCall
     polled_at: float
     clock: ServingClock = field(repr=False)

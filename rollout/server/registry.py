@@ -33,6 +33,7 @@ from rollout.errors import (
 )
 from rollout.rules import PollingLease, RolloutRecord, SeenState
 from rollout.rules.status import TERMINAL_STATUSES
+from rollout.server.admission_keys import lease_token, request_digest
 from rollout.server.deadlines import Deadlines
 from rollout.server.entry import (
     Entry,
@@ -69,7 +70,10 @@ class RolloutRegistry:
         backend: Where they run.
         result_wait_timeout_sec: How long a poll is held, in seconds.
         polling_lease_timeout_sec: How long a rollout outlives the silence of its caller.
-        result_retention_sec: How long a terminal result stays readable.
+        result_retention_sec: How long a terminal result stays readable; that of a rollout with
+            an admission key for at least the length of a lease, in which its caller may still
+            send the admission again.
+        secret: What lease tokens are derived with from admission keys; random by default.
 
     Attributes:
         accepting: Whether admissions are open.
@@ -89,12 +93,14 @@ class RolloutRegistry:
         result_wait_timeout_sec: float,
         polling_lease_timeout_sec: float,
         result_retention_sec: float,
+        secret: bytes | None = None,
     ) -> None:
         check_times(result_wait_timeout_sec, polling_lease_timeout_sec, result_retention_sec)
         self.backend = backend
         self.result_wait_timeout_sec = float(result_wait_timeout_sec)
         self.polling_lease_timeout_sec = float(polling_lease_timeout_sec)
         self.result_retention_sec = float(result_retention_sec)
+        self.secret = secret or secrets.token_bytes(_TOKEN_BYTES)
         self.accepting = False
         self.chat_hosts: frozenset[str] | None = None
         self.hooks = RegistryHooks()
@@ -185,6 +191,9 @@ class RolloutRegistry:
     def admit(self, request: RolloutInitRequest, *, now: float | None = None) -> tuple[Entry, str]:
         """Admit a rollout and start its execution, all in one step.
 
+        A request with an admission key that was admitted before is answered as it was then,
+        and renews the lease.
+
         Args:
             request: The rollout.
             now: When its lease starts (trio time), if not at this moment. Rollouts that are
@@ -196,24 +205,34 @@ class RolloutRegistry:
         Raises:
             AdmissionsClosedError: The server is shutting down or has not started.
             InvalidBodyError: Its chat endpoint is on a host that is not allowed here.
-            DuplicateRolloutError: The id is active or retained.
+            DuplicateRolloutError: The id is active or retained, with another key or request.
             RolloutCapacityError: The backend has no place for it.
         """
+        now = trio.current_time() if now is None else now
+        if request.admission_key is None:
+            token, digest = secrets.token_urlsafe(_TOKEN_BYTES), None
+        else:
+            token = lease_token(self.secret, request.rollout_id, request.admission_key)
+            digest = request_digest(self.secret, request)
+        before = self._entries.get(request.rollout_id)
+        if before is not None:
+            if digest is None or not hmac.compare_digest(before.request_digest or b"", digest):
+                raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
+            self.renew(before, now)
+            before.record.reported = SeenState()  # as the answer says once more
+            return before, token
         nursery = self._nursery
         if not self.accepting or nursery is None:
             raise AdmissionsClosedError("the rollout server is not accepting rollouts")
         self._check_chat_host(request)
-        if request.rollout_id in self._entries:
-            raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
         if not self._reserve(request):
             raise RolloutCapacityError("the rollout queue is full; retry later")
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
-        now = trio.current_time() if now is None else now
         lease = PollingLease.starting(self._clock.time(now), self.polling_lease_timeout_sec)
         entry = Entry(
             request=request,
             record=RolloutRecord(request.rollout_id, lease),
             token_digest=token_digest(token),
+            request_digest=digest,
             call=UserCall(request.rollout_id, "backend"),
             polled_at=now,  # its caller is there, and about to poll
             clock=self._clock,
@@ -294,7 +313,10 @@ class RolloutRegistry:
             entry.record.status = result.status
             entry.body = encode(result)
         result.sample = None  # the bytes are all that is needed of it from here on
-        until = self._clock.time(trio.current_time()) + self.result_retention_sec
+        retention_sec = self.result_retention_sec
+        if entry.request_digest is not None:
+            retention_sec = max(retention_sec, entry.record.lease.timeout_sec)
+        until = self._clock.time(trio.current_time()) + retention_sec
         entry.retained_until = until
         self._deadlines.add(until, entry)
         entry.emit("finished")

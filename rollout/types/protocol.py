@@ -45,12 +45,14 @@ __all__ = [
     "RolloutResultResponse",
 ]
 
-EXTENSIONS = ("batch-admission", "result-feed")
+EXTENSIONS = ("batch-admission", "result-feed", "admission-keys")
 """The extensions that a server of this library announces.
 
 ``batch-admission``: ``POST /rollouts`` admits many rollouts. ``result-feed``:
 ``POST /rollouts/feed`` streams the results of all that a client waits for, and
-``POST /rollouts/renew`` renews their leases. Other clients and servers ignore the announcement.
+``POST /rollouts/renew`` renews their leases. ``admission-keys``: an admission with an
+`RolloutInitRequest.admission_key` may be sent again, and gets the same answer. Other clients and
+servers ignore the announcement.
 """
 
 POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
@@ -75,6 +77,17 @@ def _secret(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be left out or not empty")
 
 
+MAX_ADMISSION_KEY_LENGTH = 256
+
+
+@rule(minLength=1, maxLength=MAX_ADMISSION_KEY_LENGTH)
+def _admission_key(_: Any, attribute: Any, value: Any) -> None:
+    _secret(_, attribute, value)
+    if value is not None and len(value) > MAX_ADMISSION_KEY_LENGTH:
+        reason = f"must have at most {MAX_ADMISSION_KEY_LENGTH} characters"
+        raise InvalidFieldError(attribute.name, reason)
+
+
 @define(kw_only=True)
 class RolloutInitRequest:
     r"""``POST /rollout``: ask the server to admit one rollout.
@@ -94,6 +107,9 @@ class RolloutInitRequest:
         grade: Whether the rollout is graded.
         agent_timeout_sec: Seconds for the agent, queue time included; ``None``: unbounded.
         grader_timeout_sec: Seconds for the grader; ``None``: unbounded.
+        admission_key: A random text of the caller's. A server that announces ``admission-keys``
+            answers the same request with the same key as it did the first time, while it keeps
+            the id. As secret as the lease token, which it can be exchanged for.
 
     Raises:
         InvalidFieldError: A field breaks its rule; the message names it.
@@ -109,11 +125,12 @@ class RolloutInitRequest:
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
     extra_fields: dict[str, Any] | None = optional_field(dict, "an object or null")
+    admission_key: str | None = field(default=None, validator=_admission_key, repr=False)
 
     @property
     def secrets(self) -> list[str | None]:
-        """Secrets that nobody may repeat: the key, and those in the endpoint's URL."""
-        return [self.llm_api_key, *url_secrets(self.chat_completions_url)]
+        """Secrets that nobody may repeat: both keys, and those in the endpoint's URL."""
+        return [self.llm_api_key, self.admission_key, *url_secrets(self.chat_completions_url)]
 
 
 @rule(exclusiveMinimum=0)

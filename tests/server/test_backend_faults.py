@@ -21,6 +21,7 @@ from support import make_app, prompt
 
 from rollout.backend import ExecutionBackend
 from rollout.types import (
+    EXTENSIONS,
     ExecutionOutcome,
     ExecutionRequest,
     ExecutionResult,
@@ -120,7 +121,7 @@ async def test_health_is_fitted_and_cannot_hide_what_the_server_says():
     assert payload.pop("lifecycle") == {"accepting_rollouts": True, "active_rollouts": 0}
     assert payload.pop("process_id") == app.process_id
     assert payload.pop("instance_id") == app.instance_id
-    assert payload.pop("extensions") == ["batch-admission", "result-feed"]
+    assert payload.pop("extensions") == list(EXTENSIONS)
     assert payload == {"status": "ok", "loop": [], "good": [1, {"a": [2]}], "7": "seven"}
 
 
