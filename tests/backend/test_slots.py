@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import trio
 import trio.testing
+from attrs import define, field
 from backend.helpers import (
     Progress,
     assert_nothing_is_left,
@@ -16,7 +20,7 @@ from backend.helpers import (
 )
 
 from rollout import AgentWorkflowConfig, LocalBackend, RolloutStatus
-from rollout.backend.executions import Execution, Span
+from rollout.backend.executions import Execution, Slots, Span
 from rollout.errors import BackendConfigurationError, DuplicateRolloutError
 
 
@@ -272,3 +276,29 @@ async def test_graders_have_slots_of_their_own(autojump_clock):
     assert [outcome.result.status for outcome in results] == [RolloutStatus.SUCCESS] * 4
     assert trio.current_time() == pytest.approx(10)
     assert_nothing_is_left(local)
+
+
+@define(eq=False)
+class RunningThread:
+    """Stands for the last call of an execution, whose thread runs on."""
+
+    runs_on: bool = True
+    callbacks: list[Callable[[], object]] = field(factory=list)
+
+    def when_ended(self, callback):
+        self.callbacks.append(callback)
+
+
+@pytest.mark.parametrize(("threads", "end"), [(1, (None, 1000)), (2, (False, 60))])
+async def test_the_queue_gives_up_only_if_threads_hold_all_slots(threads, end, autojump_clock):
+    slots = Slots(2)
+    for number in range(2):
+        execution = Execution(f"r{number}", 0.0)
+        assert await slots.acquire(execution, math.inf)
+        if number < threads:
+            execution._last_call = RunningThread()
+            slots.release(execution)
+    acquired = None
+    with trio.move_on_after(1000):
+        acquired = await slots.acquire(Execution("waiting", 0.0), math.inf)
+    assert (acquired, trio.current_time()) == end

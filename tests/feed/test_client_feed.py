@@ -173,7 +173,7 @@ async def test_a_feed_that_ends_at_once_is_given_up(end, autojump_clock):
     assert server.polled == ["r", "s"]
 
 
-@pytest.mark.parametrize("life", [[line("running")], [2]], ids=["news", "two seconds"])
+@pytest.mark.parametrize("life", [[line("running")], [1]], ids=["news", "a second"])
 async def test_a_feed_that_brings_results_or_stays_open_for_a_while_may_end_often(
     life, autojump_clock
 ):
@@ -185,9 +185,10 @@ async def test_a_feed_that_brings_results_or_stays_open_for_a_while_may_end_ofte
     assert server.polled == []
 
 
-async def test_feeds_that_end_at_once_do_not_add_up(autojump_clock):
+@pytest.mark.parametrize("life", [line("running"), 1], ids=["news", "a second"])
+async def test_feeds_that_end_at_once_do_not_add_up(life, autojump_clock):
     short = [stream(hello(), broken()) for _ in range(5)]
-    feeds = [*short, stream(hello(), line("running"), broken()), *short]
+    feeds = [*short, stream(hello(), life, broken()), *short]
     server = ScriptedServer(feeds=[*feeds, stream(hello(), line("success"), ...)])
     async with client_of(server) as client:
         assert (await run(client)).status is RolloutStatus.SUCCESS
@@ -283,6 +284,9 @@ async def test_a_bug_is_logged_with_its_traceback_and_weather_is_not(
     (record,) = [record for record in caplog.records if record.name == "rollout.client.feed"]
     assert record.levelname == level
     assert bool(record.exc_info) == (level == "ERROR")
+    if level == "WARNING":
+        said = "opening the result feed again in 0.10 s after RemoteProtocolError"
+        assert record.getMessage() == said
 
 
 async def test_a_retry_starts_only_within_the_rollouts_own_lease(autojump_clock):
@@ -300,6 +304,33 @@ async def test_a_retry_starts_only_within_the_rollouts_own_lease(autojump_clock)
         nursery.start_soon(short)
         assert (await run(client, "long")).status is RolloutStatus.SUCCESS
     assert [claim["rollout_id"] for claim in server.bodies(FEED)[-1]["leases"]] == ["long"]
+
+
+async def test_a_feed_is_opened_for_those_that_come_after_one_was_given_up(autojump_clock):
+    server = ScriptedServer(
+        leases={"short": 41},
+        feeds=[stream(hello(), 2, broken()), stream(hello("2"), line("success", "next"), ...)],
+    )
+    async with client_of(server) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await run(client, "short")
+        assert (await run(client, "next")).status is RolloutStatus.SUCCESS
+    assert server.times(FEED) == [0, 2]
+
+
+async def test_a_process_that_slept_through_a_lease_sends_nothing_for_it(autojump_clock):
+    server = ScriptedServer(feeds=[stream(hello(), 1, broken())])
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+
+        async def stand_still():
+            await trio.sleep(1.05)  # the feed is to be opened again at 1.1
+            autojump_clock.jump(200)
+
+        nursery.start_soon(stand_still)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await run(client)
+    assert server.times(FEED) == [0]
+    assert server.polled == []
 
 
 async def test_a_server_that_restarts_leaves_each_with_an_error_of_its_own(autojump_clock):
@@ -496,6 +527,21 @@ async def test_a_rollout_that_another_feed_took_over_is_polled(autojump_clock):
         assert (await run(client)).status is RolloutStatus.SUCCESS
         assert trio.current_time() == 1
     assert server.polled == ["r"]
+
+
+async def test_the_others_stay_on_the_feed_when_one_is_taken_over(autojump_clock):
+    notices = {"taken_over": ["a", "unknown", 1, []]}, {"taken_over": 1}, {}
+    server = ScriptedServer(
+        feeds=[stream(hello(), 1, *notices, 40, line("success", "b"), ...)],
+        polls=[json_answer(200, line("success", "a"))],
+    )
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(run, client, "b")
+        await trio.testing.wait_all_tasks_blocked()
+        await run(client, "a")
+    assert server.polled == ["a"]
+    assert server.times(FEED) == [0]
+    assert server.times(RENEW) == [30]
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 1, 1.05, 1.5, 4, 4.5, 7, 35, 41])
