@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +21,10 @@ from rollout._json.text import LARGEST_WEIGHT, MAX_JSON_DEPTH, weight_of
 __all__ = ["as_float", "dumped", "fit", "plain_number"]
 
 _DROP: Any = object()
+
+_SHORT_INT = 2**63
+_SMALL = 256 * 1024
+"""What has at most so many values and characters is certainly not too large to be written."""
 
 _LARGEST_INT = 10**4300 - 1
 """Python reads numbers of up to 4,300 digits."""
@@ -37,9 +42,67 @@ def fit(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, list[str]]
         A pair: the fitted value (``None`` if it has no JSON form at all), and one line for
         each thing that was dropped, with the way to it and its type.
     """
+    with suppress(_NotPlainError, RuntimeError):  # another thread may change it meanwhile
+        return _Copying().whole(value, max_depth), []
     fitting = _Fitting(max_depth)
     fitted = fitting.any(value, None, 0)
     return (None if fitted is _DROP else fitted), fitting.dropped
+
+
+class _NotPlainError(Exception):
+    """A value is not small and in JSON's own types."""
+
+
+class _Copying:
+    """The state of copying one value that is small and in JSON's own types, as most values are.
+
+    Attributes:
+        left: How many more values and characters it may have.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _SMALL
+
+    def whole(self, value: Any, levels: int) -> Any:
+        """Copy it, in one pass.
+
+        Raises:
+            _NotPlainError: It holds something else, too much, or is nested too deeply.
+        """
+        copied = self.copy(value, levels)
+        if self.left < 0:
+            raise _NotPlainError
+        return copied
+
+    def copy(self, value: Any, levels: int) -> Any:
+        kind = type(value)
+        if kind is str:
+            self.left -= len(value)
+            return value
+        if kind is bool or value is None:
+            return value
+        if kind is dict or kind is list or kind is tuple:
+            self.left -= len(value)
+            if not levels or self.left < 0:
+                raise _NotPlainError
+            if kind is not dict:
+                return [
+                    # Numbers are many, and need no call.
+                    item
+                    if type(item) is float and math.isfinite(item)
+                    else self.copy(item, levels - 1)
+                    for item in value
+                ]
+            for key in value:
+                if type(key) is not str:
+                    raise _NotPlainError
+                self.left -= len(key)
+            return {key: self.copy(item, levels - 1) for key, item in value.items()}
+        if (kind is float and math.isfinite(value)) or (kind is int and abs(value) <= _SHORT_INT):
+            return value
+        raise _NotPlainError
 
 
 # The way to a value, innermost step first: (the way to its parent, key or index).

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from attrs import field, frozen
+from attrs import define, field
 
 from rollout._json.fit import fit
 from rollout._logs import get_logger
@@ -44,7 +44,7 @@ async def settle_end(context: RolloutContext, outcome: ExecutionOutcome) -> Roll
     return await run_by_size(partial(context.settle, outcome), outcome.result.sample)
 
 
-@frozen(kw_only=True)
+@define(kw_only=True, eq=False)
 class RolloutFiles:
     """The files that are kept of a rollout that has ended.
 

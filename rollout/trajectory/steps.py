@@ -173,18 +173,21 @@ class Steps:
         self, rest: dict[str, Any], extra: dict[str, Any], position: int, *, copied: bool
     ) -> None:
         content = take_content(rest.pop("content", None), agent=True, calls=True)
-        timestamp = take_timestamp(rest)
         step = self._response_step("message", goes_on=self._open == "reasoning")
-        _stamp(step, timestamp)
         step["message"] = content.message
-        _take_model(step, rest)
-        self._think(step, [*_take_thoughts(rest), *content.thoughts])
-        metrics = take_metrics(rest) if rest else None
-        if metrics is not None:
-            step["metrics"] = metrics
+        thoughts = content.thoughts
+        if rest:
+            _stamp(step, take_timestamp(rest))
+            _take_model(step, rest)
+            thoughts = [*_take_thoughts(rest), *thoughts]
+            metrics = take_metrics(rest)
+            if metrics is not None:
+                step["metrics"] = metrics
+        self._think(step, thoughts)
         if copied:
             step[COPIED] = True
-        self._take_calls(step, content, rest)
+        if rest or content.calls:
+            self._take_calls(step, content, rest)
         self._keep(step, content, rest, extra)
         for raw in content.results:
             self._add_result(dict(raw), position, "tool_result")
