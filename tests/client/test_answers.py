@@ -66,7 +66,7 @@ async def test_bodies_that_are_no_answer(where, body, said):
 async def test_a_poll_answered_with_status_unknown_is_an_error():
     error = await protocol_error(FakeServer(polls=[result("unknown")]))
     assert error.status_code == 200
-    assert "GET /rollout/r/result answered with status 'unknown'" in str(error)
+    assert str(error).endswith("GET /rollout/r/result answered with status 'unknown'")
 
 
 async def test_html_where_json_is_due_is_named(autojump_clock):
@@ -200,7 +200,10 @@ async def test_a_redirect_is_not_followed(where, status):
     server = FakeServer(**{where: [elsewhere]})
     error = await protocol_error(server)
     assert error.status_code == status
-    assert "redirects are never followed" in str(error)
+    expected = 202 if where == "admissions" else 200
+    assert str(error).endswith(
+        f"{status}, not {expected} (redirects are never followed; check the url)"
+    )
     assert not any("steal" in call.path for call in server.calls)
     assert {call.headers["host"] for call in server.calls} == {"rollouts.test"}
 
@@ -227,12 +230,14 @@ async def test_a_422_names_the_fields_and_repeats_no_input():
         {"loc": ["body", "messages", 0], "msg": "Field required", "input": {"api": LLM_KEY}},
         "not an object",
         {"loc": "not a list", "msg": "ignored"},
+        {"msg": "of the whole body"},
+        {"loc": ["body", "metadata"]},
     ]
     error = await protocol_error(FakeServer(admissions=[refused(422, detail)]))
     assert error.status_code == 422
     assert str(error) == (
         "POST /rollout answered 422, not 202: body.llm_api_key: Input should be a valid string; "
-        "body.messages.0: Field required"
+        "body.messages.0: Field required; : of the whole body; body.metadata: "
     )
 
 
@@ -249,6 +254,12 @@ async def test_a_refusal_that_quotes_a_secret_is_not_repeated(detail):
     error = await protocol_error(FakeServer(admissions=[refused(401, detail)]))
     assert "[reda" in str(error)
     assert "s3cret" not in str(error)
+
+
+async def test_even_a_secret_that_is_too_short_to_be_looked_for_elsewhere_is_blanked_out():
+    server = FakeServer(admissions=[refused(401, "the key pin7 is wrong")])
+    with pytest.raises(RolloutProtocolError, match=r"401, not 202: the key \[redacted\] is wrong"):
+        await run(bare_client(server, api_key="pin7"))
 
 
 async def test_a_poll_that_is_refused_with_its_token_does_not_show_it():

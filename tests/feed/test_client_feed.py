@@ -28,7 +28,7 @@ from feed.scripted import (
 
 from rollout.client import RolloutProtocolError
 from rollout.client.answers import Admitted
-from rollout.client.feed import Expectation, Followed
+from rollout.client.feed import Expectation, Followed, ResultFeed
 from rollout.client.polling import Poller
 from rollout.rules.retry import FailureKind
 from rollout.types import RolloutInitResponse, RolloutResultResponse, RolloutStatus
@@ -65,6 +65,17 @@ def test_an_early_line_counts_if_the_feed_that_the_rollout_is_attached_to_said_i
     assert expectation.early_result() is None
     expectation.feed = "g"
     assert expectation.early_result() is running
+
+
+def test_an_admission_that_is_over_is_expected_no_longer_and_another_of_its_id_still_is():
+    feed = ResultFeed(None)
+    first, second = feed.expect("r"), feed.expect("r")
+    feed.forget(first)
+    feed.forget(first)
+    assert feed._expected == {"r": [second]}
+    feed.forget(second)
+    feed.forget(second)
+    assert feed._expected == {}
 
 
 def test_a_feed_may_be_tried_while_a_full_request_fits_into_the_lease():
@@ -374,6 +385,22 @@ async def test_a_renewal_that_fails_is_made_good_by_a_new_feed(renewal, autojump
     assert not server.polled
 
 
+@pytest.mark.parametrize(
+    ("renewal", "said"),
+    [
+        (httpx.ConnectTimeout("no"), "failed: ConnectTimeout"),
+        (json_answer(500, {}), "answered 500"),
+    ],
+)
+async def test_a_renewal_that_failed_last_is_the_error(renewal, said, autojump_clock):
+    server = ScriptedServer(feeds=[stream(hello(), ...)], renewals=[renewal], lease=70)
+    async with client_of(server) as client:
+        with pytest.raises(httpx.RemoteProtocolError) as caught:
+            await run(client)
+    assert str(caught.value) == f"POST /rollouts/renew {said}"
+    assert server.times(FEED) == [0]
+
+
 async def test_leases_are_renewed_as_often_as_by_polls_also_of_those_that_come_later(
     autojump_clock,
 ):
@@ -542,6 +569,7 @@ async def test_the_others_stay_on_the_feed_when_one_is_taken_over(autojump_clock
     assert server.polled == ["a"]
     assert server.times(FEED) == [0]
     assert server.times(RENEW) == [30]
+    assert server.bodies(RENEW) == [{"feed": "feed-1"}]
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 1, 1.05, 1.5, 4, 4.5, 7, 35, 41])
