@@ -106,40 +106,68 @@ async def test_a_server_that_offers_nothing_gets_the_routes_of_the_protocol(
     assert [called for _, called, _ in server.calls] == [SINGLE, "GET /rollout/r/result"] * 3
 
 
+def said(caplog):
+    """What the client's feed has logged."""
+    records = caplog.records
+    return [each.getMessage() for each in records if each.name == "rollout.client.feed"]
+
+
 async def never(_):
     await trio.sleep_forever()
 
 
+NOT_A_FEED = "its first line is not that of a feed"
+LATE = "no first line came"
+
+
 @pytest.mark.parametrize(
-    ("feed", "at"),
+    ("feed", "at", "why"),
     [
-        (json_answer(404, {"detail": "not found"}), 0),
-        (json_answer(405, {"detail": "no"}), 0),
-        (json_answer(401, {"detail": "no"}), 0),
-        (json_answer(500, {"detail": "no"}), 0),
-        (httpx.Response(302, headers={"Location": "/"}), 0),
-        (json_answer(200, hello()), 0),  # read to its end: not streamed
-        (httpx.Response(200, text="<html>"), 0),
-        (stream(b"<html>\n", ...), 0),
-        (stream(b"[1]\n", ...), 0),
-        (stream({"feed": 1, "refused": []}, ...), 0),
-        (stream({"feed": "x"}, ...), 0),
-        (stream(hello(), b"junk\n", ...), 0),
-        (stream(hello(), {"rollout_id": "r", "status": "none"}, ...), 0),
-        (stream(hello(), {"rollout_id": "r", "status": "unknown"}, ...), 0),
-        (RuntimeError("a transport of the user's own"), 0),
-        (never, 10),
-        (stream(...), 10),
+        (json_answer(404, {"detail": "not found"}), 0, "POST /rollouts/feed answered 404"),
+        (json_answer(405, {"detail": "no"}), 0, "POST /rollouts/feed answered 405"),
+        (json_answer(401, {"detail": "no"}), 0, "POST /rollouts/feed answered 401"),
+        (json_answer(500, {"detail": "no"}), 0, "POST /rollouts/feed answered 500"),
+        (httpx.Response(302, headers={"Location": "/"}), 0, "POST /rollouts/feed answered 302"),
+        (json_answer(200, hello()), 0, "it was not streamed"),
+        (httpx.Response(200, text="<html>"), 0, "it was not streamed"),
+        (stream(b"<html>\n", ...), 0, NOT_A_FEED),
+        (stream(b"[1]\n", ...), 0, NOT_A_FEED),
+        (stream({"feed": 1, "refused": []}, ...), 0, NOT_A_FEED),
+        (stream({"feed": "x"}, ...), 0, NOT_A_FEED),
+        (stream(hello(), b"junk\n", ...), 0, "a line is not a JSON object"),
+        (stream(hello(), {"rollout_id": "r", "status": "-"}, ...), 0, "a line is not a result"),
+        (stream(hello(), line("unknown"), ...), 0, "a line has status 'unknown'"),
+        (RuntimeError("a transport of the user's own"), 0, None),
+        (never, 10, LATE),
+        (stream(...), 10, LATE),
     ],
     ids=range(17),
 )
-async def test_where_no_feed_comes_through_there_are_polls(feed, at, autojump_clock):
+async def test_where_no_feed_comes_through_there_are_polls(feed, at, why, autojump_clock, caplog):
+    caplog.set_level("INFO", "rollout.client.feed")
     server = ScriptedServer(feeds=[feed], polls=[DONE])
     async with client_of(server) as client:
         assert (await run(client)).status is RolloutStatus.SUCCESS
         assert trio.current_time() == at
         assert (await run(client)).status is RolloutStatus.SUCCESS
     assert len(server.times(FEED)) == 1
+    if why is None:
+        assert said(caplog) == ["the result feed failed; polling instead"]
+    else:
+        assert said(caplog) == [f"the result feed does not come through ({why}); polling instead"]
+
+
+async def test_a_line_without_end_is_not_kept(autojump_clock, caplog, monkeypatch):
+    caplog.set_level("INFO", "rollout.client.feed")
+    monkeypatch.setattr("rollout.client.feed._LONGEST_LINE", 1000)
+    longest = b" " * 1000
+    feed = stream(hello(), longest, 1, b"\n", longest, 1, b" ", ...)
+    server = ScriptedServer(feeds=[feed], polls=[DONE])
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+        assert trio.current_time() == 2
+    reason = "a line is too long"
+    assert said(caplog) == [f"the result feed does not come through ({reason}); polling instead"]
 
 
 async def test_a_gateway_that_holds_the_feed_back_costs_no_lease(autojump_clock):
@@ -173,7 +201,8 @@ async def test_a_broken_feed_is_resumed_and_says_what_was_seen(autojump_clock):
 
 
 @pytest.mark.parametrize("end", [(), (broken(),), (b"\n", broken())], ids=["end", "break", "beat"])
-async def test_a_feed_that_ends_at_once_is_given_up(end, autojump_clock):
+async def test_a_feed_that_ends_at_once_is_given_up(end, autojump_clock, caplog):
+    caplog.set_level("INFO", "rollout.client.feed")
     polls = [DONE, json_answer(200, line("success", "s"))]
     server = ScriptedServer(feeds=[stream(hello(), *end)], polls=polls)
     async with client_of(server) as client:
@@ -182,6 +211,7 @@ async def test_a_feed_that_ends_at_once_is_given_up(end, autojump_clock):
         assert (await run(client, "s")).status is RolloutStatus.SUCCESS
     assert len(server.times(FEED)) == 6
     assert server.polled == ["r", "s"]
+    assert said(caplog)[-1] == "each result feed ends as soon as it is open; polling instead"
 
 
 @pytest.mark.parametrize("life", [[line("running")], [1]], ids=["news", "a second"])
@@ -234,13 +264,18 @@ async def test_an_error_keeps_its_cause(autojump_clock):
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-async def test_a_gateway_that_refuses_the_feed_alone_costs_no_rollout(status, autojump_clock):
+async def test_a_gateway_that_refuses_the_feed_alone_costs_no_rollout(
+    status, autojump_clock, caplog
+):
+    caplog.set_level("INFO", "rollout.client.feed")
     server = ScriptedServer(feeds=[json_answer(status, {})], polls=[DONE])
     async with client_of(server) as client:
         for _ in range(2):
             assert (await run(client)).status is RolloutStatus.SUCCESS
     assert server.times(FEED) == pytest.approx([0, 0.25, 0.75, 1.75])
     assert server.polled == ["r", "r"]
+    refusal = f"POST /rollouts/feed answered {status}"
+    assert said(caplog)[-1] == f"a gateway refuses the result feed ({refusal}); polling instead"
 
 
 async def test_a_feed_that_has_worked_is_tried_again_after_a_gateway_refused_it(autojump_clock):
@@ -296,8 +331,8 @@ async def test_a_bug_is_logged_with_its_traceback_and_weather_is_not(
     assert record.levelname == level
     assert bool(record.exc_info) == (level == "ERROR")
     if level == "WARNING":
-        said = "opening the result feed again in 0.10 s after RemoteProtocolError"
-        assert record.getMessage() == said
+        message = "opening the result feed again in 0.10 s after RemoteProtocolError"
+        assert record.getMessage() == message
 
 
 async def test_a_retry_starts_only_within_the_rollouts_own_lease(autojump_clock):
