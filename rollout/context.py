@@ -68,6 +68,14 @@ class RolloutProgress(Protocol):
         """Record that the agent starts now; only the first call counts."""
 
     @property
+    def start_pending(self) -> bool:
+        """Whether that record would not survive the server's process yet."""
+        ...
+
+    async def wait_start_kept(self) -> None:
+        """Wait until it would."""
+
+    @property
     def agent_started_at(self) -> datetime | None:
         """When the agent started; ``None`` before that."""
 
@@ -173,6 +181,22 @@ class RolloutContext:
             self.progress.report_agent_started()
         elif self._started_at is None:
             self._started_at = datetime.now(UTC)
+
+    @property
+    def start_pending(self) -> bool:
+        """Whether the agent's start is not durable yet; ``False`` without a state to keep it."""
+        return self.progress is not None and self.progress.start_pending
+
+    async def wait_start_kept(self) -> None:
+        """Wait until the agent's start, which was reported in the event loop, is durable.
+
+        An agent that waits for it before it does anything is never said not to have started
+        after the server was killed. Where the server keeps no state, nothing is waited for.
+        Cancelling this leaves the report as it is.
+        """
+        if self.progress is not None:
+            await self.progress.wait_start_kept()
+        await trio.lowlevel.checkpoint()
 
     def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
         """Decide how the rollout ends, before its files are written; from the event loop.

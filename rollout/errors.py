@@ -45,6 +45,7 @@ __all__ = [
     "RolloutServerError",
     "SampleSourceError",
     "SimulationTimeoutError",
+    "StateUnavailableError",
     "TrajectoryError",
     "UnknownRolloutError",
 ]
@@ -196,6 +197,10 @@ class RolloutCapacityError(RolloutError, RuntimeError):
 
 class AdmissionsClosedError(RolloutError, RuntimeError):
     """The server takes no further rollout: it is shutting down, or has not started."""
+
+
+class StateUnavailableError(RolloutError, RuntimeError):
+    """The server's durable state cannot be read or written now; the server answers 503."""
 
 
 class UnknownRolloutError(RolloutError, KeyError):

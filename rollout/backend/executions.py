@@ -146,6 +146,14 @@ class Execution:
         else:
             context.report_status(status)
 
+    async def wait_start_kept(self, context: RolloutContext, deadline: float) -> None:
+        """Wait until the agent's start is durable, but not past a deadline or a cancel request."""
+        if context.start_pending:
+            with trio.CancelScope(deadline=deadline) as scope:
+                self.enter(scope)
+                await context.wait_start_kept()
+            self.leave()
+
     def interrupted(self) -> ExecutionResult:
         """Return the result of an execution that is cancelled now."""
         return ExecutionResult(

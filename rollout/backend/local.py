@@ -187,6 +187,7 @@ class LocalBackend(SlotBackend):
         phase: Phase,
     ) -> ExecutionOutcome:
         execution.enter_phase(RolloutStatus.RUNNING, context)
+        await execution.wait_start_kept(context, phase.deadline)
         workflow = await self._run_workflow(request, execution, context, phase)
         execution.agent_at.until = trio.current_time()
         if not request.grade or workflow.status is not RolloutStatus.SUCCESS:

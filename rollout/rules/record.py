@@ -52,6 +52,7 @@ class RolloutRecord:
         lease: The polling lease, in serving time.
         status: Where it stands; only moves forward.
         agent_started_at: When its agent started (UTC); set once.
+        start_kept: Whether that may be told: a state that has to keep it has done so.
         settled: The terminal result that is about to be published, once its files are written.
         result: The terminal result; set once.
         reported: What was last reported to the holder of the lease.
@@ -62,6 +63,7 @@ class RolloutRecord:
     lease: PollingLease
     status: RolloutStatus = RolloutStatus.QUEUED
     agent_started_at: datetime | None = None
+    start_kept: bool = True
     settled: RolloutResultResponse | None = None
     result: RolloutResultResponse | None = None
     reported: SeenState = SeenState()
@@ -70,7 +72,12 @@ class RolloutRecord:
     @property
     def state(self) -> SeenState:
         """The current state, as a caller would see it."""
-        return SeenState(self.status, self.agent_started_at is not None)
+        return SeenState(self.status, self.told_start is not None)
+
+    @property
+    def told_start(self) -> datetime | None:
+        """When the agent started, as far as that may be told."""
+        return self.agent_started_at if self.start_kept else None
 
     def advance(self, status: RolloutStatus) -> bool:
         """Record a status report of an execution; ``False`` when it changes nothing.
@@ -111,7 +118,7 @@ class RolloutRecord:
             How the rollout ends.
         """
         if self.end is None:
-            decided = self._expiry() if self.lease.expired(now) else result
+            decided = self.expiry() if self.lease.expired(now) else result
             self.settled = evolve(decided, agent_started_at=self.agent_started_at)
         return self.end or result
 
@@ -119,7 +126,7 @@ class RolloutRecord:
         """End the rollout as `lease_expired`, or as settled, if its lease has ended at *now*."""
         if self.result is not None or not self.lease.expired(now):
             return False
-        self._end(self._expiry())
+        self._end(self.expiry())
         return True
 
     def finish(self, result: RolloutResultResponse, now: float) -> bool:
@@ -139,7 +146,7 @@ class RolloutRecord:
         return (
             self.result is not None
             or may_follow(self.status, seen.status)
-            or (self.agent_started_at is not None and not seen.agent_started)
+            or (self.told_start is not None and not seen.agent_started)
         )
 
     def answered(self, state: SeenState | None = None) -> None:
@@ -147,7 +154,8 @@ class RolloutRecord:
         self.reported = state or self.state
         self.delivered = self.delivered or is_terminal(self.reported.status)
 
-    def _expiry(self) -> RolloutResultResponse:
+    def expiry(self) -> RolloutResultResponse:
+        """Return the result of a rollout whose lease has ended."""
         return RolloutResultResponse(
             rollout_id=self.rollout_id,
             status=RolloutStatus.FAILURE,

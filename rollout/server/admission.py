@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import trio
+from attrs import frozen
 
 from rollout.codec import structure, unstructure
 from rollout.errors import (
@@ -14,8 +16,10 @@ from rollout.errors import (
     FieldProblem,
     InvalidBodyError,
     RolloutCapacityError,
+    StateUnavailableError,
 )
 from rollout.rules import SeenState
+from rollout.server.entry import Entry
 from rollout.server.feed import Feed
 from rollout.server.registry import RolloutRegistry
 from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, RolloutStatus
@@ -27,6 +31,7 @@ __all__ = [
     "admit",
     "admit_batch",
     "field_problems",
+    "retry_after_sec",
 ]
 
 MAX_BATCH = 4096
@@ -50,34 +55,50 @@ def field_problems(where: str, problems: tuple[FieldProblem, ...]) -> list[dict[
     ]
 
 
-def admit(
-    registry: RolloutRegistry, body: Any, *, feed: Feed | None = None, now: float | None = None
-) -> dict[str, Any]:
-    """Admit a rollout, and attach it to the feed if there is one.
+def retry_after_sec() -> int:
+    """Draw the wait that a refused caller is asked for, so that not all come back at once."""
+    return random.randint(*RETRY_AFTER_SEC)  # noqa: S311 - no secret
+
+
+@frozen
+class Attempt:
+    """An admission that was tried.
+
+    Attributes:
+        outcome: What its caller is answered, unless it turns out that the entry is not kept.
+        entry: The admitted rollout; ``None`` if it was refused.
+    """
+
+    outcome: dict[str, Any]
+    entry: Entry | None = None
+
+
+async def admit(registry: RolloutRegistry, body: Any) -> dict[str, Any]:
+    """Admit a rollout.
 
     Args:
         registry: Where it is admitted.
         body: The parsed JSON of a `RolloutInitRequest`.
-        feed: The feed that reports it.
-        now: When its lease starts; see `RolloutRegistry.admit`.
 
     Returns:
         ``status_code``, with ``admission`` (202) or ``detail`` and maybe ``retry_after_sec``.
+
+    Cancelled, it may have admitted it; nobody has its lease.
     """
+    (outcome,) = await _settled(registry, [_attempt(registry, body)], None)
+    return outcome
+
+
+def _attempt(
+    registry: RolloutRegistry, body: Any, *, feed: Feed | None = None, now: float | None = None
+) -> Attempt:
     try:
         entry, token = registry.admit(structure(body, RolloutInitRequest), now=now)
     except InvalidBodyError as error:
-        return {"status_code": 422, "detail": field_problems("body", error.problems)}
-    except DuplicateRolloutError as error:
-        return {"status_code": 409, "detail": str(error)}
-    except (RolloutCapacityError, AdmissionsClosedError) as error:
-        return {
-            "status_code": 429 if isinstance(error, RolloutCapacityError) else 503,
-            "detail": str(error),
-            # Drawn, so that not all callers come back at once.
-            "retry_after_sec": random.randint(*RETRY_AFTER_SEC),  # noqa: S311 - no secret
-        }
-    if feed is not None:
+        return Attempt({"status_code": 422, "detail": field_problems("body", error.problems)})
+    except _REFUSALS as error:
+        return Attempt(_refusal(error))
+    if feed is not None and not entry.pending:
         feed.attach(entry, SeenState())
     admission = RolloutInitResponse(
         rollout_id=entry.rollout_id,
@@ -87,22 +108,60 @@ def admit(
         polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
         extensions=list(EXTENSIONS),
     )
-    return {"status_code": 202, "admission": unstructure(admission)}
+    return Attempt({"status_code": 202, "admission": unstructure(admission)}, entry)
+
+
+_REFUSALS = (
+    AdmissionsClosedError,
+    DuplicateRolloutError,
+    RolloutCapacityError,
+    StateUnavailableError,
+)
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    if isinstance(error, DuplicateRolloutError):
+        return {"status_code": 409, "detail": str(error)}
+    return {
+        "status_code": 429 if isinstance(error, RolloutCapacityError) else 503,
+        "detail": str(error),
+        "retry_after_sec": retry_after_sec(),
+    }
+
+
+async def _settled(
+    registry: RolloutRegistry, attempts: Sequence[Attempt], feed: Feed | None
+) -> list[dict[str, Any]]:
+    """Return the outcomes of attempts, once those that the registry has to keep are kept."""
+    if any(attempt.entry is not None and attempt.entry.pending for attempt in attempts):
+        await registry.settled()
+        for entry in (attempt.entry for attempt in attempts):
+            if feed is not None and not feed.closed and entry is not None and not entry.refusal:
+                feed.attach(entry, SeenState())
+    return [
+        attempt.outcome
+        if attempt.entry is None or attempt.entry.refusal is None
+        else _refusal(attempt.entry.refusal)
+        for attempt in attempts
+    ]
 
 
 async def admit_batch(
     registry: RolloutRegistry, rollouts: list[Any], feed: Feed | None
 ) -> list[dict[str, Any]]:
-    """Admit what can be admitted; return what `admit` returns of each, in order.
+    """Admit what can be admitted, and attach it to the feed if there is one.
+
+    Returns:
+        What `admit` returns of each, in order.
 
     Cancelled, it has admitted a part of them; nobody has their leases.
     """
     now = trio.current_time()
-    outcomes: list[dict[str, Any]] = []
+    attempts: list[Attempt] = []
     for start in range(0, len(rollouts), _ADMITTED_AT_ONCE):
         await trio.lowlevel.checkpoint()
         if feed is not None and feed.closed:
             feed = None
         part = rollouts[start : start + _ADMITTED_AT_ONCE]
-        outcomes += [admit(registry, item, feed=feed, now=now) for item in part]
-    return outcomes
+        attempts += [_attempt(registry, item, feed=feed, now=now) for item in part]
+    return await _settled(registry, attempts, feed)

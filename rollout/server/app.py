@@ -33,6 +33,7 @@ from rollout.errors import (
     InvalidBodyError,
     InvalidFieldError,
     InvalidLeaseError,
+    StateUnavailableError,
     UnknownRolloutError,
 )
 from rollout.rules import SeenState
@@ -42,6 +43,7 @@ from rollout.server.admission import (
     admit,
     admit_batch,
     field_problems,
+    retry_after_sec,
 )
 from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain, route_path
 from rollout.server.authentication import RefusalLog, authorizer
@@ -49,6 +51,7 @@ from rollout.server.feed import FEED_PATH, Feed, FeedHub, FeedStream, read_claim
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
+from rollout.server.state import Durability, SQLiteStore
 from rollout.server.watchdog import LoopWatchdog
 from rollout.types import (
     EXTENSIONS,
@@ -204,6 +207,8 @@ def create_rollout_server(
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
     allowed_chat_hosts: Collection[str] | None = None,
     watchdog_sec: float | None = 1.0,
+    state: str | os.PathLike[str] | None = None,
+    durability: Durability = "process",
 ) -> RolloutServer:
     """Build a rollout server around a backend.
 
@@ -226,6 +231,10 @@ def create_rollout_server(
             as ``host`` (any port) or ``host:port``; ``None`` allows any.
         watchdog_sec: Warn about code that blocks the event loop for longer than this many
             seconds; ``None`` to watch nothing.
+        state: The file in which admissions and results are kept, so that a server that is killed
+            and started again loses none; made if there is none. ``None`` keeps them in memory.
+        durability: What the state survives: any death of the ``"process"``, or a cut of the
+            ``"power"`` too, which syncs the disk at each commit.
 
     Raises:
         ValueError: A setting is refused, or the key is empty, blank, or cannot stand in a header.
@@ -243,6 +252,8 @@ def create_rollout_server(
     )
     if allowed_chat_hosts is not None:
         registry.chat_hosts = _chat_hosts(allowed_chat_hosts)
+    if state is not None:
+        registry.store = SQLiteStore(state, durability)
     key = check_api_key(api_key)
     app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan)
     if watchdog_sec is not None:
@@ -339,6 +350,11 @@ def _add_refusals(app: RolloutServer) -> None:
         await trio.lowlevel.checkpoint()
         return _refuse_fields("body", error.problems)
 
+    @app.errorhandler(StateUnavailableError)
+    async def refuse_for_now(error: StateUnavailableError) -> Response:
+        await trio.lowlevel.checkpoint()
+        return _refuse(503, str(error), Retry_After=str(retry_after_sec()))
+
     @app.errorhandler(Exception)
     async def fail(error: Exception) -> Response:
         await trio.lowlevel.checkpoint()
@@ -371,7 +387,7 @@ def _add_routes(app: RolloutServer) -> None:
 
     @app.post("/rollout", provide_automatic_options=False)
     async def admit_one() -> Response:
-        return _admission(admit(app.registry, await _read_json()))
+        return _admission(await admit(app.registry, await _read_json()))
 
     @app.get("/rollout/<rollout_id>/result", provide_automatic_options=False)
     async def result(rollout_id: str) -> Response:
@@ -499,4 +515,7 @@ def _health(app: RolloutServer) -> dict[str, Any]:
     payload["process_id"] = app.process_id
     payload["extensions"] = list(EXTENSIONS)
     payload["lifecycle"] = unstructure(app.registry.lifecycle)
+    if app.registry.store is not None:
+        payload["state"] = {"status": "ok" if app.registry.trouble is None else "error"}
+        payload["state"]["detail"] = app.registry.trouble
     return payload

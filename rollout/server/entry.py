@@ -17,9 +17,11 @@ from rollout._checks import check_number
 from rollout._logs import get_logger
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
+from rollout.codec import format_timestamp
 from rollout.errors import InvalidFieldError
 from rollout.rules import RolloutRecord, ServingClock
 from rollout.server.results import encode, encode_state, result_of
+from rollout.server.state import Journal, KeptRollout
 from rollout.types import (
     ExecutionOutcome,
     RolloutErrorCategory,
@@ -91,12 +93,18 @@ class Entry:
         executing: Whether that call has not ended yet.
         changed: Set, and replaced, whenever a poll may have something to report.
         encoding: Whether its end is being encoded, and comes when that is done.
+        concluded: Whether its end is decided and encoded; it is published once it is kept.
         body: The encoded terminal result; maybe there a moment before it is published.
         disposition: What the first effective cancel request was answered with.
         retained_until: When the terminal result may be forgotten (serving time).
         clock: The registry's clock of serving time.
         hooks: The registry's hooks.
         feed: The open feed that reports its changes, if there is one.
+        journal: Where it is kept beyond the process; ``None`` for a server without a state.
+        number: Its number there.
+        pending: Whether its admission is not kept yet; nobody has been told of it.
+        refusal: Why its admission was not kept after all.
+        stored: Whether its end is kept, so that it need not stay in memory.
     """
 
     request: RolloutInitRequest | None = field(repr=False)
@@ -109,11 +117,17 @@ class Entry:
     executing: bool = True
     changed: trio.Event = field(factory=trio.Event, repr=False)
     encoding: bool = False
+    concluded: bool = False
     body: bytes | None = field(default=None, repr=False)
     disposition: str | None = None
     retained_until: float = math.inf
     hooks: RegistryHooks = field(factory=RegistryHooks, repr=False)
     feed: EntryListener | None = field(default=None, repr=False)
+    journal: Journal | None = field(default=None, repr=False)
+    number: int = 0
+    pending: bool = False
+    refusal: Exception | None = None
+    stored: bool = False
     _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token, repr=False)
 
     @property
@@ -138,6 +152,31 @@ class Entry:
     def agent_started_at(self) -> datetime | None:
         """When the agent started, as published."""
         return self.record.agent_started_at
+
+    @property
+    def start_pending(self) -> bool:
+        """Whether the agent's start is reported, but not kept yet."""
+        return not self.record.start_kept
+
+    async def wait_start_kept(self) -> None:
+        """Wait until the agent's start is kept; in the server's loop."""
+        while self.journal is not None and self.start_pending:
+            await self.journal.flushed()
+
+    def row(self) -> KeptRollout:
+        """Return what is to be kept of it as it stands."""
+        record = self.record
+        started = record.agent_started_at
+        return KeptRollout(
+            self.number,
+            self.rollout_id,
+            self.token_digest,
+            self.request_digest,
+            None if started is None else format_timestamp(started),
+            str(record.end.status) if self.concluded and record.end is not None else None,
+            self.retained_until if self.concluded else None,
+            self.body if self.concluded else None,
+        )
 
     def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
         """Decide that the rollout ends with *outcome*, unless its end is decided already.
@@ -188,6 +227,18 @@ class Entry:
 
     def _start_agent(self) -> None:
         started = self.record.mark_agent_started(self.hooks.wall_clock())
+        if started and self.journal is not None:
+            self.record.start_kept = False
+            self.journal.put(self.row(), self._keep_start)
+        elif self.record.start_kept:
+            self._publish_start(started)
+
+    def _keep_start(self, error: Exception | None) -> None:
+        if error is None and self.start_pending:
+            self.record.start_kept = True
+            self._publish_start(started=True)
+
+    def _publish_start(self, started: bool) -> None:
         advanced = self.record.advance(RolloutStatus.RUNNING)
         if started:
             self.emit("agent-started")
@@ -213,7 +264,7 @@ class Entry:
         record = self.record
         if record.result is not None and self.body is not None:
             return self.body
-        return encode_state(record.rollout_id, record.status, record.agent_started_at)
+        return encode_state(record.rollout_id, record.status, record.told_start)
 
 
 def crash_result(rollout_id: str) -> RolloutResultResponse:

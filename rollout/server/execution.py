@@ -29,6 +29,8 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
     async def body() -> ExecutionOutcome:
         if not backend.reports_agent_start:
             entry.report_agent_started()
+            if entry.start_pending:
+                await entry.wait_start_kept()
         with RolloutContext(
             chat_completions_url=request.chat_completions_url,
             api_key=request.llm_api_key,

@@ -200,6 +200,12 @@ class FeedHub:
         registry.on_release.append(self.close_all)
         self._feeds: dict[bytes, Feed] = {}
 
+    async def prepare(self, claims: Iterable[LeaseClaim]) -> None:
+        """Bring what is claimed into memory; see `RolloutRegistry.recall`."""
+        tokens = {claim.rollout_id: claim.token for claim in claims if claim.token.isascii()}
+        await self._registry.recall(tokens)
+        await trio.lowlevel.checkpoint()
+
     def open(self, claims: Iterable[LeaseClaim]) -> tuple[Feed, str, list[str]]:
         """Open a feed for proven leases, and renew them.
 
@@ -258,7 +264,7 @@ class FeedStream(EndlessBody):
         self._claims = claims
 
     async def __aenter__(self) -> AsyncGenerator[bytes, None]:
-        await trio.lowlevel.checkpoint()
+        await self._hub.prepare(self._claims)
         self._feed, self._token, refused = self._hub.open(self._claims)
         self._lines = self._write(refused)
         return self._lines

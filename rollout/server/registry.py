@@ -5,16 +5,23 @@ Theory of operation: every admitted rollout has an `Entry` around the pure
 at admission, so no request and no disconnect has a hold on it. Whatever changes an entry does
 so without awaiting, hence a handler that is cancelled at any checkpoint leaves it whole.
 Polls wait for the entry's `changed` event.
+
+With a state, an admission, the start of an agent and an end are put in a journal, and what
+follows from them (the execution, the agent, an answer) waits until they are kept. A result that
+is kept need not stay in memory: its entry leaves it once the result was fetched, and is made
+anew for a poll that comes later.
 """
 
 from __future__ import annotations
 
 import contextvars
 import hmac
+import itertools
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 from attrs import evolve
@@ -29,6 +36,8 @@ from rollout.errors import (
     InvalidBodyError,
     InvalidLeaseError,
     RolloutCapacityError,
+    RolloutServerError,
+    StateUnavailableError,
     UnknownRolloutError,
 )
 from rollout.rules import PollingLease, RolloutRecord, SeenState
@@ -45,6 +54,7 @@ from rollout.server.entry import (
 )
 from rollout.server.execution import run_backend
 from rollout.server.results import encode
+from rollout.server.state import Journal, KeptRollout, StateStore, ended_by_restart
 from rollout.types import (
     RolloutInitRequest,
     RolloutLifecycle,
@@ -80,6 +90,9 @@ class RolloutRegistry:
         chat_hosts: The hosts, or ``host:port``, that chat URLs may name; ``None`` for any.
         hooks: An observer and a wall clock, both replaceable before the first admission.
         on_release: Called when no poll is held any longer.
+        store: What keeps rollouts beyond the process; ``None`` keeps nothing. May be set before
+            `running`.
+        secret: As above; with a state the one in it.
 
     Raises:
         InvalidFieldError: A time is not finite or too small, or the lease does not exceed the
@@ -105,6 +118,9 @@ class RolloutRegistry:
         self.chat_hosts: frozenset[str] | None = None
         self.hooks = RegistryHooks()
         self.on_release: list[Callable[[], None]] = []
+        self.store: StateStore | None = None
+        self._journal: Journal | None = None
+        self._numbers = itertools.count(1)
         self._entries: dict[str, Entry] = {}
         self._active = 0
         self._idle = trio.Event()
@@ -120,11 +136,17 @@ class RolloutRegistry:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
-        """Run executions for the length of the block; cancel those that are left at its end."""
-        async with trio.open_nursery() as nursery:
+        """Run executions for the length of the block; cancel those that are left at its end.
+
+        Raises:
+            RolloutServerError: The state cannot be used.
+        """
+        async with self._kept(), trio.open_nursery() as nursery:
             self._nursery = nursery
             self._context = contextvars.copy_context()
             nursery.start_soon(self._deadlines.watch)
+            if self._journal is not None:
+                nursery.start_soon(self._journal.run)
             self.accepting = True
             try:
                 yield
@@ -133,6 +155,43 @@ class RolloutRegistry:
                 self._nursery = None
                 self.release_polls()
                 nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _kept(self) -> AsyncGenerator[None, None]:
+        """Use the state for the length of the block, and end what was in flight in it."""
+        store = self.store
+        if store is None:
+            yield
+            return
+        restored = await store.open()
+        try:
+            self.secret = restored.secret
+            self._numbers = itertools.count(restored.next_number)
+            # Serving time goes on where it stood: what is kept has not aged meanwhile.
+            self._clock.stalled_sec = trio.current_time() - restored.time
+            until = restored.time + max(self.result_retention_sec, self.polling_lease_timeout_sec)
+            ended = [ended_by_restart(row, until) for row in restored.in_flight]
+            if ended:
+                try:
+                    await store.commit(ended, restored.time)
+                except StateUnavailableError as error:
+                    raise RolloutServerError(str(error)) from error
+                logger.warning("%d rollout(s) were in flight when the last server died", len(ended))
+            self._journal = Journal(store, self._serving_time)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                if self._journal is not None:
+                    await self._journal.close()
+                await store.close()
+
+    def _serving_time(self) -> float:
+        return self._clock.time(trio.current_time())
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the state keeps nothing at the moment; ``None`` while it does, and without one."""
+        return None if self._journal is None else self._journal.trouble
 
     @property
     def serving(self) -> bool:
@@ -150,7 +209,8 @@ class RolloutRegistry:
     @property
     def lifecycle(self) -> RolloutLifecycle:
         """Whether admissions are open, and how many rollouts are not final yet."""
-        return RolloutLifecycle(accepting_rollouts=self.accepting, active_rollouts=self._active)
+        accepting = self.accepting and self.trouble is None
+        return RolloutLifecycle(accepting_rollouts=accepting, active_rollouts=self._active)
 
     @property
     def active_ids(self) -> list[str]:
@@ -182,7 +242,7 @@ class RolloutRegistry:
             if entry.feed is not None
             else entry.polled_at + _SEC_BETWEEN_POLLS
             for entry in self._entries.values()
-            if entry.record.result is not None and not entry.record.delivered
+            if entry.concluded and not entry.record.delivered
         }
         return {rollout_id: at for rollout_id, at in until.items() if at > now}
 
@@ -194,6 +254,10 @@ class RolloutRegistry:
         A request with an admission key that was admitted before is answered as it was then,
         and renews the lease.
 
+        With a state, the execution starts when the admission is kept, whatever becomes of the
+        caller. Nobody may be told before that: wait for `settled`, then look at the entry's
+        `refusal`.
+
         Args:
             request: The rollout.
             now: When its lease starts (trio time), if not at this moment. Rollouts that are
@@ -204,6 +268,7 @@ class RolloutRegistry:
 
         Raises:
             AdmissionsClosedError: The server is shutting down or has not started.
+            StateUnavailableError: The state cannot keep it now.
             InvalidBodyError: Its chat endpoint is on a host that is not allowed here.
             DuplicateRolloutError: The id is active or retained, with another key or request.
             RolloutCapacityError: The backend has no place for it.
@@ -225,6 +290,9 @@ class RolloutRegistry:
         if not self.accepting or nursery is None:
             raise AdmissionsClosedError("the rollout server is not accepting rollouts")
         self._check_chat_host(request)
+        journal = self._journal
+        if journal is not None and journal.trouble is not None:
+            raise StateUnavailableError(journal.trouble)
         if not self._reserve(request):
             raise RolloutCapacityError("the rollout queue is full; retry later")
         lease = PollingLease.starting(self._clock.time(now), self.polling_lease_timeout_sec)
@@ -237,15 +305,45 @@ class RolloutRegistry:
             polled_at=now,  # its caller is there, and about to poll
             clock=self._clock,
             hooks=self.hooks,
+            journal=journal,
         )
         self._entries[request.rollout_id] = entry
         self._active += 1
-        self._deadlines.add(lease.deadline, entry)
+        if journal is None:
+            self._begin(entry, nursery)
+        else:
+            entry.number = next(self._numbers)
+            entry.pending = True
+            journal.put(entry.row(), partial(self._admitted, entry), once=True)
+        return entry, token
+
+    async def settled(self) -> None:
+        """Wait until it is known of all admissions so far whether they are kept."""
+        if self._journal is not None:
+            await self._journal.flushed()
+
+    def _begin(self, entry: Entry, nursery: trio.Nursery) -> None:
+        self._deadlines.add(entry.record.lease.deadline, entry)
         entry.emit("admitted")
         # A fresh copy of the registry's own context: that of the request would live as long
         # as the rollout does, with the request's body in it.
         self._context.copy().run(nursery.start_soon, self._execute, entry)
-        return entry, token
+
+    def _admitted(self, entry: Entry, error: Exception | None) -> None:
+        """Start the execution of a rollout whose admission is kept, or undo its admission."""
+        if error is None:
+            entry.pending = False
+            self._entries[entry.rollout_id] = entry
+            if self._nursery is not None:
+                self._begin(entry, self._nursery)
+            return
+        entry.refusal = error
+        if self._entries.get(entry.rollout_id) is entry:
+            del self._entries[entry.rollout_id]
+        entry.executing = False
+        self._release(entry)
+        entry.request = None
+        self._leave()
 
     def _check_chat_host(self, request: RolloutInitRequest) -> None:
         if self.chat_hosts is None:
@@ -277,10 +375,15 @@ class RolloutRegistry:
             entry.request = None
             self._end(entry, "cancelled")
             entry.emit("execution-ended")
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
-                self._idle = trio.Event()
+            if entry.record.result is not None:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Note that one of the active rollouts is over."""
+        self._active -= 1
+        if not self._active:
+            self._idle.set()
+            self._idle = trio.Event()
 
     def _release(self, entry: Entry) -> None:
         try:
@@ -290,38 +393,55 @@ class RolloutRegistry:
 
     def _end(self, entry: Entry, message: str) -> None:
         """Publish the end of a rollout: as it was settled, else as cancelled."""
-        if entry.record.result is not None:
+        if entry.concluded:
             self._forget_if_over(entry)
             return
         cancelled = RolloutResultResponse(
             rollout_id=entry.rollout_id, status=RolloutStatus.CANCELLED, err_message=message
         )
-        entry.record.finish(cancelled, self._clock.time(trio.current_time()))
-        self._published(entry)
+        self._conclude(entry, cancelled)
 
-    def _published(self, entry: Entry) -> None:
-        result = entry.record.result
-        if result is None:
-            return
+    def _conclude(self, entry: Entry, result: RolloutResultResponse) -> None:
+        """Decide the end of a rollout, unless that is settled, and publish it once it is kept."""
+        time = self._serving_time()
+        end = entry.record.settle(result, time)
         try:
-            entry.body = entry.body or encode(result)
+            entry.body = entry.body or encode(end)
         except Exception as error:  # noqa: BLE001 - no result may take the server down
             log_failure(entry.rollout_id, "result", error, entry.secrets)
-            result = evolve(
+            end = evolve(
                 crash_result(entry.rollout_id), agent_started_at=entry.record.agent_started_at
             )
-            entry.record.status = result.status
-            entry.body = encode(result)
-        result.sample = None  # the bytes are all that is needed of it from here on
+            entry.record.settled = end
+            entry.body = encode(end)
+        entry.concluded = True
         retention_sec = self.result_retention_sec
         if entry.request_digest is not None:
             retention_sec = max(retention_sec, entry.record.lease.timeout_sec)
-        until = self._clock.time(trio.current_time()) + retention_sec
-        entry.retained_until = until
-        self._deadlines.add(until, entry)
+        entry.retained_until = time + retention_sec
+        if entry.journal is None:
+            self._published(entry)
+        else:
+            entry.journal.put(entry.row(), partial(self._end_kept, entry))
+
+    def _end_kept(self, entry: Entry, error: Exception | None) -> None:
+        """Publish an end that is kept, or that cannot be kept now."""
+        entry.stored = error is None
+        if entry.record.result is None:
+            self._published(entry)
+            if not entry.executing:
+                self._leave()
+        self._unload(entry)
+
+    def _published(self, entry: Entry) -> None:
+        record = entry.record
+        record.finish(record.end or crash_result(entry.rollout_id), self._serving_time())
+        if record.result is not None:
+            record.result.sample = None  # the bytes are all that is needed of it from here on
+        self._deadlines.add(entry.retained_until, entry)
         entry.emit("finished")
         entry.notify()
-        logger.debug("rollout %s: %s", entry.rollout_id, result.status)
+        logger.debug("rollout %s: %s", entry.rollout_id, record.status)
 
     def abandon(self) -> list[str]:
         """Publish an end for executions that cannot be stopped; return their ids."""
@@ -346,9 +466,12 @@ class RolloutRegistry:
         Raises:
             UnknownRolloutError: There is no such rollout.
             InvalidLeaseError: The token is not its token; nothing was renewed.
+            StateUnavailableError: Its result cannot be read now.
 
         Cancelling this (a disconnect) changes nothing but the lease, which stays renewed.
         """
+        if self._journal is not None and rollout_id in await self.recall({rollout_id: token}):
+            raise InvalidLeaseError("invalid polling lease")
         entry = self._entries.get(rollout_id)
         if entry is None:
             raise UnknownRolloutError("unknown rollout_id")
@@ -370,6 +493,7 @@ class RolloutRegistry:
         entry.record.answered(state)
         if entry.record.delivered:
             self.recheck_delivery()
+            self._unload(entry)
 
     def recheck_delivery(self) -> None:
         """Wake `wait_delivered` to recheck its callers."""
@@ -475,15 +599,17 @@ class RolloutRegistry:
         lease = entry.record.lease
         if entry.record.result is not None:
             self._forget_if_over(entry)
+            self._unload(entry, fetched=False)
         elif lease.deadline > self._clock.time(now):
             self._deadlines.add(lease.deadline, entry)  # it was renewed
         else:
             self._expire(entry, now)
 
     def _expire(self, entry: Entry, now: float) -> None:
-        if not entry.encoding and entry.record.expire(self._clock.time(now)):
+        ending = entry.encoding or entry.concluded
+        if not ending and entry.record.lease.expired(self._clock.time(now)):
             logger.warning("rollout %s: its polling lease expired", entry.rollout_id)
-            self._published(entry)
+            self._conclude(entry, entry.record.expiry())
             if entry.executing:
                 self._request_stop(entry)
 
@@ -492,3 +618,89 @@ class RolloutRegistry:
         if over and not entry.executing and self._entries.get(entry.rollout_id) is entry:
             del self._entries[entry.rollout_id]
             entry.emit("forgotten")
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def _unload(self, entry: Entry, *, fetched: bool = True) -> None:
+        """Drop an entry whose end is kept, from memory alone.
+
+        Args:
+            entry: The entry.
+            fetched: Whether its caller has to have its result already.
+        """
+        if (
+            entry.stored
+            and not entry.executing
+            and entry.feed is None
+            and (entry.record.delivered or not fetched)
+            and self._entries.get(entry.rollout_id) is entry
+        ):
+            del self._entries[entry.rollout_id]
+
+    async def recall(self, tokens: Mapping[str, str]) -> set[str]:
+        """Read results that are kept but not in memory, for who proves their leases.
+
+        Args:
+            tokens: The lease tokens by rollout id.
+
+        Returns:
+            The ids of those that were not read because the token is wrong.
+
+        Raises:
+            StateUnavailableError: The state cannot be read.
+        """
+        wrong: set[str] = set()
+        missing = [rollout_id for rollout_id in tokens if self._absent(rollout_id)]
+        if self.store is None or not missing:
+            return wrong
+        rows = await self.store.find(missing)
+        now = trio.current_time()
+        for row in rows:
+            if not self._absent(row.rollout_id):
+                continue
+            if row.until is None or row.until <= self._clock.time(now):
+                continue
+            if hmac.compare_digest(row.token_digest, token_digest(tokens[row.rollout_id])):
+                self._load(row, row.until, now)
+            else:
+                wrong.add(row.rollout_id)
+        return wrong
+
+    async def recall_admitted(self, request: RolloutInitRequest) -> None:
+        """Read the result of a request with an admission key, if it was admitted before.
+
+        Raises:
+            StateUnavailableError: The state cannot be read.
+        """
+        if request.admission_key is not None:
+            token = lease_token(self.secret, request.rollout_id, request.admission_key)
+            await self.recall({request.rollout_id: token})
+        await trio.lowlevel.checkpoint()
+
+    def _absent(self, rollout_id: str) -> bool:
+        entry = self._entries.get(rollout_id)
+        # One whose admission is not kept yet may turn out to have the id of one that is.
+        return entry is None or entry.pending
+
+    def _load(self, row: KeptRollout, until: float, now: float) -> None:
+        """Make the entry of a result anew, for as long as a lease."""
+        lease = PollingLease.starting(self._clock.time(now), self.polling_lease_timeout_sec)
+        status = RolloutStatus(row.status or "")
+        entry = Entry(
+            request=None,
+            record=RolloutRecord(row.rollout_id, lease, status),
+            token_digest=row.token_digest,
+            request_digest=row.request_digest,
+            call=UserCall(row.rollout_id, "backend"),
+            polled_at=now,
+            clock=self._clock,
+            hooks=self.hooks,
+            executing=False,
+            concluded=True,
+            body=row.body,
+            retained_until=until,
+            stored=True,
+        )
+        entry.record.result = RolloutResultResponse(rollout_id=row.rollout_id, status=status)
+        self._entries[row.rollout_id] = entry
+        self._deadlines.add(min(lease.deadline, until), entry)
