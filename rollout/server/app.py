@@ -516,6 +516,6 @@ def _health(app: RolloutServer) -> dict[str, Any]:
     payload["extensions"] = list(EXTENSIONS)
     payload["lifecycle"] = unstructure(app.registry.lifecycle)
     if app.registry.store is not None:
-        payload["state"] = {"status": "ok" if app.registry.trouble is None else "error"}
-        payload["state"]["detail"] = app.registry.trouble
+        trouble = app.registry.trouble
+        payload["state"] = {"status": "ok" if trouble is None else "error", "detail": trouble}
     return payload

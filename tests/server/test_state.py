@@ -151,6 +151,7 @@ async def test_an_agent_starts_once_that_is_kept_and_told(path, autojump_clock):
         told = await poll(http, *rollout)
         assert told["status"] == "running"
         assert told["agent_started_at"] is not None
+        await trio.sleep(1)
         assert ran_at == [0, 21]
 
 
@@ -197,7 +198,7 @@ async def test_an_expiry_waits_for_its_commit_and_is_not_overtaken(path, autojum
         store.shut()
         await trio.sleep(LEASE + 50)
         store.gate.set()
-        result = await poll(http, *rollout)
+        result = await finished(http, *rollout)
         assert (result["status"], result["err_category"]) == ("failure", "lease_expired")
     assert [row[:2] for row in rows_of(path)] == [(rollout[0], "failure")]
 

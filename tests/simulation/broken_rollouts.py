@@ -47,7 +47,8 @@ def completion_overwrites_an_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(honest, registry, entry, *args):
         known = entry.record.result
         if known is not None and known.err_category is RolloutErrorCategory.LEASE_EXPIRED:
-            entry.record.result = None
+            entry.record.result = entry.body = None
+            entry.concluded = False
             entry.record.lease.deadline = trio.current_time() + 1e6
         return honest(registry, entry, *args)
 

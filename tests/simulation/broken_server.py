@@ -140,14 +140,14 @@ def a_result_is_forgotten_at_its_delivery(monkeypatch: pytest.MonkeyPatch) -> No
 def half_the_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result is forgotten after half of its time."""
 
-    def published(honest, registry, entry, *args):
+    def conclude(honest, registry, entry, *args):
         registry.result_retention_sec /= 2
         try:
             honest(registry, entry, *args)
         finally:
             registry.result_retention_sec *= 2
 
-    wrap(monkeypatch, RolloutRegistry, "_published", published)
+    wrap(monkeypatch, RolloutRegistry, "_conclude", conclude)
 
 
 @mutant(

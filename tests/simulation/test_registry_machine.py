@@ -317,8 +317,8 @@ def notes_no_answer(self, *_):
 
 
 def expires_without_a_stop(self, entry, now):
-    if entry.record.expire(self._clock.time(now)):
-        self._published(entry)
+    if not entry.concluded and entry.record.lease.expired(self._clock.time(now)):
+        self._conclude(entry, entry.record.expiry())
 
 
 def expires_only_when_polled(self, entry, now):
