@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import trio
-from attrs import frozen
+from attrs import define
 
 from rollout.codec import structure, unstructure
 from rollout.errors import (
@@ -60,17 +60,24 @@ def retry_after_sec() -> int:
     return random.randint(*RETRY_AFTER_SEC)  # noqa: S311 - no secret
 
 
-@frozen
-class Attempt:
-    """An admission that was tried.
+@define
+class _Attempt:
+    """An admission that is tried: the rollout or the error, and what both came from."""
 
-    Attributes:
-        outcome: What its caller is answered, unless it turns out that the entry is not kept.
-        entry: The admitted rollout; ``None`` if it was refused.
-    """
-
-    outcome: dict[str, Any]
+    request: RolloutInitRequest | None = None
     entry: Entry | None = None
+    token: str = ""
+    error: Exception | None = None
+    pending: bool = False
+
+
+_REFUSALS = (
+    AdmissionsClosedError,
+    DuplicateRolloutError,
+    InvalidBodyError,
+    RolloutCapacityError,
+    StateUnavailableError,
+)
 
 
 async def admit(registry: RolloutRegistry, body: Any) -> dict[str, Any]:
@@ -85,65 +92,9 @@ async def admit(registry: RolloutRegistry, body: Any) -> dict[str, Any]:
 
     Cancelled, it may have admitted it; nobody has its lease.
     """
-    (outcome,) = await _settled(registry, [_attempt(registry, body)], None)
-    return outcome
-
-
-def _attempt(
-    registry: RolloutRegistry, body: Any, *, feed: Feed | None = None, now: float | None = None
-) -> Attempt:
-    try:
-        entry, token = registry.admit(structure(body, RolloutInitRequest), now=now)
-    except InvalidBodyError as error:
-        return Attempt({"status_code": 422, "detail": field_problems("body", error.problems)})
-    except _REFUSALS as error:
-        return Attempt(_refusal(error))
-    if feed is not None and not entry.pending:
-        feed.attach(entry, SeenState())
-    admission = RolloutInitResponse(
-        rollout_id=entry.rollout_id,
-        status=RolloutStatus.QUEUED,
-        polling_lease_token=token,
-        result_wait_timeout_sec=registry.result_wait_timeout_sec,
-        polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
-        extensions=list(EXTENSIONS),
-    )
-    return Attempt({"status_code": 202, "admission": unstructure(admission)}, entry)
-
-
-_REFUSALS = (
-    AdmissionsClosedError,
-    DuplicateRolloutError,
-    RolloutCapacityError,
-    StateUnavailableError,
-)
-
-
-def _refusal(error: Exception) -> dict[str, Any]:
-    if isinstance(error, DuplicateRolloutError):
-        return {"status_code": 409, "detail": str(error)}
-    return {
-        "status_code": 429 if isinstance(error, RolloutCapacityError) else 503,
-        "detail": str(error),
-        "retry_after_sec": retry_after_sec(),
-    }
-
-
-async def _settled(
-    registry: RolloutRegistry, attempts: Sequence[Attempt], feed: Feed | None
-) -> list[dict[str, Any]]:
-    """Return the outcomes of attempts, once those that the registry has to keep are kept."""
-    if any(attempt.entry is not None and attempt.entry.pending for attempt in attempts):
-        await registry.settled()
-        for entry in (attempt.entry for attempt in attempts):
-            if feed is not None and not feed.closed and entry is not None and not entry.refusal:
-                feed.attach(entry, SeenState())
-    return [
-        attempt.outcome
-        if attempt.entry is None or attempt.entry.refusal is None
-        else _refusal(attempt.entry.refusal)
-        for attempt in attempts
-    ]
+    attempt = _attempt(registry, body)
+    await _settle(registry, [attempt], None)
+    return _outcome(registry, attempt)
 
 
 async def admit_batch(
@@ -157,11 +108,90 @@ async def admit_batch(
     Cancelled, it has admitted a part of them; nobody has their leases.
     """
     now = trio.current_time()
-    attempts: list[Attempt] = []
+    attempts: list[_Attempt] = []
     for start in range(0, len(rollouts), _ADMITTED_AT_ONCE):
         await trio.lowlevel.checkpoint()
         if feed is not None and feed.closed:
             feed = None
         part = rollouts[start : start + _ADMITTED_AT_ONCE]
         attempts += [_attempt(registry, item, feed=feed, now=now) for item in part]
-    return await _settled(registry, attempts, feed)
+    await _settle(registry, attempts, feed)
+    return [_outcome(registry, attempt) for attempt in attempts]
+
+
+def _attempt(
+    registry: RolloutRegistry, body: Any, *, feed: Feed | None = None, now: float | None = None
+) -> _Attempt:
+    attempt = _Attempt()
+    try:
+        attempt.request = structure(body, RolloutInitRequest)
+        _try(registry, attempt, feed, now)
+    except InvalidBodyError as error:
+        attempt.error = error
+    return attempt
+
+
+def _try(
+    registry: RolloutRegistry, attempt: _Attempt, feed: Feed | None, now: float | None = None
+) -> None:
+    if attempt.request is None:
+        return
+    attempt.error = None
+    try:
+        attempt.entry, attempt.token = registry.admit(attempt.request, now=now)
+    except _REFUSALS as error:
+        attempt.error = error
+        return
+    attempt.pending = attempt.entry.pending
+    if feed is not None and not attempt.pending:
+        feed.attach(attempt.entry, SeenState())
+
+
+async def _settle(
+    registry: RolloutRegistry, attempts: Sequence[_Attempt], feed: Feed | None
+) -> None:
+    """Wait until those that the state has to keep are kept; a feed reports them from then on.
+
+    An attempt that is refused may be one that was admitted long ago, with the same key: that is
+    looked up in the state.
+    """
+    pending = [attempt for attempt in attempts if attempt.pending]
+    if pending:
+        await registry.settled()
+    feed = None if feed is None or feed.closed else feed
+    for attempt in pending:
+        entry = attempt.entry
+        attempt.error = None if entry is None else entry.refusal
+        if feed is not None and entry is not None and attempt.error is None:
+            feed.attach(entry, SeenState())
+    if registry.store is not None:
+        for attempt in attempts:
+            if (
+                attempt.error is not None
+                and attempt.request is not None
+                and await registry.recall_admitted(attempt.request)
+            ):
+                _try(registry, attempt, feed)
+
+
+def _outcome(registry: RolloutRegistry, attempt: _Attempt) -> dict[str, Any]:
+    error = attempt.error
+    if isinstance(error, InvalidBodyError):
+        return {"status_code": 422, "detail": field_problems("body", error.problems)}
+    if isinstance(error, DuplicateRolloutError):
+        return {"status_code": 409, "detail": str(error)}
+    if error is not None or attempt.entry is None:
+        return {
+            "status_code": 429 if isinstance(error, RolloutCapacityError) else 503,
+            "detail": str(error),
+            "retry_after_sec": retry_after_sec(),
+        }
+    admission = RolloutInitResponse(
+        rollout_id=attempt.entry.rollout_id,
+        status=RolloutStatus.QUEUED,
+        polling_lease_token=attempt.token,
+        result_wait_timeout_sec=registry.result_wait_timeout_sec,
+        polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
+        extensions=list(EXTENSIONS),
+    )
+    return {"status_code": 202, "admission": unstructure(admission)}

@@ -666,16 +666,18 @@ class RolloutRegistry:
                 wrong.add(row.rollout_id)
         return wrong
 
-    async def recall_admitted(self, request: RolloutInitRequest) -> None:
-        """Read the result of a request with an admission key, if it was admitted before.
+    async def recall_admitted(self, request: RolloutInitRequest) -> bool:
+        """Say whether a request with an admission key was admitted before; read its result then.
 
         Raises:
             StateUnavailableError: The state cannot be read.
         """
-        if request.admission_key is not None:
-            token = lease_token(self.secret, request.rollout_id, request.admission_key)
-            await self.recall({request.rollout_id: token})
-        await trio.lowlevel.checkpoint()
+        if request.admission_key is None:
+            return False
+        token = lease_token(self.secret, request.rollout_id, request.admission_key)
+        await self.recall({request.rollout_id: token})
+        entry = self._entries.get(request.rollout_id)
+        return entry is not None and entry.stored
 
     def _absent(self, rollout_id: str) -> bool:
         entry = self._entries.get(rollout_id)
