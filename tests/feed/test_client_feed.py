@@ -157,6 +157,15 @@ async def test_where_no_feed_comes_through_there_are_polls(feed, at, why, autoju
         assert said(caplog) == [f"the result feed does not come through ({why}); polling instead"]
 
 
+async def test_a_line_may_come_in_pieces(autojump_clock):
+    pieces = [b'{"rollout_id": "r", ', 1, b'"status": ', 1, b'"success"}\n', ...]
+    server = ScriptedServer(feeds=[stream(hello(), *pieces)])
+    async with client_of(server) as client:
+        assert (await run(client)).status is RolloutStatus.SUCCESS
+        assert trio.current_time() == 2
+    assert server.polled == []
+
+
 async def test_a_line_without_end_is_not_kept(autojump_clock, caplog, monkeypatch):
     caplog.set_level("INFO", "rollout.client.feed")
     monkeypatch.setattr("rollout.client.feed._LONGEST_LINE", 1000)
@@ -278,6 +287,17 @@ async def test_a_gateway_that_refuses_the_feed_alone_costs_no_rollout(
     assert said(caplog)[-1] == f"a gateway refuses the result feed ({refusal}); polling instead"
 
 
+async def test_a_gateways_refusal_is_the_error_of_a_lease_that_allows_no_second_attempt(
+    autojump_clock,
+):
+    server = ScriptedServer(feeds=[json_answer(502, {})], lease=40.2)
+    async with client_of(server) as client:
+        with pytest.raises(RolloutProtocolError) as caught:
+            await run(client)
+    assert str(caught.value).endswith("POST /rollouts/feed answered 502")
+    assert caught.value.status_code == 502
+
+
 async def test_a_feed_that_has_worked_is_tried_again_after_a_gateway_refused_it(autojump_clock):
     refusals = [json_answer(502, {}) for _ in range(4)]
     working = stream(hello("2"), line("success", "s"), ...)
@@ -395,6 +415,21 @@ async def test_a_server_that_restarts_leaves_each_with_an_error_of_its_own(autoj
     assert sorted(server.polled) == ["a", "b"]
 
 
+async def test_the_others_stay_on_the_feed_that_does_not_know_one(autojump_clock):
+    server = ScriptedServer(
+        feeds=[
+            stream(hello(), 1, broken()),
+            stream(hello("2", "a"), 1, line("success", "b"), ...),
+        ],
+        polls=[json_answer(200, line("success", "a"))],
+    )
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(run, client, "a")
+        nursery.start_soon(run, client, "b")
+    assert server.polled == ["a"]
+    assert len(server.times(FEED)) == 2
+
+
 @pytest.mark.parametrize(
     "renewal",
     [
@@ -468,6 +503,37 @@ async def test_a_feed_that_nobody_needs_ends_and_the_next_rollout_waits_for_none
         await run(client, "b")
         assert trio.current_time() == 100
     assert server.bodies(BATCH)[0].get("feed") is None
+
+
+async def test_a_feed_that_is_used_now_and_then_stays_open(autojump_clock):
+    news = 1, line("success", "a"), 20, line("success", "b"), 20, line("success", "c")
+    server = ScriptedServer(feeds=[stream(hello(), *news, ...)])
+    async with client_of(server) as client:
+        for rollout_id, at in (("a", 0), ("b", 20), ("c", 40)):
+            await trio.sleep_until(at)
+            await run(client, rollout_id)
+            assert trio.current_time() == at + 1
+    assert server.times(FEED) == [0]
+    assert server.polled == []
+
+
+async def test_one_that_is_cancelled_while_the_feed_opens_is_renewed_no_longer(autojump_clock):
+    async def slow(_):
+        await trio.sleep(5)
+        return httpx.Response(200, stream=Streamed([hello(), ...]))
+
+    server = ScriptedServer(
+        feeds=[stream(hello(), 1, broken()), slow, stream(hello("3"), 9, line("success", "b"))]
+    )
+    async with client_of(server) as client:
+        a, b = await start(client, "a"), await start(client, "b")
+        await trio.sleep(3)
+        assert a.cancel()
+        assert (await b).status is RolloutStatus.SUCCESS
+    claims = [[c["rollout_id"] for c in body["leases"]] for body in server.bodies(FEED)]
+    assert claims[1:] == [["a", "b"], ["b"]]
+    assert server.times(FEED)[2] == pytest.approx(6.1 + 30)
+    assert server.times(RENEW) == []
 
 
 async def test_a_cancelled_handle_sends_nothing_and_is_renewed_no_longer(autojump_clock):

@@ -315,6 +315,13 @@ async def test_a_batch_is_bounded():
         assert len((await admit_many(http, [0] * 4096))["outcomes"]) == 4096
 
 
+@pytest.mark.parametrize("token", ["unknown", "t\\u00f6k\\u00e9n", "\\udcff\\ud800"])
+async def test_a_token_that_no_open_feed_has(token):
+    async with served_http(make_app()) as http:
+        answer = await http.post("/rollouts/renew", content=f'{{"feed": "{token}"}}')
+        assert_refused(answer, 404)
+
+
 async def test_the_claims_of_a_feed_are_bounded():
     async with served_http(make_app()) as http:
         body = {"leases": [0] * (MAX_CLAIMS + 1)}
