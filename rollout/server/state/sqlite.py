@@ -125,10 +125,11 @@ class SQLiteStore(StateStore):
                 raise
         except _RefusedError as error:
             raise RolloutServerError(f"the state {self.path} {error}") from None
-        except (sqlite3.Error, OSError) as error:
-            raise RolloutServerError(
-                f"the state {self.path} cannot be used: {reason_of(error)}"
-            ) from error
+        except (sqlite3.Error, OSError, ValueError) as error:
+            why = "cannot be used"
+            if not isinstance(error, sqlite3.OperationalError | OSError):
+                why = "is damaged, or not a database"
+            raise RolloutServerError(f"the state {self.path} {why}: {reason_of(error)}") from error
 
     def _close(self) -> None:
         self._reader.close()
@@ -240,26 +241,21 @@ def _make_file(path: Path) -> None:
 
 def _prepared(connection: sqlite3.Connection) -> Restored:
     """Check that a database is a state that we can use, or empty and then make one."""
-    try:
-        new = _is_new(connection)
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise _RefusedError("is on a file system where SQLite's WAL mode does not work")
-        if new:
-            connection.executescript(_CREATE)
-            secret = secrets.token_bytes(_SECRET_BYTES)
-            connection.execute("INSERT INTO server VALUES (?, 0)", (secret,))
-            connection.execute("COMMIT")
-        ((secret, time),) = connection.execute("SELECT secret, time FROM server").fetchall()
-        (last,) = connection.execute("SELECT max(number) FROM rollouts").fetchone()
-        in_flight = connection.execute(
-            f"SELECT {_COLUMNS} FROM rollouts WHERE until IS NULL ORDER BY number"  # noqa: S608
-        )
-        rows = tuple(map(KeptRollout._make, in_flight))
-    except (sqlite3.DatabaseError, ValueError) as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise
-        raise _RefusedError(f"is damaged, or not a database: {reason_of(error)}") from error
+    new = _is_new(connection)
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise _RefusedError("is on a file system where SQLite's WAL mode does not work")
+    if new:
+        connection.executescript(_CREATE)
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        connection.execute("INSERT INTO server VALUES (?, 0)", (secret,))
+        connection.execute("COMMIT")
+    ((secret, time),) = connection.execute("SELECT secret, time FROM server").fetchall()
+    (last,) = connection.execute("SELECT max(number) FROM rollouts").fetchone()
+    in_flight = connection.execute(
+        f"SELECT {_COLUMNS} FROM rollouts WHERE until IS NULL ORDER BY number"  # noqa: S608
+    )
+    rows = tuple(map(KeptRollout._make, in_flight))
     return Restored(secret=secret, time=time, next_number=(last or 0) + 1, in_flight=rows)
 
 
