@@ -21,7 +21,15 @@ HARBOR_VERSIONS = ["0.26.0", "0.24.0", "0.23.0", "0.20.0"]
 FRAMEWORKS = {
     "openai-1": ([".", "openai==1.*"], ["tests/integrations/openai"]),
     "openai-2": ([".", "openai==2.*"], ["tests/integrations/openai"]),
-    "openai-3": ([".", "openai==3.*"], ["tests/integrations/openai"]),
+    # It brings httpx2, which `chat` uses too.
+    "openai-3": (
+        [".", "openai==3.*"],
+        [
+            "tests/integrations/openai",
+            "tests/integrations/test_chat.py",
+            "tests/integrations/test_endpoint_failures.py",
+        ],
+    ),
     "openai-agents": ([".[openai-agents]"], ["tests/integrations/openai_agents"]),
     "strands": ([".[strands]"], ["tests/integrations/strands"]),
     "pydantic-ai": ([".[pydantic-ai]"], ["tests/integrations/pydantic_ai"]),

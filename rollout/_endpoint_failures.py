@@ -2,8 +2,8 @@
 
 What fails on the wire is marked where it is seen: an exception of the transport, or the response
 that refuses. User code, an SDK and a framework may wrap it in exceptions of their own, so the mark
-is looked for in all that an exception came from. Code that calls the endpoint with httpx by hand
-leaves no mark; its exceptions name the URL that they were asking.
+is looked for in all that an exception came from. Code that calls the endpoint with httpx or httpx2
+by hand leaves no mark; its exceptions name the URL that they were asking.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def endpoint_failure(error: BaseException, chat_url: str = "") -> BaseException 
 
     Args:
         error: The exception.
-        chat_url: The endpoint, for exceptions of httpx without a mark.
+        chat_url: The endpoint, for exceptions of httpx and httpx2 without a mark.
     """
     found = (each for each in _origins(error) if _is_marked(each) or _is_of(chat_url, each))
     return next(found, None)
@@ -73,9 +73,11 @@ def _is_marked(error: BaseException) -> bool:
 
 
 def _is_of(chat_url: str, error: BaseException) -> bool:
-    """Whether httpx, used by hand, failed to reach an endpoint or was refused there."""
-    httpx: Any = sys.modules.get("httpx")  # whoever raises its exceptions has loaded it
-    if httpx is None or not chat_url or not isinstance(error, httpx.HTTPError):
+    """Whether httpx or httpx2, used by hand, failed to reach an endpoint or was refused there."""
+    # Whoever raises their exceptions has loaded them.
+    loaded: list[Any] = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    httpx = next((each for each in loaded if isinstance(error, each.HTTPError)), None)
+    if httpx is None or not chat_url:
         return False
     met: Any = error
     if isinstance(met, httpx.HTTPStatusError):

@@ -4,6 +4,11 @@ The work of an httpx pool for each request grows with the requests that it has i
 thousand long polls in one pool cost a million steps. With `SpreadTransport` a pool takes a few
 dozen, and the next one is made when all are full. The first pools are filled first, so that
 connections are used again when the load goes down.
+
+httpx2 carries httpx on under another name. Its pools do less work for each request, though still
+more for a full pool, and its classes have the same methods. So code that handles requests and
+responses works with either library; only exceptions and the base classes of streams have to be
+those of the library whose client made the request, which `library_of` tells.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ import ipaddress
 import os
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -25,10 +32,16 @@ __all__ = [
     "SpreadTransport",
     "is_loopback",
     "is_loopback_host",
+    "library_of",
     "limits_of_pools",
     "proxy_for",
+    "stream_class",
     "tls_context",
 ]
+
+S = TypeVar("S")
+
+_stream_classes: dict[tuple[type, type], type] = {}
 
 REQUESTS_PER_POOL = 32
 
@@ -53,6 +66,25 @@ _LOOPBACK_NAMES = frozenset(
         "ip6-loopback",
     }
 )
+
+
+def library_of(message: httpx.Request | httpx.Response) -> Any:
+    """Return the module that a request or a response is of: httpx or httpx2."""
+    return sys.modules[type(message).__module__.partition(".")[0]]
+
+
+def stream_class(kind: type[S], base: type) -> type[S]:
+    """Return a class as a subclass of a library's stream, which the library's clients insist on.
+
+    Args:
+        kind: A class of streams.
+        base: ``AsyncByteStream`` or ``SyncByteStream`` of httpx or httpx2.
+    """
+    made = _stream_classes.get((kind, base))
+    if made is None:
+        made = kind if issubclass(kind, base) else type(kind.__name__, (kind, base), {})
+        _stream_classes[kind, base] = made
+    return cast("type[S]", made)
 
 
 def limits_of_pools(*, kept: bool = True) -> httpx.Limits:
@@ -116,9 +148,10 @@ class SpreadTransport(httpx.AsyncBaseTransport):
         handed_over = False
         try:
             response = await pool.transport.handle_async_request(request)
-            stream = response.stream
-            if isinstance(stream, httpx.AsyncByteStream) and not response.is_stream_consumed:
-                response.stream = _CountedStream(stream, pool)
+            stream, base = response.stream, library_of(response).AsyncByteStream
+            if isinstance(stream, base) and not response.is_stream_consumed:
+                counted = stream_class(_CountedStream, base)
+                response.stream = counted(cast("httpx.AsyncByteStream", stream), pool)
                 handed_over = True
             return response
         finally:

@@ -29,7 +29,7 @@ __all__ = ["cancel", "health", "open_client", "quiet_http", "wait_idle"]
 
 def quiet_http() -> None:
     """Keep httpx's line for every request off stderr, whatever logging is set up."""
-    for name in ("httpx", "httpcore"):
+    for name in ("httpx", "httpcore", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -1,7 +1,8 @@
 """One call of the rollout's model, without an SDK.
 
 `chat` sends messages to the endpoint of the rollout that runs here and returns the reply, over
-httpx alone. It is recorded like the calls of `rollout.integrations.openai`, in the same recorder.
+httpx alone, or httpx2 where it is installed. It is recorded like the calls of
+`rollout.integrations.openai`, in the same recorder.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from rollout.integrations.recording.recorder import (
     get_recorder,
     recorder_of,
 )
-from rollout.integrations.transport.connections import share_connections, timeouts
+from rollout.integrations.transport.connections import (
+    fastest_library,
+    share_connections,
+    timeouts,
+)
 from rollout.integrations.transport.recording import BODY, Endpoint, RecordingTransport
 
 __all__ = ["ChatReply", "ConversationRecorder", "chat", "get_recorder", "share_connections"]
@@ -102,17 +107,29 @@ async def chat(
     if tools is not None:
         body["tools"] = list(tools)
     headers = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
-    async with httpx.AsyncClient(
-        transport=transport, timeout=timeouts(timeout_sec), trust_env=False
-    ) as http:
-        response = await http.post(
-            f"{endpoint.base_url}/chat/completions",
-            params=endpoint.query or None,
-            headers=headers,
-            json=body,
-            extensions={BODY: body},
-        )
+    library = fastest_library()
+    timeout = timeouts(timeout_sec, library)
+    async with library.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as http:
+        try:
+            response = await http.post(
+                f"{endpoint.base_url}/chat/completions",
+                params=endpoint.query or None,
+                headers=headers,
+                json=body,
+                extensions={BODY: body},
+            )
+        except library.RequestError as error:
+            if library is httpx:
+                raise
+            raise _as_httpx(error) from error
     return _reply(response, context.secrets)
+
+
+def _as_httpx(error: Any) -> Exception:
+    """Return an exception of httpx2 as that of httpx with the same name."""
+    request = httpx.Request(error.request.method, str(error.request.url))
+    same: Exception = getattr(httpx, type(error).__name__)(str(error), request=request)
+    return same
 
 
 def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:

@@ -289,9 +289,9 @@ def _configure_logging() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    http = logging.getLogger("httpx")
-    if http.level == logging.NOTSET:
-        http.setLevel(logging.WARNING)  # it has a line for every single request
+    for http in (logging.getLogger("httpx"), logging.getLogger("httpx2")):
+        if http.level == logging.NOTSET:
+            http.setLevel(logging.WARNING)  # it has a line for every single request
 
 
 # --- answers --------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ async def test_every_line_names_its_rollout(autojump_clock):
 async def test_the_logging_of_the_page_can_be_set_up(capfd):
     log_with_rollouts = defined_by(find(PAGE, "def log_with_rollouts"))["log_with_rollouts"]
     root, before = logging.getLogger(), logging.getLogger().handlers[:]
-    level, http = root.level, logging.getLogger("httpx").level
+    level, http = root.level, {n: logging.getLogger(n).level for n in ("httpx", "httpx2")}
     root.handlers = []
     try:
         log_with_rollouts()
@@ -145,7 +145,8 @@ async def test_the_logging_of_the_page_can_be_set_up(capfd):
     finally:
         root.handlers = before
         root.setLevel(level)
-        logging.getLogger("httpx").setLevel(http)
+        for name, was in http.items():
+            logging.getLogger(name).setLevel(was)
     assert capfd.readouterr().err.rstrip().endswith("WARNING rollout.somewhere [-]: a line")
 
 

@@ -267,7 +267,7 @@ async def test_requests_are_spread_over_pools_and_none_stays_counted():
     steps = [say("13"), refuse(500), *[stall()] * 70]
     async with scripted_endpoint(*steps) as endpoint:
         async with share_connections():
-            pools = current_connections().pools("http")
+            pools = current_connections()
             with entered(endpoint):
                 await chat([QUESTION], model="policy")
                 with pytest.raises(IntegrationError):

@@ -135,9 +135,9 @@ async def test_an_error_that_comes_from_it_is_one_too(ask):
     assert seen(result) == (RolloutErrorCategory.VALIDATION_ERROR, SOURCE)
 
 
-async def ask_by_hand(messages, *, timeout_sec):
+async def ask_by_hand(library, messages, *, timeout_sec):
     url = get_rollout_context().chat_completions_url
-    async with httpx.AsyncClient(timeout=timeout_sec, trust_env=False) as http:
+    async with library.AsyncClient(timeout=timeout_sec, trust_env=False) as http:
         response = await http.post(
             f"{url}/chat/completions", json={"model": "policy", "messages": messages}
         )
@@ -155,11 +155,14 @@ async def ask_by_hand(messages, *, timeout_sec):
         (refuse(400, "too long"), None, None),
     ],
 )
-async def test_a_client_of_httpx_by_hand(step, url, source):
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+async def test_a_client_of_httpx_by_hand(library, step, url, source):
+    library = pytest.importorskip(library)
+
     async def run(ctx):
         try:
-            await ask_by_hand(ctx.prompt, timeout_sec=0.5)
-        except httpx.HTTPError as error:
+            await ask_by_hand(library, ctx.prompt, timeout_sec=0.5)
+        except library.HTTPError as error:
             raise RuntimeError("the model is away") from error
 
     result = await ended(step, run=run, url=url)

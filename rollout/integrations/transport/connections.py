@@ -13,20 +13,23 @@ end of the bridge closes the pools when nobody uses them any more.
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache
+from typing import Any
 
 import httpx
 import trio
 from attrs import define, field
 
-from rollout._http import SpreadTransport, limits_of_pools, proxy_for, tls_context
+from rollout._http import SpreadTransport, library_of, limits_of_pools, proxy_for, tls_context
 
 __all__ = [
     "Connections",
     "current_connections",
+    "fastest_library",
     "loop_connections",
     "share_connections",
     "timeouts",
@@ -40,36 +43,48 @@ _shared: ContextVar[Connections | None] = ContextVar("model_connections", defaul
 
 @define(eq=False)
 class Connections:
-    """Unbounded pools of connections, one for each scheme and proxy.
+    """Unbounded pools of connections, one set for each library, scheme and proxy.
 
     Attributes:
         kept: Whether a connection outlives its response.
     """
 
     kept: bool
-    _pools: dict[tuple[str, str | None], SpreadTransport] = field(factory=dict)
+    _pools: dict[tuple[Any, str, str | None], SpreadTransport] = field(factory=dict)
+    _of_hosts: dict[tuple[Any, str, str], SpreadTransport] = field(factory=dict)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request."""
-        pools = self.pools(request.url.scheme, proxy_for(str(request.url)))
+        """Send a request over a pool of the library that it was made with, httpx or httpx2."""
+        url = request.url
+        place = library_of(request), url.scheme, url.host
+        pools = self._of_hosts.get(place)
+        if pools is None:
+            pools = self.pools(url.scheme, proxy_for(str(url)), library=place[0])
+            self._of_hosts[place] = pools
         return await pools.handle_async_request(request)
 
-    def pools(self, scheme: str, proxy: str | None = None) -> SpreadTransport:
-        """Return the pools for a scheme and a proxy, ``None`` for none."""
-        found = self._pools.get((scheme, proxy))
+    def pools(self, scheme: str, proxy: str | None, *, library: Any) -> SpreadTransport:
+        """Return the pools of a library for a scheme and a proxy, ``None`` for none."""
+        found = self._pools.get((library, scheme, proxy))
         if found is None:
             # A transport of its own asks the environment for nothing.
             verify, limits = _tls(f"{scheme}:"), limits_of_pools(kept=self.kept)
-            found = self._pools[scheme, proxy] = SpreadTransport(
-                lambda: httpx.AsyncHTTPTransport(verify=verify, limits=limits, proxy=proxy)
+            found = self._pools[library, scheme, proxy] = SpreadTransport(
+                lambda: library.AsyncHTTPTransport(verify=verify, limits=limits, proxy=proxy)
             )
         return found
+
+    @property
+    def in_flight(self) -> list[int]:
+        """How many requests each pool has in flight."""
+        return [count for pools in self._pools.values() for count in pools.in_flight]
 
     async def close_pools(self) -> None:
         """Close every pool, on trio or asyncio. Connections of later requests are not kept."""
         self.kept = False
         left = list(self._pools.values())
         self._pools.clear()
+        self._of_hosts.clear()
         for pools in left:
             await pools.aclose()
 
@@ -110,12 +125,26 @@ def current_connections() -> Connections:
     return _shared.get() or Connections(kept=False)
 
 
-def timeouts(timeout_sec: float | None) -> httpx.Timeout:
-    """Return how long a call may wait: for each part of its answer, never for the pool."""
+@cache
+def fastest_library() -> Any:
+    """Return httpx2 where it is installed, since its pools cost less, or httpx."""
+    try:
+        return importlib.import_module("httpx2")
+    except ModuleNotFoundError:
+        return httpx
+
+
+def timeouts(timeout_sec: float | None, library: Any) -> Any:
+    """Return how long a call may wait: for each part of its answer, never for the pool.
+
+    Args:
+        timeout_sec: For each part of its answer, in seconds.
+        library: Whose ``Timeout`` it is, httpx or httpx2.
+    """
     connect = _CONNECT_TIMEOUT_SEC
     if timeout_sec is not None:
         connect = min(timeout_sec, connect)
-    return httpx.Timeout(timeout_sec, connect=connect, pool=None)
+    return library.Timeout(timeout_sec, connect=connect, pool=None)
 
 
 _of_loops: dict[asyncio.AbstractEventLoop, tuple[Connections, AsyncGenerator[None, None]]] = {}

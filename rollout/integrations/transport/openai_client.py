@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from rollout.errors import IntegrationError, InvalidFieldError
-from rollout.integrations.transport.connections import timeouts
+from rollout.integrations.transport.connections import fastest_library, timeouts
 from rollout.integrations.transport.recording import BODY, NO_KEY, Endpoint
 
 __all__ = ["load_sdk", "make_client"]
@@ -48,20 +48,16 @@ def make_client(
         if name in options:
             raise InvalidFieldError(name, why)
     sdk = load_sdk()
-    timeout = timeouts(timeout_sec)
-    make: Any
-    http: httpx.AsyncClient | httpx.Client
+    library = _library(sdk)
+    timeout = timeouts(timeout_sec, library)
+    make, http = _noting_bodies(sdk.OpenAI), library.Client
     if isinstance(transport, httpx.AsyncBaseTransport):
-        make = _noting_bodies(sdk.AsyncOpenAI)
-        http = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
-    else:
-        make = _noting_bodies(sdk.OpenAI)
-        http = httpx.Client(transport=transport, timeout=timeout, trust_env=False)
+        make, http = _noting_bodies(sdk.AsyncOpenAI), library.AsyncClient
     client = make(
         api_key=endpoint.api_key or NO_KEY,
         base_url=endpoint.base_url,
         default_query={**endpoint.query, **options.pop("default_query", {})} or None,
-        http_client=http,
+        http_client=http(transport=transport, timeout=timeout, trust_env=False),
         timeout=timeout,
         max_retries=max_retries,
         **options,
@@ -72,6 +68,11 @@ def make_client(
     if "project" not in options:
         client.project = None
     return client
+
+
+def _library(sdk: Any) -> Any:
+    """Return the fastest HTTP library whose clients the SDK takes."""
+    return fastest_library() if hasattr(sdk, "DefaultHttpx2Client") else httpx
 
 
 @cache

@@ -19,14 +19,15 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, ClassVar, cast
-from urllib.parse import urlsplit
 
 import httpx
 import trio
 from attrs import define, field, frozen
 
 from rollout._endpoint_failures import mark_error, mark_response
+from rollout._http import library_of, stream_class
 from rollout.integrations.recording.calls import Answer, Call, error_message, parse, read_answer
 from rollout.integrations.recording.recorder import ConversationRecorder
 from rollout.integrations.recording.streams import Events, StreamedAnswer
@@ -93,9 +94,12 @@ class Endpoint:
         return str(httpx.URL(self.base_url).copy_with(userinfo=b""))
 
     def has(self, url: httpx.URL) -> bool:
-        """Whether a URL is at the same host, so that the key may go there."""
-        mine, other = urlsplit(self.base_url), urlsplit(str(url))
-        return (mine.scheme, mine.netloc) == (other.scheme, other.netloc)
+        """Whether a URL is at the same host and port, so that the key may go there."""
+        return _origin(url) == self._own_origin
+
+    @cached_property
+    def _own_origin(self) -> tuple[str, str, int | None]:
+        return _origin(httpx.URL(self.base_url))
 
     def guard_key(self, request: httpx.Request) -> None:
         """Remove the key from a request to elsewhere, and a placeholder key from any."""
@@ -104,6 +108,10 @@ class Endpoint:
         elsewhere = not self.has(request.url)
         if given == f"Bearer {NO_KEY}" or (elsewhere and key and given == f"Bearer {key}"):
             del request.headers["Authorization"]
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 @define(eq=False)
@@ -150,7 +158,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
             return await self.send(request)
         try:
             response = await self._handle(request)
-        except httpx.TransportError as error:
+        except library_of(request).TransportError as error:
             mark_error(error)
             raise
         mark_response(response)
@@ -199,8 +207,8 @@ class WatchingTransport(httpx.AsyncBaseTransport):
             reading.fail(error)
             raise
         reading.begin(response)
-        stream = cast("httpx.AsyncByteStream", response.stream)
-        response.stream = self.body(stream, reading)
+        body = stream_class(self.body, library_of(request).AsyncByteStream)
+        response.stream = body(cast("httpx.AsyncByteStream", response.stream), reading)
         return response
 
 
@@ -229,7 +237,7 @@ def _asking_for_usage(
         content = content.rstrip()[:-1] + b',"stream_options":{"include_usage":true}}'
     headers = request.headers.copy()
     headers.pop("Content-Length", None)
-    return httpx.Request(
+    return type(request)(
         request.method,
         request.url,
         headers=headers,
@@ -248,6 +256,7 @@ class Reading:
         clock: The seconds of the loop that it is used in.
         hide_usage: Whether the event that holds nothing but usage is not handed on.
         hide_mark: Whether the mark at the end of a stream is not handed on.
+        library: The module whose exceptions the answer raises, httpx or httpx2.
     """
 
     recorder: ConversationRecorder
@@ -255,10 +264,11 @@ class Reading:
     clock: Callable[[], float] = field(kw_only=True)
     hide_usage: bool = field(kw_only=True)
     hide_mark: bool = field(kw_only=True)
+    library: Any = field(default=httpx, init=False)
     _began: float = field(init=False)
     _status: int = field(default=0, init=False)
     _decoder: Any = field(default=None, init=False)
-    _encoded: bool = field(default=False, init=False)
+    _finished: bool = field(default=False, init=False)
     _sniffs: bool = field(default=False, init=False)
     _body: bytearray = field(factory=bytearray, init=False)
     _events: Events | None = field(default=None, init=False)
@@ -271,12 +281,13 @@ class Reading:
     def begin(self, response: httpx.Response) -> None:
         """Read status and headers."""
         headers = response.headers
+        self.library = library_of(response)
         self._status = self.call.status_code = response.status_code
         self.call.request_id = headers.get("x-request-id")
-        # A response of its own decodes as the one that is handed on does.
-        self._decoder = httpx.Response(200, headers=headers)._get_content_decoder()  # noqa: SLF001
-        encoding = headers.get("content-encoding", "identity").lower()
-        self._encoded = encoding not in {"", "identity"}
+        if headers.get("content-encoding", "identity").lower() not in {"", "identity"}:
+            # A response of its own decodes as the one that is handed on does.
+            own = type(response)(200, headers=headers)
+            self._decoder = own._get_content_decoder()  # noqa: SLF001
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if self._status in _OK and kind == "text/event-stream":
             self._events = Events()
@@ -288,7 +299,7 @@ class Reading:
     def _hides(self) -> bool:
         """Whether events can be taken out: not of a compressed stream."""
         wanted = self.hide_usage or self.hide_mark
-        return wanted and self._events is not None and not self._encoded
+        return wanted and self._events is not None and self._decoder is None
 
     @property
     def rest_counts(self) -> bool:
@@ -307,11 +318,14 @@ class Reading:
 
     def _decode(self, chunk: bytes | None) -> bytes:
         """Decode a chunk, or what is left at the end."""
+        if self._decoder is None:
+            return chunk or b""
         try:
             data = self._decoder.flush() if chunk is None else self._decoder.decode(chunk)
-        except httpx.DecodingError:
+            # httpx2 decodes in pieces, as they are asked for.
+            return bytes(data) if isinstance(data, bytes) else b"".join(data)
+        except self.library.DecodingError:
             return b""  # whoever reads the answer gets that error
-        return bytes(data)
 
     def _take(self, data: bytes) -> list[bytes]:
         """Read decoded bytes; return the events that are handed on."""
@@ -340,12 +354,16 @@ class Reading:
             self._finish(self._whole())
             return b""
         rest = self._events.rest()
+        if self._finished:
+            return rest if self._hides else b""
         self._streamed.add(rest)
         self._finish(self._streamed.answer(ended=True))
         return rest if self._hides else b""
 
     def close(self) -> None:
         """End a reading that stopped before the end of the answer."""
+        if self._finished:
+            return
         if self._events is not None:
             self._finish(self._streamed.answer())
         elif self._status in _OK:
@@ -369,6 +387,7 @@ class Reading:
         return Answer(error=f"HTTP {self._status}" + (f": {said}" if said else ""))
 
     def _finish(self, answer: Answer) -> None:
+        self._finished = True
         self.recorder.finish(self.call, answer, self.clock() - self._began)
 
 
@@ -388,6 +407,7 @@ class ReadAlong(httpx.AsyncByteStream):
     reading: Reading
     _source: AsyncIterator[bytes] | None = field(default=None, init=False)
     _ended: bool = field(default=False, init=False)
+    _whole: bool = field(default=False, init=False)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -399,14 +419,14 @@ class ReadAlong(httpx.AsyncByteStream):
             try:
                 chunk = await anext(self._source)
             except StopAsyncIteration:
-                self._ended = True
+                self._ended = self._whole = True
                 rest = self.reading.end()
                 if rest:
                     return rest
                 break
             except BaseException as error:
                 self._ended = True
-                if isinstance(error, httpx.TransportError):
+                if isinstance(error, self.reading.library.TransportError):
                     mark_error(error)
                 self.reading.fail(error)
                 # A stream whose reader is cancelled may have nobody else who closes it.
@@ -431,7 +451,7 @@ class ReadAlong(httpx.AsyncByteStream):
         if self._source is None:
             self._source = aiter(self.stream)
         size = 0
-        with suppress(httpx.HTTPError):
+        with suppress(self.reading.library.HTTPError):
             while size < _LONGEST_REST:
                 chunk = await anext(self._source, None)
                 if chunk is None:
@@ -453,6 +473,9 @@ class _TrioReadAlong(ReadAlong):
     """A body that is closed even where its reader is cancelled."""
 
     async def aclose(self) -> None:
+        if self._whole:
+            await self.stream.aclose()
+            return
         try:
             if self.leave():
                 with trio.move_on_after(self.rest_sec):

@@ -20,6 +20,7 @@ import outcome
 import trio
 from attrs import define, field
 
+from rollout._http import library_of, stream_class
 from rollout.errors import IntegrationError
 
 __all__ = ["ThreadTransport", "TrioSide"]
@@ -131,12 +132,14 @@ class ThreadTransport(httpx.BaseTransport):
         request.read()  # what it iterates over belongs to this thread
         response = self.trio_side.run(self.transport.handle_async_request, request)
         stream = cast("httpx.AsyncByteStream", response.stream)
-        return httpx.Response(
+        library = library_of(request)
+        answer: httpx.Response = library.Response(
             response.status_code,
             headers=response.headers,
-            stream=_Body(stream, self.trio_side),
+            stream=stream_class(_Body, library.SyncByteStream)(stream, self.trio_side),
             extensions=response.extensions,
         )
+        return answer
 
     def close(self) -> None:
         """Close the transport."""

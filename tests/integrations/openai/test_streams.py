@@ -112,7 +112,7 @@ async def test_a_stream_that_is_cancelled_keeps_what_was_said():
                     await heard.wait()
                     scope.cancel()
             await endpoint.requests[0].gone.wait()
-            assert current_connections().pools("http").in_flight == [0]
+            assert current_connections().in_flight == [0]
             sample = await rollout.get_sample()
     assert said == ["one", " two"]
     assert sample.messages == [QUESTION, {"role": "assistant", "content": "one two"}]
