@@ -159,10 +159,7 @@ async def test_numbers_and_the_secret_go_on(path, autojump_clock):
         killed = left_behind(path)
     app = make_app(state=killed)
     async with in_process_http(app) as http:
-        assert (
-            app.registry.secret
-            == sqlite3.connect(path).execute("SELECT secret FROM server").fetchone()[0]
-        )
+        assert database(path, "SELECT secret FROM server") == [(app.registry.secret,)]
         await finished(http, *await admit(http))
         assert database(killed, "SELECT number FROM rollouts") == [(1,), (2,)]
 
