@@ -26,7 +26,7 @@ from feed.scripted import (
     stream,
 )
 
-from rollout.client import RolloutProtocolError
+from rollout.client import RolloutClientClosedError, RolloutProtocolError
 from rollout.client.answers import Admitted
 from rollout.client.feed import Expectation, Followed, ResultFeed
 from rollout.client.polling import Poller
@@ -151,6 +151,7 @@ async def test_where_no_feed_comes_through_there_are_polls(feed, at, why, autoju
         assert trio.current_time() == at
         assert (await run(client)).status is RolloutStatus.SUCCESS
     assert len(server.times(FEED)) == 1
+    assert all("feed" not in body for body in server.bodies(BATCH))
     if why is None:
         assert said(caplog) == ["the result feed failed; polling instead"]
     else:
@@ -260,6 +261,30 @@ async def test_retries_run_out_and_each_gets_an_error_of_its_own(autojump_clock)
             nursery.start_soon(one, client, rollout_id)
     assert len({id(error) for error in errors}) == 3
     assert server.times(FEED)[:3] == pytest.approx([0, 0.1, 0.6])
+
+
+async def test_a_feed_that_has_worked_and_does_not_open_again_in_time(autojump_clock):
+    server = ScriptedServer(feeds=[stream(hello(), 1, broken()), never], wait=2, lease=14)
+    async with client_of(server) as client:
+        with pytest.raises(httpx.ReadTimeout) as caught:
+            await run(client)
+    assert str(caught.value) == "the feed did not open in time"
+    assert server.times(FEED) == pytest.approx([0, 1.1])
+    assert server.polled == []
+
+
+async def test_a_feed_is_read_as_patiently_as_a_poll(autojump_clock):
+    waits = []
+
+    class Noting(ScriptedServer):
+        async def handle_async_request(self, request):
+            if request.url.path == "/rollouts/feed":
+                waits.append(request.extensions["timeout"]["read"])
+            return await super().handle_async_request(request)
+
+    async with client_of(Noting(feeds=[stream(hello(), line("success"))], wait=7)) as client:
+        await run(client)
+    assert waits == [17]  # the longest wait of a poll, and the time that an answer may take
 
 
 async def test_an_error_keeps_its_cause(autojump_clock):
@@ -419,7 +444,7 @@ async def test_the_others_stay_on_the_feed_that_does_not_know_one(autojump_clock
     server = ScriptedServer(
         feeds=[
             stream(hello(), 1, broken()),
-            stream(hello("2", "a"), 1, line("success", "b"), ...),
+            stream(hello("2", "a"), 40, line("success", "b"), ...),
         ],
         polls=[json_answer(200, line("success", "a"))],
     )
@@ -427,7 +452,7 @@ async def test_the_others_stay_on_the_feed_that_does_not_know_one(autojump_clock
         nursery.start_soon(run, client, "a")
         nursery.start_soon(run, client, "b")
     assert server.polled == ["a"]
-    assert len(server.times(FEED)) == 2
+    assert (len(server.times(FEED)), len(server.times(RENEW))) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -729,6 +754,17 @@ async def test_a_client_that_is_closed_inside_of_its_block(autojump_clock):
         await client.http_client.aclose()
         await trio.sleep(100)
         assert handle.done()
+
+
+async def test_an_http_client_that_is_closed_under_the_feed(autojump_clock, caplog):
+    caplog.set_level("DEBUG", "rollout.client.feed")
+    async with client_of(ScriptedServer(feeds=[stream(hello(), 1, broken())])) as client:
+        handle = await start(client)
+        await trio.sleep(1.05)
+        await client.http_client.aclose()
+        with pytest.raises(RolloutClientClosedError):
+            await handle
+    assert said(caplog)[-1] == "the result feed ends: the HTTP client was closed"
 
 
 async def test_no_secret_shows(autojump_clock, log_lines):

@@ -51,6 +51,7 @@ def feed(told):
 
 
 RUNNING = SeenState(RolloutStatus.RUNNING)
+NOTICE = b'{"taken_over":["a"]}'
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,16 @@ async def test_what_another_feed_takes_over_is_said_once_and_at_once(feed, autoj
     with trio.move_on_after(1) as scope:
         await feed.wait(math.inf)
     assert scope.cancelled_caught  # nothing is left to say
+
+
+def test_what_is_news_and_what_is_taken_over_are_said_together(feed):
+    other = Feed(lambda entry, state: None)
+    taken_over = Entry("a")
+    feed.attach(taken_over, SeenState())
+    feed.attach(Entry("b", b"b").runs(), SeenState())
+    other.attach(taken_over, SeenState())
+    pieces, _ = feed.take()
+    assert b"".join(pieces).splitlines() in ([b"b", NOTICE], [NOTICE, b"b"])
 
 
 def test_only_what_is_still_attached_is_noted_as_told(feed, told):
