@@ -1,10 +1,10 @@
 """Storage of the files of rollouts, below ``<root>/<rollout_id>/``.
 
-Theory of operation: an `ArtifactStore` stands for one root. It saves files in a few threads, so
-that a slow disk does not stop the event loop; the folder for artifacts is made where user code
-asks for it. Nothing that it meets fails a rollout: storage that cannot be used gives no folder
-and one warning. Storage that hangs holds up the end of a rollout for a bounded time, and is then
-left alone until it answers.
+Theory of operation: an `ArtifactStore` stands for one root. Its files are written by a process of
+their own (`rollout._files.writer`), so that a slow disk does not stop the event loop; the folder
+for artifacts is made where user code asks for it. Nothing that it meets fails a rollout: storage
+that cannot be used gives no folder and one warning. Storage that hangs holds up the end of a
+rollout for a bounded time, and is then left alone until it answers.
 
 Below the root no link and no special file is followed, and ids that cannot be the name of a
 folder get another one, so no rollout writes anywhere else.
@@ -13,23 +13,20 @@ folder get another one, so no rollout writes anywhere else.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
 import trio
 
-from rollout._files.folders import Folder, folder_name, make_root
-from rollout._files.thread_pool import Job, ThreadPool
+from rollout._files.rollouts import RolloutFolders, problem_of
 from rollout._files.trees import put_tree
+from rollout._files.writer import Writer
 from rollout._logs import get_logger
-from rollout._threads import clock_jumps
+from rollout._threads import RESULTS, clock_jumps, run_off_loop
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["ARTIFACT_ROOT_VARIABLE", "ArtifactStore"]
@@ -46,10 +43,7 @@ LONGEST_WAIT_SEC = 8.0
 A rollout waits longer while others' files are written one after the other: busy storage does
 not hang."""
 
-_PATIENCE_SEC = 0.25
-"""How long a call waits before another thread is called, since one may be stuck."""
-
-_MOST_THREADS = 8
+_HANGS = f"it did not answer within {LONGEST_WAIT_SEC:g} s"
 
 
 class ArtifactStore:
@@ -63,7 +57,7 @@ class ArtifactStore:
         BackendConfigurationError: The root is neither a path, nor ``False``, nor ``None``.
 
     Under a clock that jumps (`trio.testing.MockClock` with an autojump threshold) nothing is
-    kept either: hours would go by while a thread works.
+    kept either: hours would go by while files are written.
 
     Attributes:
         root: The root as an absolute path; ``None`` if nothing is kept.
@@ -71,10 +65,9 @@ class ArtifactStore:
 
     def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
         self.root = _resolve(root)
-        self._pool = ThreadPool(_MOST_THREADS)
-        self._exact_case: bool | None = None
-        self._abandoned: list[Job] = []
-        self._warned: set[object] = set()
+        self._folders = None if self.root is None else RolloutFolders(self.root)
+        self._writer: Writer | None = None
+        self._warned: set[str] = set()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -94,23 +87,29 @@ class ArtifactStore:
             The folder, ``None`` if nothing is kept or the storage cannot be used or hangs. The
             latter is logged, once for each reason.
         """
-        if self.root is None:
+        if self._folders is None:
             return None
         if self._hangs:
-            self._warn(rollout_id, "it does not answer", "hangs")
+            self._warn(rollout_id, _HANGS)
             return None
         try:
             with (
-                self._folder(rollout_id) as folder,
+                self._folders.enter(rollout_id) as folder,
                 folder.enter(ARTIFACTS, make=True) as artifacts,
             ):
                 artifacts.check_writable()
                 return artifacts.path
         except Exception as error:  # noqa: BLE001 - a rollout does not fail for its files
-            self._warn_of(rollout_id, error)
+            self._warn(rollout_id, problem_of(error))
             return None
 
-    async def save(self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]) -> None:
+    async def save(
+        self,
+        rollout_id: str,
+        build: Callable[[], Mapping[str, bytes | None]],
+        *,
+        in_thread: bool = False,
+    ) -> None:
         """Write files into a rollout's folder, each as a whole or not at all.
 
         Whatever is cancelled, it waits; then, or if the storage does not answer, for a bounded
@@ -118,16 +117,11 @@ class ArtifactStore:
 
         Args:
             rollout_id: The rollout.
-            build: Makes the files' contents by name, ``None`` to remove one. It runs in the
-                thread too.
+            build: Makes the files' contents by name, ``None`` to remove one.
+            in_thread: Whether that takes long enough to call it in a thread.
         """
-        if self.keeps:
-            if not self._hangs:
-                await self._save_in_thread(rollout_id, build)
-                return
-            self._warn(rollout_id, "it does not answer", "hangs")
-        with trio.CancelScope(shield=True):
-            await trio.lowlevel.checkpoint()
+        for problem in await self._saved(rollout_id, build, in_thread=in_thread):
+            self._warn(rollout_id, problem)
 
     def take_in(
         self, rollout_id: str, name: str, tree: Path, *, move: bool, without: Collection[str] = ()
@@ -147,99 +141,49 @@ class ArtifactStore:
         Raises:
             OSError: It cannot be put there, or nothing is kept.
         """
-        with self._folder(rollout_id) as folder:
+        if self._folders is None:
+            raise OSError(errno.ENOENT, "nothing is kept")
+        with self._folders.enter(rollout_id) as folder:
             put_tree(tree, folder, name, move=move, without=without)
 
-    async def _save_in_thread(
-        self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]
-    ) -> None:
-        self._abandoned.clear()
-        job = Job(partial(self._save, rollout_id, build))
+    async def _saved(
+        self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]], *, in_thread: bool
+    ) -> list[str]:
+        """Save files; return why some are not kept."""
+        if self.root is None or not self.keeps or self._hangs:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return [_HANGS] if self.keeps else []
+        files: Mapping[str, bytes | None] = {}
         try:
-            self._pool.submit(job)
-        except RuntimeError as error:
-            self._warn_of(rollout_id, error)
-            job.ended = True
-        answers = await self._wait(job)
-        if job.ended:
-            self._abandoned.clear()
-            return
-        job.dropped = True
-        if not answers:
-            self._abandoned.append(job)
-        self._warn(rollout_id, f"it did not answer within {LONGEST_WAIT_SEC:g} s", "hangs")
+            with trio.CancelScope(shield=True):
+                files = await run_off_loop(build, RESULTS) if in_thread else build()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign objects raise anything
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return [problem_of(error)]
+        written = await self._own_writer(self.root).write(rollout_id, files)
+        return [_HANGS] if written is None else written
 
-    async def _wait(self, job: Job) -> bool:
-        """Wait for the end of a job, for as long as the storage answers others meanwhile.
-
-        Returns:
-            Whether it has answered anyone lately.
-        """
-        since = trio.current_time()
-        patience = min(_PATIENCE_SEC, LONGEST_WAIT_SEC)
-        with trio.CancelScope(deadline=since + patience, shield=True):
-            await job.wait()
-            return True
-        self._pool.reinforce()
-        while True:
-            with trio.CancelScope(deadline=since + LONGEST_WAIT_SEC, shield=True):
-                await job.wait()
-                return True
-            answers = self._pool.progress_at >= since
-            if not answers or trio.current_effective_deadline() == -math.inf:
-                return answers
-            since = trio.current_time()
+    def _own_writer(self, root: Path) -> Writer:
+        """Return the writer of this run of trio."""
+        if self._writer is None or self._writer.token is not trio.lowlevel.current_trio_token():
+            self._writer = Writer(root, LONGEST_WAIT_SEC)
+        return self._writer
 
     @property
     def _hangs(self) -> bool:
-        """Whether the storage has kept threads for too long, and answers nobody since."""
-        return bool(self._abandoned) and not any(job.ended for job in self._abandoned)
+        return self._writer is not None and self._writer.hangs
 
-    def _warn(self, rollout_id: str, reason: str, kind: object) -> None:
+    def _warn(self, rollout_id: str, reason: str) -> None:
         with self._lock:
-            if kind in self._warned:
+            if reason in self._warned:
                 return
-            self._warned.add(kind)
+            self._warned.add(reason)
         logger.warning(
             "rollout %s: its files are not kept below %s: %s (this is said once)",
             rollout_id,
             self.root,
             reason,
         )
-
-    def _warn_of(self, rollout_id: str, error: BaseException) -> None:
-        self._warn(rollout_id, _reason(error), (type(error), getattr(error, "errno", None)))
-
-    # --- in any thread --------------------------------------------------------------------------
-
-    @contextmanager
-    def _folder(self, rollout_id: str, *, likely: bool = False) -> Generator[Folder, None, None]:
-        """Open the folder of a rollout for the block; make what is missing.
-
-        Raises:
-            OSError: It cannot be made or opened, or nothing is kept.
-        """
-        if self.root is None:
-            raise OSError(errno.ENOENT, "nothing is kept")
-        root = Folder(self.root)
-        if self._exact_case is None:
-            make_root(self.root)
-            self._exact_case = root.is_case_sensitive()
-        name = folder_name(rollout_id, exact_case=self._exact_case)
-        with root.enter(name, make=True, likely=likely) as folder:
-            yield folder
-
-    def _save(self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]]) -> None:
-        try:
-            files = build()
-            with self._folder(rollout_id, likely=True) as folder:
-                for name, data in files.items():
-                    try:
-                        folder.remove(name) if data is None else folder.write(name, data)
-                    except OSError as error:
-                        self._warn_of(rollout_id, error)
-        except BaseException as error:  # noqa: BLE001 - a rollout does not fail for its files
-            self._warn_of(rollout_id, error)
 
 
 def _resolve(root: Any) -> Path | None:
@@ -276,9 +220,3 @@ def _default_root() -> Path | None:
         ARTIFACT_ROOT_VARIABLE,
     )
     return None
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.strerror or os.strerror(error.errno)
-    return type(error).__name__

@@ -6,7 +6,6 @@ They are for their user alone: prompts and answers are in them.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,7 +110,7 @@ def write_quickly(folder: Path, name: str, data: bytes, dir_fd: int | None) -> N
 
 
 def _temporary(name: str) -> str:
-    return f".{name[:_NAME_CHARACTERS]}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}"
+    return f".{name[:_NAME_CHARACTERS]}.{os.urandom(_TOKEN_BYTES).hex()}{_SUFFIX}"
 
 
 def is_leftover(name: str) -> bool:

@@ -10,17 +10,13 @@ taken. Blocking.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
-import secrets
 import stat
 import unicodedata
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from attrs import frozen
 
 from rollout._files.atomic import write_quickly
 
@@ -61,6 +57,8 @@ def folder_name(rollout_id: str, *, exact_case: bool = True) -> str:
     if _usable(rollout_id, exact_case=exact_case):
         return rollout_id
     beginning = re.sub(r"[^a-z0-9_-]+", "-", rollout_id[:_PREFIX].lower()).strip("-")
+    import hashlib  # noqa: PLC0415 - it takes longer to load than most ids need it
+
     digest = hashlib.sha256(rollout_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     return f"{beginning or 'rollout'}~{digest}"
 
@@ -80,18 +78,18 @@ def _usable(name: str, *, exact_case: bool) -> bool:
     )
 
 
-@frozen
 class Folder:
     """A root folder, or an open folder below it.
 
-    Attributes:
+    Args:
         path: Where it is, for people and for users' code.
         descriptor: Its descriptor; ``None`` for a root, and where the platform has none for
             folders.
     """
 
-    path: Path
-    descriptor: int | None = None
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        self.path = path
+        self.descriptor = descriptor
 
     @contextmanager
     def enter(
@@ -187,7 +185,7 @@ class Folder:
 
     def _probe(self) -> str:
         """Write a file that is not there yet, and return its name."""
-        name = f".{secrets.token_hex(8)}.probe"
+        name = f".{os.urandom(8).hex()}.probe"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self._place(name), flags, 0o600, dir_fd=self.descriptor)
         try:

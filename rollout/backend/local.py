@@ -154,7 +154,7 @@ class LocalBackend(SlotBackend):
             info=context.info,
             unfinished=await _unfinished_sample(outcome, context),
         )
-        await self.artifacts.save(request.id, files.contents)
+        await self.artifacts.save(request.id, files.contents, in_thread=files.large)
 
     async def _execute(
         self, request: ExecutionRequest, execution: Execution, context: RolloutContext

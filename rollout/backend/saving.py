@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,7 @@ class RolloutFiles:
         info: Notes of the rollout's own code, for the trajectory.
         diagnostics: More for the note, by name.
         unfinished: What the sample source of a rollout without a sample had at its end.
+        large: Whether making the files takes more than a few milliseconds.
     """
 
     request: ExecutionRequest
@@ -72,6 +73,15 @@ class RolloutFiles:
     info: Mapping[str, Any] = field(factory=dict, repr=False)
     diagnostics: Mapping[str, Any] = field(factory=dict)
     unfinished: RolloutSample | None = field(default=None, repr=False)
+    large: bool = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        sample, history = self._sample(), self._history()
+        self.large = is_large(
+            None if history is None else [*history],
+            None if sample is None else (sample.metrics, sample.extra_fields),
+            *(self.request.metadata, self.document, self.info, self.diagnostics),
+        )
 
     def contents(self) -> dict[str, bytes | None]:
         """Make the contents of the files by name; ``None`` for one that is not to exist.
@@ -84,9 +94,7 @@ class RolloutFiles:
     def _trajectory(self) -> bytes | None:
         request, end = self.request, self.end
         sample = self._sample()
-        messages = request.prompt if sample is None else sample.trajectory_messages
-        if self.document is not None:
-            messages = []  # what there is to say of them is said there
+        messages = self._history()
         if messages is None:
             return None
         extra: dict[str, Any] = {"status": str(end.status)}
@@ -107,7 +115,7 @@ class RolloutFiles:
                 secrets=None,
                 extra=extra,
             )
-            dump = dump_large_json if is_large(sample) else dump_json
+            dump = dump_large_json if self.large else dump_json
             return self._written(built if self.document is None else self._adopted(built), dump)
         except Exception as error:  # noqa: BLE001 - a message may hold anything
             # Without its text, which may hold what no log should.
@@ -115,6 +123,13 @@ class RolloutFiles:
                 "rollout %s: its trajectory is not saved (%s)", request.id, type(error).__name__
             )
             return None
+
+    def _history(self) -> Sequence[Mapping[str, Any]] | None:
+        """Return the messages of the trajectory; ``None`` if none is to be kept."""
+        if self.document is not None:
+            return []  # what there is to say of them is said there
+        sample = self._sample()
+        return self.request.prompt if sample is None else sample.trajectory_messages
 
     def _adopted(self, built: dict[str, Any]) -> dict[str, Any]:
         """Add the rollout's end to an agent's own document."""

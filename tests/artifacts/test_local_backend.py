@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
+import os
+import signal
 
 import httpx
 import pytest
 import trio
+from artifacts.writing import hanging, until_sent, writer_pid
 from backend.helpers import SECRET, backend, echo, execute, full_marks
 from server.faults import admit, in_process_http, poll
 from support import in_process, local_backend, make_app, prompt
@@ -32,6 +34,7 @@ from rollout.trajectory import trajectory_problems
 from rollout.types import RolloutInitRequest
 
 CHAT = "http://127.0.0.1:9/v1"
+posix = pytest.mark.skipif(os.name != "posix", reason="processes are stopped by signals")
 
 
 class Nothing(AgentWorkflow):
@@ -432,43 +435,26 @@ async def test_saving_leaves_the_result_as_it_is(tmp_path):
 # --- when -------------------------------------------------------------------------------------
 
 
-async def test_a_rollout_is_active_until_it_is_saved(tmp_path, monkeypatch):
-    entered, release = threading.Event(), threading.Event()
-    original = ArtifactStore._save
-
-    def stopped(*args):
-        entered.set()
-        assert release.wait(60)
-        return original(*args)
-
-    monkeypatch.setattr(ArtifactStore, "_save", stopped)
+@posix
+async def test_a_rollout_is_active_until_it_is_saved(tmp_path):
     local = local_backend()
     local.artifacts = ArtifactStore(tmp_path)
-    try:
+    with hanging(await writer_pid(local.artifacts)):
         async with in_process(make_app(local)) as client:
             handle = await client.run_rollout_async(prompt(), CHAT, "r", label="42")
-            await trio.to_thread.run_sync(entered.wait, 60)
+            await until_sent(local.artifacts)
             assert (await client.health())["lifecycle"]["active_rollouts"] == 1
             assert not handle.done()
-            release.set()
+            os.kill(local.artifacts._writer.pid, signal.SIGCONT)
             assert (await handle).sample.reward == 1.0
             assert (await client.health())["lifecycle"]["active_rollouts"] == 0
-    finally:
-        release.set()
     assert saved(tmp_path)[1]["status"] == "success"
 
 
+@posix
 @pytest.mark.parametrize("during", ["agent", "saving"])
-async def test_what_is_published_is_what_is_written(tmp_path, monkeypatch, during):
-    entered, release = trio.Event(), threading.Event()
-    token = trio.lowlevel.current_trio_token()
-    original = ArtifactStore._save
-
-    def stopped(*args):
-        if during == "saving":
-            token.run_sync_soon(entered.set)
-            assert release.wait(60)
-        return original(*args)
+async def test_what_is_published_is_what_is_written(tmp_path, during):
+    entered = trio.Event()
 
     class Waits(AgentWorkflow):
         async def run(self, ctx):
@@ -477,20 +463,17 @@ async def test_what_is_published_is_what_is_written(tmp_path, monkeypatch, durin
                 await trio.sleep_forever()
             return ctx.prompt
 
-    monkeypatch.setattr(ArtifactStore, "_save", stopped)
     local = local_backend(Waits)
     local.artifacts = ArtifactStore(tmp_path)
     app = make_app(local)
-    try:
+    with hanging(await writer_pid(local.artifacts)):
         async with in_process_http(app) as http:
             _, lease = await admit(http, rollout_id="r", grade=False)
-            await entered.wait()
+            await (entered.wait() if during == "agent" else until_sent(local.artifacts))
             app.registry._entries["r"].record.lease.deadline = 0.0  # its caller was silent
             published = await poll(http, "r", lease)
-            release.set()
+            os.kill(local.artifacts._writer.pid, signal.SIGCONT)
             await app.registry.wait_idle()
-    finally:
-        release.set()
     trajectory, diagnostics = saved(tmp_path)
     # What was decided before its lease ended, and is being written, stays.
     expired = ("failure", "lease_expired")
@@ -502,19 +485,21 @@ async def test_what_is_published_is_what_is_written(tmp_path, monkeypatch, durin
         assert (error and error["category"]) == published["err_category"]
 
 
-async def test_a_disk_that_hangs_does_not_hang_workflow_and_grader(tmp_path, monkeypatch, caplog):
-    release = threading.Event()
-    monkeypatch.setattr(artifacts, "LONGEST_WAIT_SEC", 0.05)
-    monkeypatch.setattr(ArtifactStore, "_save", lambda *_: release.wait(60))
+@posix
+async def test_a_disk_that_hangs_does_not_hang_workflow_and_grader(tmp_path, mock_clock, caplog):
     folders = []
     local = keeping(tmp_path, *asking(folders))
-    try:
+
+    async def run_both():
         for rollout_id in ("r1", "r2"):
             outcome = await execute(local, rollout_id, grade=True, label="x")
             assert outcome.result.sample.reward == 1.0
-        assert not release.is_set()
-    finally:
-        release.set()
+
+    with hanging(await writer_pid(local.artifacts)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_both)
+            await until_sent(local.artifacts)
+            mock_clock.jump(artifacts.LONGEST_WAIT_SEC)
     assert folders == [tmp_path / "r1" / "artifacts"] * 2 + [None] * 2
     assert caplog.text.count("did not answer") == 1
 

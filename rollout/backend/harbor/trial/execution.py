@@ -236,7 +236,7 @@ class TrialExecution:
             document=settled.document,
             diagnostics=settled.diagnostics,
         )
-        await self.settings.store.save(self.request.id, files.contents)
+        await self.settings.store.save(self.request.id, files.contents, in_thread=files.large)
 
     def _secrets(self) -> list[str | None]:
         return [*self.context.secrets, *self.settings.secrets]

@@ -1,0 +1,35 @@
+"""The process that writes the files of a store, looked at and interfered with from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager
+
+import trio
+
+
+async def writer_pid(store):
+    """Have the process started, and return its id."""
+    await store.save("first", dict)
+    return store._writer.pid
+
+
+@contextmanager
+def hanging(pid):
+    """Stop the process for the block, as storage that hangs does."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def until(condition):
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
+async def until_sent(store, count=1):
+    """Wait until the process has so many jobs that it has not answered."""
+    await until(lambda: store._writer is not None and len(store._writer._sent) == count)
