@@ -4,19 +4,30 @@ Theory of operation: handlers are thin. They parse strictly, call the registry, 
 errors into JSON refusals; nothing that a peer sends becomes a 500 or a page of HTML. The
 application owns two nurseries, both opened by its lifespan: one for executions and leases
 (the registry's), one for whatever else is added to it.
+
+Every request has to carry the key, and then goes to its handler. Quart routes what is added to
+the application, refuses what has no route, and has everything once there is a function of the
+application's own that Quart calls around each request.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
 import trio
-from quart import Request, Response, Websocket, request, websocket
+from quart import Response, has_request_context, request, websocket
 from quart.routing import QuartRule
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
@@ -45,7 +56,16 @@ from rollout.server.admission import (
     field_problems,
     retry_after_sec,
 )
-from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain, route_path
+from rollout.server.asgi import (
+    Answer,
+    Call,
+    Handler,
+    RolloutHTTPConnection,
+    RolloutRequest,
+    drain,
+    route_path,
+    serve_call,
+)
 from rollout.server.authentication import RefusalLog, authorizer
 from rollout.server.feed import FEED_PATH, Feed, FeedHub, FeedStream, read_claims
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
@@ -142,7 +162,12 @@ class RolloutServer(QuartTrio):
     url_rule_class = _Route  # type: ignore[assignment]
 
     def __init__(
-        self, *, backend: ExecutionBackend, registry: RolloutRegistry, lifespan: Lifespan | None
+        self,
+        *,
+        backend: ExecutionBackend,
+        registry: RolloutRegistry,
+        lifespan: Lifespan | None,
+        key: str | None,
     ) -> None:
         super().__init__("rollout.server", static_folder=None)
         self.backend = backend
@@ -153,15 +178,75 @@ class RolloutServer(QuartTrio):
         self.watchdog: LoopWatchdog | None = None
         self.feeds = FeedHub(registry)
         self.refusals = RefusalLog()
-        self.authorized = authorizer(None)
+        self.authorized = authorizer(key)
         self.shutdown_requested = trio.Event()
         self._user_lifespan = lifespan
+        self.config["RESPONSE_TIMEOUT"] = None
+        self.url_map.merge_slashes = False
+        self.url_map.strict_slashes = True
+        self._routes: dict[tuple[str, str], Handler] = {}
+        for method, path, handler in _routes(self, authenticated=key is not None):
+            self._add_route(method, path, handler)
+        for rule in self.url_map.iter_rules(_RESULT_RULE):
+            # HEAD comes with GET by default; here it would renew a lease and show nothing for it.
+            rule.methods = {"GET"}
+        _add_refusals(self)
+        self._own_hooks = self._hooks()
+
+    def _add_route(self, method: str, path: str, handler: Handler) -> None:
+        async def view(**_: str) -> Response:
+            this = cast("RolloutRequest", request)
+            scope = {**this.scope, "path": this.path}
+            return (await handler(Call(scope, this.incoming, this.body_timeout))).response()
+
+        self._routes[method, path] = handler
+        self.add_url_rule(path, path, view, methods=[method], provide_automatic_options=False)
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one ASGI connection; a request target that is not a plain path gets 404."""
+        handler: Handler | None = None
         if scope["type"] in {"http", "websocket"}:
             scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
-        await super().asgi_app(scope, receive, send)
+        if scope["type"] == "http":
+            if not self.authorized(scope["headers"]):
+                handler = self._refuse_key
+            elif not scope.get("root_path") and self._hooks() == self._own_hooks:
+                handler = self._handler(scope["method"], scope["path"])
+        if handler is None:
+            await super().asgi_app(scope, receive, send)
+        else:
+            await serve_call(
+                scope,
+                receive,
+                send,
+                handler=handler,
+                refuse=_refusal,
+                limit=self.config["MAX_CONTENT_LENGTH"],
+                body_timeout_sec=self.config["BODY_TIMEOUT"],
+            )
+
+    def _handler(self, method: str, path: str) -> Handler | None:
+        """Return the handler of one of the server's own routes."""
+        if path.startswith("/rollout/") and _RESULT_PATH.fullmatch(path):
+            path = _RESULT_RULE
+        return self._routes.get((method, path))
+
+    def _hooks(self) -> int:
+        """Count the functions that Quart calls around each request."""
+        return sum(
+            len(functions)
+            for table in (
+                self.before_request_funcs,
+                self.after_request_funcs,
+                self.teardown_request_funcs,
+            )
+            for functions in table.values()
+        )
+
+    async def _refuse_key(self, call: Call) -> Answer:
+        await trio.lowlevel.checkpoint()
+        self.refusals.note(401, call.scope["method"], call.scope["path"], call.peer)
+        return _MISSING_KEY
 
     def request_shutdown(self) -> None:
         """Ask `rollout.server.serve` to shut down in stages, as a SIGTERM does."""
@@ -255,19 +340,10 @@ def create_rollout_server(
     if state is not None:
         registry.store = SQLiteStore(state, durability)
     key = check_api_key(api_key)
-    app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan)
+    app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan, key=key)
     if watchdog_sec is not None:
         app.watchdog = LoopWatchdog(watchdog_sec)
     app.config["MAX_CONTENT_LENGTH"] = max_request_bytes
-    app.config["RESPONSE_TIMEOUT"] = None
-    app.url_map.merge_slashes = False
-    app.url_map.strict_slashes = True
-    app.authorized = authorizer(key)
-    if key is not None:
-        _add_authentication(app)
-    _add_refusals(app)
-    _add_routes(app)
-    _describe(app, authenticated=key is not None)
     return app
 
 
@@ -297,149 +373,105 @@ def _configure_logging() -> None:
 # --- answers --------------------------------------------------------------------------------
 
 
-def _json(body: bytes, status: int = 200, **headers: str) -> Response:
-    response = Response(body, status, mimetype="application/json")
-    for name, value in headers.items():
-        response.headers[name.replace("_", "-")] = value
-    return response
+def _refuse(status: int, detail: Any, **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(dump_json({"detail": detail}), status, headers=named)
 
 
-def _refuse(status: int, detail: Any, **headers: str) -> Response:
-    return _json(dump_json({"detail": detail}), status, **headers)
-
-
-def _refuse_fields(where: str, problems: tuple[FieldProblem, ...]) -> Response:
+def _refuse_fields(where: str, problems: tuple[FieldProblem, ...]) -> Answer:
     return _refuse(422, field_problems(where, problems))
 
 
-def _add_authentication(app: RolloutServer) -> None:
-    async def authenticate(asked: Request | Websocket) -> Response | None:
-        given = [
-            (b"authorization", value.encode("latin-1", "replace"))
-            for value in asked.headers.getlist("Authorization")
-        ]
-        await trio.lowlevel.checkpoint()
-        if app.authorized(given):
-            return None
-        app.refusals.note(401, asked.method, asked.path, asked.remote_addr)
-        return _refuse(401, "missing or wrong api key", WWW_Authenticate="Bearer")
+_MISSING_KEY = _refuse(401, "missing or wrong api key", WWW_Authenticate="Bearer")
 
-    @app.before_request
-    async def authenticate_request() -> Response | None:
-        return await authenticate(request)
 
-    @app.before_websocket
-    async def authenticate_websocket() -> Response | None:
-        return await authenticate(websocket)
+def _refusal(error: Exception, scope: Any) -> Answer:
+    """Return the answer for an error of a handler."""
+    if isinstance(error, InvalidBodyError):
+        return _refuse_fields("body", error.problems)
+    if isinstance(error, HTTPException):
+        too_large = isinstance(error, RequestEntityTooLarge)
+        detail = error.description if too_large else error.name.lower()
+        allowed = getattr(error, "valid_methods", None)
+        headers = {"Allow": ", ".join(sorted(set(allowed)))} if allowed else {}
+        return _refuse(error.code or 500, detail, **headers)
+    if isinstance(error, StateUnavailableError):
+        return _refuse(503, str(error), Retry_After=str(retry_after_sec()))
+    logger.error("%s %s failed", scope.get("method", "GET"), scope["path"], exc_info=error)
+    return _refuse(500, "internal server error")
 
 
 def _add_refusals(app: RolloutServer) -> None:
-    @app.errorhandler(HTTPException)
-    async def refuse_http(error: HTTPException) -> Response:
-        await trio.lowlevel.checkpoint()
-        too_large = isinstance(error, RequestEntityTooLarge)
-        detail = error.description if too_large else error.name.lower()
-        response = _refuse(error.code or 500, detail)
-        allowed = getattr(error, "valid_methods", None)
-        if allowed:
-            response.headers["Allow"] = ", ".join(sorted(set(allowed)))
-        return response
-
-    @app.errorhandler(InvalidBodyError)
-    async def refuse_body(error: InvalidBodyError) -> Response:
-        await trio.lowlevel.checkpoint()
-        return _refuse_fields("body", error.problems)
-
-    @app.errorhandler(StateUnavailableError)
-    async def refuse_for_now(error: StateUnavailableError) -> Response:
-        await trio.lowlevel.checkpoint()
-        return _refuse(503, str(error), Retry_After=str(retry_after_sec()))
+    """Refuse in Quart as the server's own routes refuse."""
 
     @app.errorhandler(Exception)
-    async def fail(error: Exception) -> Response:
+    async def refuse(error: Exception) -> Response:
         await trio.lowlevel.checkpoint()
-        logger.error("%s %s failed", request.method, request.path, exc_info=error)
-        return _refuse(500, "internal server error")
+        asked = request if has_request_context() else websocket
+        return _refusal(error, asked.scope).response()
 
     @app.after_request
     async def read_to_the_end(response: Response) -> Response:
         return await drain(cast("RolloutRequest", request), response)
 
-
-async def _read_json() -> Any:
-    """Read and parse the body.
-
-    Raises:
-        InvalidBodyError: It is not declared as JSON, or is not valid JSON.
-    """
-    this = cast("RolloutRequest", request)
-    return await this.incoming.read_json(this.mimetype, this.body_timeout)
+    @app.before_websocket
+    async def authenticate() -> Response | None:
+        await trio.lowlevel.checkpoint()
+        if app.authorized(list(websocket.scope["headers"])):
+            return None
+        app.refusals.note(401, "GET", websocket.path, websocket.remote_addr)
+        return _MISSING_KEY.response()
 
 
 # --- routes ---------------------------------------------------------------------------------
 
 
-def _add_routes(app: RolloutServer) -> None:
-    @app.get("/health", provide_automatic_options=False)
-    async def health() -> Response:
+_RESULT_RULE = "/rollout/<rollout_id>/result"
+_RESULT_PATH = re.compile(r"/rollout/([^/]+)/result")
+
+
+def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, Handler]]:
+    """Return method, path and handler of the server's own routes."""
+
+    async def openapi(_: Call) -> Answer:
         await trio.lowlevel.checkpoint()
-        return _json(dump_json(_health(app)))
+        return Answer(dump_json(openapi_document(authenticated=authenticated)))
 
-    @app.post("/rollout", provide_automatic_options=False)
-    async def admit_one() -> Response:
-        return _admission(await admit(app.registry, await _read_json()))
-
-    @app.get("/rollout/<rollout_id>/result", provide_automatic_options=False)
-    async def result(rollout_id: str) -> Response:
-        return await _poll(app, rollout_id)
-
-    @app.post("/rollout/cancel", provide_automatic_options=False)
-    async def cancel() -> Response:
-        return await _cancel(app.registry, structure(await _read_json(), CancelRolloutsRequest))
-
-    @app.post("/rollouts", provide_automatic_options=False)
-    async def admit_many() -> Response:
-        return await _admit_batch(app, await _read_json())
-
-    @app.post(FEED_PATH, provide_automatic_options=False)
-    async def feed() -> Response:
-        if not app.registry.serving:
-            await trio.lowlevel.checkpoint()
-            return _refuse(503, "the rollout server is not serving")
-        return _stream(FeedStream(app.feeds, read_claims(await _read_json())))
-
-    @app.post("/rollouts/renew", provide_automatic_options=False)
-    async def renew() -> Response:
-        return _renew(app, await _read_json())
-
-    for rule in app.url_map.iter_rules("result"):
-        # HEAD comes with GET by default; here it would renew a lease and show nothing for it.
-        rule.methods = {"GET"}
+    return [
+        ("GET", "/health", partial(_health, app)),
+        ("POST", "/rollout", partial(_admit, app)),
+        ("GET", _RESULT_RULE, partial(_poll, app)),
+        ("POST", "/rollout/cancel", partial(_cancel, app)),
+        ("POST", "/rollouts", partial(_admit_batch, app)),
+        ("POST", FEED_PATH, partial(_open_feed, app)),
+        ("POST", "/rollouts/renew", partial(_renew, app)),
+        ("GET", OPENAPI_PATH, openapi),
+    ]
 
 
-def _describe(app: RolloutServer, *, authenticated: bool) -> None:
-    @app.get(OPENAPI_PATH, provide_automatic_options=False)
-    async def openapi() -> Response:
-        await trio.lowlevel.checkpoint()
-        return _json(dump_json(openapi_document(authenticated=authenticated)))
-
-
-def _admission(outcome: dict[str, Any]) -> Response:
+async def _admit(app: RolloutServer, call: Call) -> Answer:
+    outcome = await admit(app.registry, await call.read_json())
     if "admission" in outcome:
-        return _json(dump_json(outcome["admission"]), outcome["status_code"])
+        return Answer(dump_json(outcome["admission"]), outcome["status_code"])
     wait = outcome.get("retry_after_sec")
     headers = {} if wait is None else {"Retry_After": str(wait)}
     return _refuse(outcome["status_code"], outcome["detail"], **headers)
 
 
-def _stream(lines: FeedStream) -> Response:
-    response = Response(lines, mimetype="application/x-ndjson")
-    response.headers["Cache-Control"] = "no-store"
-    response.headers["X-Accel-Buffering"] = "no"  # nginx, among others, then does not buffer it
-    return response
+async def _open_feed(app: RolloutServer, call: Call) -> Answer:
+    if not app.registry.serving:
+        await trio.lowlevel.checkpoint()
+        return _refuse(503, "the rollout server is not serving")
+    return Answer(
+        FeedStream(app.feeds, read_claims(await call.read_json())),
+        kind="application/x-ndjson",
+        # nginx, among others, does not buffer it then.
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
 
 
-async def _admit_batch(app: RolloutServer, body: Any) -> Response:
+async def _admit_batch(app: RolloutServer, call: Call) -> Answer:
+    body = await call.read_json()
     rollouts = body.get("rollouts") if isinstance(body, dict) else None
     if not isinstance(rollouts, list) or len(rollouts) > MAX_BATCH:
         msg = f"must be a list of at most {MAX_BATCH} objects"
@@ -447,14 +479,14 @@ async def _admit_batch(app: RolloutServer, body: Any) -> Response:
     feed = _feed(app, body, required=False)
     outcomes = await admit_batch(app.registry, rollouts, feed)
     attached = feed is not None and not feed.closed
-    return _json(dump_json({"outcomes": outcomes, "attached": attached}))
+    return Answer(dump_json({"outcomes": outcomes, "attached": attached}))
 
 
-def _renew(app: RolloutServer, body: Any) -> Response:
-    feed = _feed(app, body, required=True)
+async def _renew(app: RolloutServer, call: Call) -> Answer:
+    feed = _feed(app, await call.read_json(), required=True)
     if feed is None:
         return _refuse(404, "unknown feed")
-    return _json(dump_json({"renewed": app.feeds.renew(feed)}))
+    return Answer(dump_json({"renewed": app.feeds.renew(feed)}))
 
 
 def _feed(app: RolloutServer, body: Any, *, required: bool) -> Feed | None:
@@ -467,24 +499,30 @@ def _feed(app: RolloutServer, body: Any, *, required: bool) -> Feed | None:
     return app.feeds.find(token)
 
 
-async def _poll(app: RolloutServer, rollout_id: str) -> Response:
-    token = request.headers.get(POLLING_LEASE_HEADER)
+async def _poll(app: RolloutServer, call: Call) -> Answer:
+    await trio.lowlevel.checkpoint()
+    token = call.header(POLLING_LEASE_HEADER.lower().encode())
     if not token:
-        await trio.lowlevel.checkpoint()
         state = "is required" if token is None else "must not be empty"
         problem = FieldProblem((POLLING_LEASE_HEADER.lower(),), state, "missing")
         return _refuse_fields("header", (problem,))
-    seen = SeenState.from_header(request.headers.get(SEEN_STATE_HEADER))
+    rollout_id = call.scope["path"].split("/")[2]
+    seen = SeenState.from_header(call.header(SEEN_STATE_HEADER.lower().encode()))
+    entry = app.registry.proven(rollout_id, token)
+    waits = entry is not None and not entry.record.has_news(seen or entry.record.reported)
     try:
-        return _json(await app.registry.wait_for_result(rollout_id, token, seen))
+        async with call.body.watched() if waits else nullcontext():
+            return Answer(await app.registry.wait_for_result(rollout_id, token, seen))
     except UnknownRolloutError as error:
         return _refuse(404, str(error))
     except InvalidLeaseError as error:
-        app.refusals.note(403, request.method, request.path, request.remote_addr)
+        app.refusals.note(403, call.scope["method"], call.scope["path"], call.peer)
         return _refuse(403, str(error))
 
 
-async def _cancel(registry: RolloutRegistry, body: CancelRolloutsRequest) -> Response:
+async def _cancel(app: RolloutServer, call: Call) -> Answer:
+    registry = app.registry
+    body = structure(await call.read_json(), CancelRolloutsRequest)
     if body.selectors != 1:
         msg = "must have exactly one of ids, prefix and all"
         raise InvalidBodyError([FieldProblem((), msg, "selector")])
@@ -499,10 +537,11 @@ async def _cancel(registry: RolloutRegistry, body: CancelRolloutsRequest) -> Res
         await trio.lowlevel.checkpoint()
         dispositions |= registry.cancel(ids=ids[start : start + _CANCELLED_AT_ONCE])
     logger.info("cancel request for %d rollout(s)", len(dispositions))
-    return _json(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
+    return Answer(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
 
 
-def _health(app: RolloutServer) -> dict[str, Any]:
+async def _health(app: RolloutServer, _call: Call) -> Answer:
+    await trio.lowlevel.checkpoint()
     payload: dict[str, Any] = {}
     try:
         fitted, _ = fit(dict(app.backend.health()))
@@ -518,4 +557,4 @@ def _health(app: RolloutServer) -> dict[str, Any]:
     if app.registry.store is not None:
         trouble = app.registry.trouble
         payload["state"] = {"status": "ok" if trouble is None else "error", "detail": trouble}
-    return payload
+    return Answer(dump_json(payload))

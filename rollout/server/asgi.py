@@ -1,5 +1,9 @@
 """Requests and responses between the ASGI server and the application.
 
+Theory of operation: a request to one of the server's own routes is a `Call`. Its handler returns
+an `Answer`, and nothing else stands between the ASGI server and the handler. What an application
+adds is handled by Quart, behind a `RolloutHTTPConnection`.
+
 An answer that goes out while the peer is still sending stalls: most clients read nothing
 before they have written everything. So a refused body is read on and thrown away, up to a
 bound of size and time, or until the peer stops sending (it may be waiting for the answer);
@@ -11,34 +15,47 @@ knows the real end of a body that was too large.
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import trio
+from attrs import field, frozen
 from quart.wrappers import Response
 from quart.wrappers.response import ResponseBody
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
+from rollout._tasks import background_tasks
 from rollout._threads import BODIES, run_off_loop
 from rollout.codec import TOO_MANY, parse_json
 from rollout.errors import FieldProblem, InvalidBodyError
 
 __all__ = [
     "MAX_BODY_VALUES",
+    "Answer",
+    "Call",
     "EndlessBody",
     "IncomingBody",
     "RolloutHTTPConnection",
     "RolloutRequest",
     "drain",
     "route_path",
+    "serve_call",
 ]
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
 
 _DRAIN_SEC = 10.0
 _DRAIN_IDLE_SEC = 1.0
 _DRAIN_FACTOR = 4
+
+_LENGTH = re.compile("[0-9]{1,19}")
 
 _SEND_SEC = 60.0
 """How long a response may take to go out once its handler is cancelled or its peer is gone."""
@@ -58,20 +75,21 @@ class IncomingBody:
     Attributes:
         limit: How many bytes are kept; of a larger body, none.
         received: How many bytes came in so far.
-        ended: Set once the peer has sent all of it.
+        ended: Whether the peer has sent all of it.
         too_large: Whether it exceeds the limit, by its own declaration or in fact.
     """
 
     def __init__(self, *, limit: int | None, declared: int | None) -> None:
         self.limit = limit
         self.received = 0
-        self.ended = trio.Event()
+        self.ended = False
         self.too_large = limit is not None and (declared or 0) > limit
         self._data = bytearray()
         self._progress = trio.Event()
 
-    def feed(self, data: bytes) -> None:
-        """Add a received piece; a body that is too large is dropped."""
+    def feed(self, message: Any) -> None:
+        """Add what an ``http.request`` message brings; a body that is too large is dropped."""
+        data = message.get("body", b"")
         self.received += len(data)
         if self.limit is not None and self.received > self.limit:
             self.too_large = True
@@ -79,16 +97,18 @@ class IncomingBody:
             self._data.clear()
         else:
             self._data += data
-        self._notify()
-
-    def finish(self) -> None:
-        """Mark the body as complete."""
-        self.ended.set()
-        self._notify()
-
-    def _notify(self) -> None:
+        self.ended = not message.get("more_body", False)
         self._progress.set()
+
+    async def next_message(self) -> None:
+        """Wait until another task has fed the next message."""
         self._progress = trio.Event()
+        await self._progress.wait()
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None, None]:
+        """Have a disconnect cancel the block, as the task that feeds this does anyway."""
+        yield
 
     async def read(self, timeout_sec: float | None) -> bytes:
         """Return the whole body.
@@ -101,11 +121,11 @@ class IncomingBody:
             if timeout_sec is not None:
                 scope.deadline = trio.current_time() + timeout_sec
             await trio.lowlevel.checkpoint()
-            while not self.too_large and not self.ended.is_set():
-                await self._progress.wait()
+            while not self.too_large and not self.ended:
+                await self.next_message()
         if self.too_large:
             raise RequestEntityTooLarge(f"the body exceeds {self.limit} bytes")
-        if not self.ended.is_set():
+        if not self.ended:
             raise RequestTimeout
         return bytes(self._data)
 
@@ -139,17 +159,186 @@ class IncomingBody:
 
     async def drain(self) -> bool:
         """Read and discard the rest; ``False`` if a bound or a pause came before the end."""
-        if self.ended.is_set():
-            await trio.lowlevel.checkpoint()
-            return True
+        if not self.ended:
+            await self._discard()
+        await trio.lowlevel.checkpoint()
+        return self.ended
+
+    async def _discard(self) -> None:
         limit = (self.limit or 0) * _DRAIN_FACTOR
         with trio.move_on_after(_DRAIN_SEC), trio.CancelScope() as pause:
-            while not self.ended.is_set() and self.received <= limit:
+            while not self.ended and self.received <= limit:
                 self._data.clear()
                 pause.deadline = trio.current_time() + _DRAIN_IDLE_SEC
-                await self._progress.wait()
-        await trio.lowlevel.checkpoint()
-        return self.ended.is_set()
+                await self.next_message()
+
+
+class _PulledBody(IncomingBody):
+    """A body that is received by whoever reads it; a disconnect cancels *scope*."""
+
+    def __init__(
+        self, receive: Receive, scope: trio.CancelScope, *, limit: int | None, declared: int | None
+    ) -> None:
+        super().__init__(limit=limit, declared=declared)
+        self._receive = receive
+        self._scope = scope
+
+    async def next_message(self) -> None:
+        """Receive the next message."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.feed(message)
+        elif message["type"] == "http.disconnect":
+            self._scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None, None]:
+        """Have a disconnect cancel the block, and what is around it."""
+        async with background_tasks(self._watch):
+            yield
+
+    async def _watch(self) -> None:
+        while True:
+            await self.next_message()
+
+
+class EndlessBody(ResponseBody):
+    """A response body without an end of its own; a disconnect ends it."""
+
+
+@frozen
+class Answer:
+    """The answer to a `Call`.
+
+    Attributes:
+        kind: The media type of the body.
+        headers: Further headers.
+    """
+
+    body: bytes | EndlessBody
+    status: int = 200
+    kind: str = "application/json"
+    headers: dict[str, str] = field(factory=dict)
+
+    def response(self) -> Response:
+        """Return it as Quart has it."""
+        response = Response(self.body, self.status, mimetype=self.kind)
+        response.headers.update(self.headers)
+        return response
+
+    async def send(self, send: Send, *, close: bool) -> None:
+        """Send a body of bytes, with its head; *close* asks the peer to close the connection."""
+        assert isinstance(self.body, bytes)  # noqa: S101 - the other kind has an owner
+        await send(self._start(close=close, length=len(self.body)))
+        last = self.body
+        if len(last) > _LARGE_BYTES:
+            await _send_pieces(send, last)
+            last = b""
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def stream(self, send: Send, body: IncomingBody) -> None:
+        """Send a body without end; *body* is that of the request."""
+        assert isinstance(self.body, EndlessBody)  # noqa: S101
+        await send(self._start(close=False))
+        async with body.watched(), self.body as pieces:
+            async for piece in pieces:
+                await _send_pieces(send, piece)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _start(self, *, close: bool, length: int | None = None) -> dict[str, Any]:
+        headers = [(b"content-type", self.kind.encode())]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        headers += [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        if close:
+            headers.append((b"connection", b"close"))
+        return {"type": "http.response.start", "status": self.status, "headers": headers}
+
+
+class Call:
+    """A request to one of the server's own routes.
+
+    Attributes:
+        scope: Its ASGI scope.
+        body: Its body.
+    """
+
+    def __init__(self, scope: Any, body: IncomingBody, body_timeout_sec: float | None) -> None:
+        self.scope = scope
+        self.body = body
+        self._body_timeout_sec = body_timeout_sec
+
+    def header(self, name: bytes) -> str | None:
+        """Return a header by its name in lower case; of several, the first."""
+        return _header(self.scope, name)
+
+    @property
+    def peer(self) -> str:
+        """The address of who sent it."""
+        return str((self.scope.get("client") or ["<local>"])[0])
+
+    async def read_json(self) -> Any:
+        """Read the whole body and parse it; raises what `IncomingBody.read_json` raises."""
+        kind = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+        return await self.body.read_json(kind, self._body_timeout_sec)
+
+    async def run(self, handler: Handler, refuse: Refuse, send: Send) -> None:
+        """Call the handler and send its answer, or what *refuse* makes of its error."""
+        try:
+            answer = await handler(self)
+        except Exception as error:  # noqa: BLE001 - the answer says which
+            answer = refuse(error, self.scope)
+        ended = await self.body.drain()  # a step of the loop, in which admitted rollouts begin
+        if isinstance(answer.body, EndlessBody):
+            await answer.stream(send, self.body)
+        else:
+            close = not ended and self.scope["http_version"].startswith("1")
+            await answer.send(send, close=close)
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+Refuse = Callable[[Exception, Any], Answer]
+
+
+async def serve_call(
+    scope: Any,
+    receive: Receive,
+    send: Send,
+    *,
+    handler: Handler,
+    refuse: Refuse,
+    limit: int | None,
+    body_timeout_sec: float | None,
+) -> None:
+    """Serve a request without Quart; a disconnect before its answer cancels the handler.
+
+    Args:
+        scope: The ASGI scope.
+        receive: The ASGI ``receive``.
+        send: The ASGI ``send``.
+        handler: Answers the call.
+        refuse: Returns the answer for an error of the handler.
+        limit: How many bytes the body may have.
+        body_timeout_sec: How long it may take.
+    """
+    length = _header(scope, b"content-length")
+    declared = int(length) if length and _LENGTH.fullmatch(length) else None
+    with trio.CancelScope() as connected:
+        body = _PulledBody(receive, connected, limit=limit, declared=declared)
+        if length is None and scope["http_version"] == "1.1":
+            body.ended = _header(scope, b"transfer-encoding") is None
+        try:
+            await Call(scope, body, body_timeout_sec).run(handler, refuse, send)
+        except OSError:  # the peer is gone, as other ASGI servers say it
+            await trio.lowlevel.checkpoint()
+
+
+def _header(scope: Any, name: bytes) -> str | None:
+    for given, value in scope["headers"]:
+        if given == name:
+            return bytes(value).decode("latin-1")
+    return None
 
 
 class RolloutRequest(TrioRequest):
@@ -183,10 +372,6 @@ async def drain(request: RolloutRequest, response: Response) -> Response:
     return response
 
 
-class EndlessBody(ResponseBody):
-    """A response body without an end of its own; a disconnect ends it."""
-
-
 class RolloutHTTPConnection(TrioASGIHTTPConnection):
     """An HTTP request that reads into an `IncomingBody` and completes its response.
 
@@ -204,9 +389,7 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
         while True:
             message = await receive()
             if message["type"] == "http.request":
-                request.incoming.feed(message.get("body", b""))
-                if not message.get("more_body", False):
-                    request.incoming.finish()
+                request.incoming.feed(message)
             elif message["type"] == "http.disconnect":
                 nursery.cancel_scope.cancel()
                 return
@@ -214,7 +397,7 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
     async def _send_response(self, send: Any, response: Any) -> None:
         async def send_event(event: Any) -> None:
             if event.get("body"):
-                await _send_body(send, event["body"])
+                await _send_pieces(send, event["body"])
             elif event.get("more_body") is False:
                 with trio.move_on_after(_SEND_SEC, shield=True):
                     await send(event)
@@ -228,7 +411,7 @@ class RolloutHTTPConnection(TrioASGIHTTPConnection):
                 await super()._send_response(send_event, response)
 
 
-async def _send_body(send: Any, data: bytes) -> None:
+async def _send_pieces(send: Send, data: bytes) -> None:
     """Send a part of a response in pieces of bounded size.
 
     The ASGI server copies each piece, and lets others run between two of them.

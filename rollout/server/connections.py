@@ -413,7 +413,7 @@ class _Exchange:
     async def _send(self, message: dict[str, Any]) -> None:
         """The ASGI ``send``: the head is written with the first part of the body."""
         connection = self._connection
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()
         if message["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
             if self._http.they_are_waiting_for_100_continue:

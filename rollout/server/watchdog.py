@@ -25,7 +25,7 @@ import trio
 
 from rollout._logs import get_logger
 from rollout.backend.usercode import UserCall
-from rollout.server.asgi import RolloutHTTPConnection
+from rollout.server.asgi import Call, RolloutHTTPConnection
 
 __all__ = ["LoopWatchdog"]
 
@@ -38,7 +38,9 @@ _Place = tuple[FrameType, CodeType, int]
 """The outermost frame of a task, and the innermost code with its position."""
 
 _USER_CALL: CodeType = UserCall.run.__code__
-_REQUEST: CodeType = RolloutHTTPConnection.handle_request.__code__
+_REQUESTS: frozenset[CodeType] = frozenset(
+    {Call.run.__code__, RolloutHTTPConnection.handle_request.__code__}
+)
 
 
 class LoopWatchdog:
@@ -140,7 +142,7 @@ def _whose(frame: FrameType) -> str | None:
         call = frame.f_locals["self"]
         if call.phase != "backend":
             return f"the {call.phase} of rollout {call.rollout_id}"
-    elif frame.f_code is _REQUEST:
+    elif frame.f_code in _REQUESTS:
         scope = frame.f_locals["self"].scope
         peer = (scope.get("client") or ["an unknown peer"])[0]
         return f"the request {scope['method']} {scope['path']} of {peer}"
