@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 import trio
+from quart import request
 from server.faults import (
     API_KEY,
     admit,
@@ -188,3 +190,41 @@ async def test_a_request_of_http_1_0_is_answered():
     async with served_http(make_app()) as http:
         status, body = await raw(http.base_url, b"GET /health HTTP/1.0\r\n\r\n")
         assert (status, json.loads(body)["status"]) == (200, "ok")
+
+
+async def test_an_application_with_functions_around_its_requests_has_them_around_every_route():
+    app = make_app()
+    called: list[str] = []
+
+    @app.after_request
+    async def note(response):
+        await trio.lowlevel.checkpoint()
+        called.append(request.path)
+        return response
+
+    @app.get("/added")
+    async def added() -> str:
+        await trio.lowlevel.checkpoint()
+        return "added"
+
+    async with served_http(app) as http:
+        rollout_id, headers = await admit(http)
+        assert (await http.get(result_path(rollout_id), headers=headers)).status_code == 200
+        assert (await http.get("/added")).text == "added"
+        assert_refused(await http.post("/rollout", content=b"["), 422)
+    assert called == ["/rollout", result_path(rollout_id), "/added", "/rollout"]
+
+
+async def test_below_a_root_path_the_routes_are_the_same():
+    app = make_app()
+    async with (
+        app.serving(),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app, root_path="/mounted"),
+            base_url="http://test/mounted",
+        ) as http,
+    ):
+        assert (await http.get("/health")).status_code == 200
+        rollout_id, headers = await admit(http)
+        response = await http.get(result_path(rollout_id), headers=headers)
+        assert response.status_code == 200

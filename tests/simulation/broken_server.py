@@ -328,20 +328,16 @@ def a_disconnect_deletes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def asgi_app(honest, app, scope, receive, send):
         entry = app.registry._entries.get("".join(scope["path"].split("/")[2:3]))
-        complete = False
 
         async def sending(message):
-            nonlocal complete
+            if message["type"] == "http.response.body":
+                with trio.move_on_after(0.001):
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                    if entry is not None and entry.record.result is not None:
+                        app.registry._entries.pop(entry.rollout_id, None)
             await send(message)
-            complete = complete or message["type"] == "http.response.body"
 
-        async def receiving():
-            message = await receive()
-            lost = message["type"] == "http.disconnect" and not complete
-            if lost and entry is not None and entry.record.result is not None:
-                app.registry._entries.pop(entry.rollout_id, None)
-            return message
-
-        await honest(app, scope, receiving, sending)
+        await honest(app, scope, receive, sending)
 
     wrap(monkeypatch, RolloutServer, "asgi_app", asgi_app)
