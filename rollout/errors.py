@@ -134,10 +134,10 @@ class RolloutProtocolError(RolloutError, RuntimeError):
 class RolloutAdmissionTimeoutError(RolloutError, TimeoutError):
     """``admission_timeout_sec`` ran out before the server admitted the rollout.
 
-    When the deadline fell while a request was on its way, the message says that the
-    admission may have succeeded all the same. Nothing is cancelled on the server in that
-    case: its answer might have been that the id belongs to somebody else's rollout. An
-    admitted rollout that nobody polls ends with its polling lease.
+    When the deadline fell while a request was on its way, or none of the requests got an
+    answer, the message says that the admission may have succeeded all the same. Nothing is
+    cancelled on the server in that case: its answer might have been that the id belongs to
+    somebody else's rollout. An admitted rollout that nobody polls ends with its polling lease.
     """
 
 

@@ -1,9 +1,15 @@
-"""Admission of a rollout: asking until the server has room, or the time is up."""
+"""Admission of a rollout: asking until the server has room, or the time is up.
+
+An admission whose answer was lost is sent again where the server knows its key, see
+`rollout.client.replay`. Elsewhere it may have arrived, and a second one might run it twice.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import random
+import secrets
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Literal
@@ -13,18 +19,30 @@ import trio
 from attrs import define
 
 from rollout._logs import get_logger
-from rollout.client.answers import AdmissionAnswer, Admitted, Busy
+from rollout.client.answers import AdmissionAnswer, Admitted, Busy, Refused
+from rollout.client.replay import LOST, ReplayWindow
 from rollout.codec import dump_request
-from rollout.errors import RolloutAdmissionTimeoutError
-from rollout.rules.retry import lengthened, retry_after_sec
+from rollout.errors import RolloutAdmissionTimeoutError, RolloutProtocolError
+from rollout.rules.retry import (
+    GATEWAY_STATUS_CODES,
+    admission_retry_delay_sec,
+    lengthened,
+    retry_after_sec,
+    shortened,
+)
 from rollout.types import RolloutInitRequest, RolloutResultResponse
 
-__all__ = ["Ask", "BusyNotice", "Progress", "WasAdmitted", "admit"]
+__all__ = ["AdmissionNotices", "Ask", "Progress", "WasAdmitted", "admit"]
 
 logger = get_logger(__name__)
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_DISPROVED = frozenset({httpx.codes.CONFLICT, httpx.codes.SERVICE_UNAVAILABLE})
+"""Refusals which say that no earlier request with the same key was admitted."""
+
+_KEY_BYTES = 24
 _BUSY_SEC = 30.0
+_LOST_SEC = 5.0
 
 Ask = Callable[[RolloutInitRequest, bytes, Callable[[], None]], Awaitable[AdmissionAnswer]]
 """Sends one request for admission, alone or in a batch: the request, the same encoded, and what
@@ -52,10 +70,26 @@ class Progress:
 
 
 @define(eq=False)
-class BusyNotice:
-    """Warns now and then, for all rollouts of a client, while a server has no room for any."""
+class AdmissionNotices:
+    """Warns now and then, for all rollouts of a client, while none is admitted."""
 
     _next_at: float = -math.inf
+    _next_lost_at: float = -math.inf
+
+    def lost(self, rollout_id: str, failure: Exception, delay_sec: float, now: float) -> None:
+        """Log that an admission is sent again; a warning if none was logged lately."""
+        level = logging.DEBUG
+        if now >= self._next_lost_at:
+            self._next_lost_at = now + _LOST_SEC
+            level = logging.WARNING
+        what = f"HTTP {failure.status_code}" if isinstance(failure, RolloutProtocolError) else None
+        logger.log(
+            level,
+            "rollout %s: sending its admission again in %.2f s after %s",
+            rollout_id,
+            delay_sec,
+            what or type(failure).__name__,
+        )
 
     def put_off(self, rollout_id: str, waited_sec: float, now: float) -> None:
         """Log a warning if a rollout has waited for long, and none was logged lately."""
@@ -69,25 +103,59 @@ class BusyNotice:
             )
 
 
+@define(eq=False)
+class _Losses:
+    """The latest requests for an admission, in a row, that the server did not answer.
+
+    Attributes:
+        replay: How long the admission may be sent again.
+        count: How many they are.
+        first_at: When the first of them was sent.
+        end: Until when the admission may be sent again.
+        failure: How they failed: the last of them that may have arrived, if any may have.
+    """
+
+    replay: ReplayWindow
+    count: int = 0
+    first_at: float = math.inf
+    end: float = math.inf
+    failure: Exception | None = None
+
+    async def delay_after(self, failure: Exception, asked_at: float) -> float:
+        """Count a failure; return the backoff, or raise the failure where nothing more is sent."""
+        self.count += 1
+        self.first_at = min(self.first_at, asked_at)
+        if self.failure is None or not isinstance(failure, _NEVER_SENT):
+            self.failure = failure
+        self.end = await self.replay.end(self.first_at)
+        delay = shortened(admission_retry_delay_sec(self.count), random.random())  # noqa: S311
+        if trio.current_time() + delay >= self.end:
+            raise self.failure
+        return delay
+
+
 async def admit(
     ask: Ask,
     request: RolloutInitRequest,
     *,
     timeout_sec: float | None,
+    replay: ReplayWindow,
     progress: Progress | None = None,
-    notice: BusyNotice | None = None,
+    notices: AdmissionNotices | None = None,
 ) -> Admitted:
     """Ask for admission until the server has room, or the time is up.
 
-    Only 429 is tried again, after its ``Retry-After``. A transport error is raised as it is:
-    the request may have arrived, and admitting twice is not ours to risk.
+    After a 429 the request is sent again when its ``Retry-After`` is over. After an answer that
+    was lost, or a 502, 503 or 504, it is where *replay* allows that: elsewhere the request may
+    have arrived, and admitting twice is not ours to risk.
 
     Args:
         ask: Sends one request.
-        request: The request.
+        request: The request; gets an admission key if it has none.
         timeout_sec: How long to ask, in seconds; ``None`` for as long as it takes.
+        replay: How long the request may be sent again.
         progress: Updated with what is known of the admission.
-        notice: Warns of a server that has no room.
+        notices: Warns of a server that admits nothing.
 
     Raises:
         RolloutAdmissionTimeoutError: The time was up first.
@@ -97,38 +165,38 @@ async def admit(
 
     Cancelling this may leave an admitted rollout behind, which ends with its lease.
     """
+    if request.admission_key is None:
+        request.admission_key = secrets.token_urlsafe(_KEY_BYTES)
     body = dump_request(request)
     progress = progress or Progress()
-    notice = notice or BusyNotice()
+    notices = notices or AdmissionNotices()
     started = trio.current_time()
-
-    def sent() -> None:
-        progress.admitted = "unknown"
-
+    losses = _Losses(replay)
     with trio.CancelScope() as scope:
         if timeout_sec is not None:
             scope.deadline = started + timeout_sec
         while True:
-            try:
-                answer = await ask(request, body, sent)
-            except _NEVER_SENT:
-                progress.admitted = "no"
-                raise
+            asked_at = trio.current_time()
+            answer = await _ask_once(ask, request, body, progress, losses)
             if isinstance(answer, Admitted):
                 progress.admitted = "yes"
+                replay.learn(answer.response)
                 return answer
-            if not isinstance(answer, Busy):
-                if answer.certain:
-                    progress.admitted = "no"
-                raise answer.error
-            progress.admitted = "no"
-            delay = lengthened(
-                retry_after_sec(answer.retry_after, datetime.now(UTC)),
-                random.random(),  # noqa: S311 - no secret
-            )
-            now = trio.current_time()
-            notice.put_off(request.rollout_id, now - started, now)
-            logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
+            if isinstance(answer, Busy):
+                progress.admitted = "no"
+                losses = _Losses(replay)
+                delay = lengthened(
+                    retry_after_sec(answer.retry_after, datetime.now(UTC)),
+                    random.random(),  # noqa: S311 - no secret
+                )
+                now = trio.current_time()
+                notices.put_off(request.rollout_id, now - started, now)
+                logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
+            else:
+                if progress.admitted == "no" and not replay.length_sec:
+                    raise answer  # nothing is lost that could be found by asking again
+                delay = await losses.delay_after(answer, asked_at)
+                notices.lost(request.rollout_id, answer, delay, trio.current_time())
             await trio.sleep(delay)
     message = f"rollout {request.rollout_id} was not admitted within {timeout_sec:g} s"
     if progress.admitted == "unknown":
@@ -136,4 +204,38 @@ async def admit(
             "; the admission may have succeeded: a request was under way. The server stops a "
             "rollout that nobody polls once its polling lease has ended"
         )
-    raise RolloutAdmissionTimeoutError(message)
+    raise RolloutAdmissionTimeoutError(message) from losses.failure
+
+
+async def _ask_once(
+    ask: Ask,
+    request: RolloutInitRequest,
+    body: bytes,
+    progress: Progress,
+    losses: _Losses,
+) -> Admitted | Busy | Exception:
+    """Send one request; return its answer, or the failure that an answer may yet follow."""
+    before = progress.admitted
+
+    def sent() -> None:
+        progress.admitted = "unknown"
+
+    with trio.CancelScope(deadline=losses.end):
+        try:
+            answer = await ask(request, body, sent)
+        except httpx.TransportError as error:
+            if isinstance(error, _NEVER_SENT):
+                progress.admitted = before
+            if isinstance(error, LOST):
+                return error
+            raise
+        if not isinstance(answer, Refused):
+            return answer
+        code = answer.error.status_code
+        if answer.certain:
+            disproved = bool(losses.replay.length_sec) and code in _DISPROVED
+            progress.admitted = "no" if disproved else before
+        if code in GATEWAY_STATUS_CODES:
+            return answer.error
+        raise answer.error
+    raise losses.failure or RolloutAdmissionTimeoutError("the admission took too long")

@@ -19,7 +19,7 @@ import trio
 
 from rollout._checks import check_api_key, check_flag, check_number
 from rollout._tasks import sole_error
-from rollout.client.admission import BusyNotice, Progress, admit
+from rollout.client.admission import AdmissionNotices, Progress, admit
 from rollout.client.answers import Admitted
 from rollout.client.bulk import Runner, run_many
 from rollout.client.extensions import ServerExtensions
@@ -29,6 +29,7 @@ from rollout.client.handle import RolloutHandle
 from rollout.client.http import check_url, own_http_client
 from rollout.client.idle import wait_until_idle
 from rollout.client.polling import Poller
+from rollout.client.replay import ReplayWindow
 from rollout.client.wire import Wire
 from rollout.errors import (
     InvalidFieldError,
@@ -116,7 +117,8 @@ class RolloutClient:
         self._handle_ended = trio.Event()
         self._wants_feed = feed
         self._extensions: ServerExtensions | None = None
-        self._busy = BusyNotice()
+        self._notices = AdmissionNotices()
+        self._replay = ReplayWindow(self._wire)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -329,8 +331,9 @@ class RolloutClient:
             self._wire.admit if self._extensions is None else self._extensions.admit,
             request,
             timeout_sec=self.admission_timeout_sec,
+            replay=self._replay,
             progress=progress,
-            notice=self._busy,
+            notices=self._notices,
         )
 
     async def _poll(self, handle: RolloutHandle, admitted: Admitted) -> None:

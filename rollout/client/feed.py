@@ -162,7 +162,9 @@ class Followed:
     def delay_after(self, kind: FailureKind, now: float) -> float | None:
         """Count a failure; return the backoff before the next attempt, ``None`` to give up."""
         if self._schedule is None:
-            self._schedule = ResultRetrySchedule(self.request_sec, self.poller.lease_deadline)
+            self._schedule = ResultRetrySchedule(
+                self.request_sec, self.poller.lease_deadline, durable=self.poller.durable
+            )
         return self._schedule.delay_after(kind, now)
 
     def may_try(self, now: float) -> bool:

@@ -20,7 +20,7 @@ from rollout.rules.retry import (
     FailureKind,
     ResultRetrySchedule,
 )
-from rollout.types import RolloutInitResponse, RolloutResultResponse, RolloutStatus
+from rollout.types import DURABLE_RESULTS, RolloutInitResponse, RolloutResultResponse, RolloutStatus
 
 __all__ = ["RETRYABLE", "Poller"]
 
@@ -57,6 +57,11 @@ class Poller:
     def admission(self) -> RolloutInitResponse:
         """The server's answer that admitted the rollout."""
         return self.admitted.response
+
+    @property
+    def durable(self) -> bool:
+        """Whether the server keeps the rollout's lease and result when its process ends."""
+        return DURABLE_RESULTS in self.admission.extensions
 
     @property
     def rollout_id(self) -> str:
@@ -108,7 +113,9 @@ class Poller:
         """Send one poll, and its retries."""
         admission = self.admission
         schedule = ResultRetrySchedule(
-            admission.result_wait_timeout_sec + RESULT_READ_GRACE_SEC, self.lease_deadline
+            admission.result_wait_timeout_sec + RESULT_READ_GRACE_SEC,
+            self.lease_deadline,
+            durable=self.durable,
         )
         failure: Exception | None = None
         while True:

@@ -1,9 +1,12 @@
-"""Retries of result requests, and the wait after a refused admission.
+"""Retries of result requests and of admissions, and the wait after a refused admission.
 
 Each result GET has two independent schedules: one for failures of the connection, one for a
 gateway that answers 502, 503 or 504 in the server's place. A retry may start only if its
 backoff and one full request fit before the last confirmed end of the lease. A failed request
 may never have reached the server, so it confirms nothing and moves no deadline.
+
+Where results outlive the server's process, both schedules go on at their last pace, since the
+server may be about to come back.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ __all__ = [
     "TRANSPORT_RETRY_DELAYS_SEC",
     "FailureKind",
     "ResultRetrySchedule",
+    "admission_retry_delay_sec",
     "fits",
     "lengthened",
     "rerun_delay_sec",
@@ -39,6 +43,7 @@ DEFAULT_RETRY_AFTER_SEC = 1.0
 MIN_RETRY_AFTER_SEC = 0.05
 MAX_RETRY_AFTER_SEC = 60.0
 
+_LONGEST_DELAY_SEC = 8.0
 _JITTER = 0.5
 _LONGEST_RERUN_DELAY_SEC = 30
 
@@ -71,11 +76,13 @@ class ResultRetrySchedule:
     Attributes:
         request_sec: How long one full request may take, in seconds.
         lease_deadline: The last confirmed end of the lease.
+        durable: Whether results outlive the server's process, so that the delays do not run out.
         failures: How many failures of each kind there were.
     """
 
     request_sec: float
     lease_deadline: float
+    durable: bool = False
     failures: dict[FailureKind, int] = field(factory=lambda: dict.fromkeys(FailureKind, 0))
 
     @property
@@ -88,9 +95,12 @@ class ResultRetrySchedule:
         delays = _DELAYS[kind]
         spent = self.failures[kind]
         self.failures[kind] += 1
-        if spent >= len(delays):
+        if spent < len(delays):
+            delay = delays[spent]
+        elif self.durable:
+            delay = min(delays[-1] * 2.0 ** min(spent - len(delays) + 1, 8), _LONGEST_DELAY_SEC)
+        else:
             return None
-        delay = delays[spent]
         return delay if self.may_start(now, delay_sec=delay) else None
 
     def may_start(self, now: float, *, delay_sec: float = 0.0) -> bool:
@@ -101,6 +111,11 @@ class ResultRetrySchedule:
             request_sec=self.request_sec,
             lease_deadline=self.lease_deadline,
         )
+
+
+def admission_retry_delay_sec(failures: int) -> float:
+    """Return how long to wait after so many lost answers in a row: 0.25, 0.5, 1, 2 … 8 s."""
+    return min(0.25 * 2.0 ** min(failures - 1, 5), _LONGEST_DELAY_SEC)
 
 
 def lengthened(delay_sec: float, draw: float) -> float:

@@ -22,7 +22,7 @@ from rollout.rules import SeenState
 from rollout.server.entry import Entry
 from rollout.server.feed import Feed
 from rollout.server.registry import RolloutRegistry
-from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutInitResponse, RolloutStatus
+from rollout.types import RolloutInitRequest, RolloutInitResponse, RolloutStatus
 
 __all__ = [
     "MAX_BATCH",
@@ -192,6 +192,6 @@ def _outcome(registry: RolloutRegistry, attempt: _Attempt) -> dict[str, Any]:
         polling_lease_token=attempt.token,
         result_wait_timeout_sec=registry.result_wait_timeout_sec,
         polling_lease_timeout_sec=registry.polling_lease_timeout_sec,
-        extensions=list(EXTENSIONS),
+        extensions=list(registry.extensions),
     )
     return {"status_code": 202, "admission": unstructure(admission)}

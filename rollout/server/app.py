@@ -74,7 +74,6 @@ from rollout.server.shutdown import ShutdownBudget, StagedShutdown
 from rollout.server.state import Durability, SQLiteStore
 from rollout.server.watchdog import LoopWatchdog
 from rollout.types import (
-    EXTENSIONS,
     POLLING_LEASE_HEADER,
     SEEN_STATE_HEADER,
     CancelRolloutsRequest,
@@ -552,7 +551,8 @@ async def _health(app: RolloutServer, _call: Call) -> Answer:
     payload.setdefault("status", "ok")
     payload["instance_id"] = app.instance_id
     payload["process_id"] = app.process_id
-    payload["extensions"] = list(EXTENSIONS)
+    payload["extensions"] = list(app.registry.extensions)
+    payload["polling_lease_timeout_sec"] = app.registry.polling_lease_timeout_sec
     payload["lifecycle"] = unstructure(app.registry.lifecycle)
     if app.registry.store is not None:
         trouble = app.registry.trouble

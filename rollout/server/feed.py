@@ -88,6 +88,8 @@ class Feed:
     closed: bool = False
     # The states that its reader has seen; polls are answered apart from them.
     _seen: dict[Entry, SeenState] = field(factory=dict)
+    # What they had seen when the lines under way were taken.
+    _seen_before: dict[Entry, SeenState] = field(factory=dict)
     _marked: OrderedDict[Entry, None] = field(factory=OrderedDict)
     _taken_over: list[str] = field(factory=list)
     _wake: trio.Event = field(factory=trio.Event)
@@ -95,7 +97,8 @@ class Feed:
     def attach(self, entry: Entry, seen: SeenState) -> None:
         """Start to report an entry, beginning with the state that was not seen yet.
 
-        A feed that has reported it so far says that it does so no longer.
+        A feed that has reported it so far says that it does so no longer. This one, if it did,
+        reports it anew: its reader may have dropped what it was sent.
         """
         if entry.feed is not None and entry.feed is not self:
             entry.feed.lose(entry)
@@ -158,16 +161,17 @@ class Feed:
                 large = [line, b"\n"]
             size += len(line)
             taken.append((entry, entry.record.state))
+            self._seen_before[entry] = self._seen[entry]
         return ([b"".join(lines)] if lines else []) + large, taken
 
     def sent(self, taken: Iterable[tuple[Entry, SeenState]]) -> None:
         """Note that these states were sent; an entry that has ended is detached.
 
-        While they did, an entry may have moved on, which has marked it again; or another feed
-        may have taken it over, which reports it anew.
+        Meanwhile an entry may have moved on, which has marked it again; or it was attached
+        again, to this feed or another one, which reports it anew.
         """
         for entry, state in taken:
-            if entry not in self._seen:
+            if self._seen.get(entry) is not self._seen_before.pop(entry):
                 continue
             self._seen[entry] = state
             if is_terminal(state.status):

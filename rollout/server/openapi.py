@@ -190,6 +190,7 @@ _BY_HAND: dict[str, Schema] = {
             "instance_id": _TOKEN,
             "process_id": _TOKEN,
             "extensions": _NAMES,
+            "polling_lease_timeout_sec": {"type": "number", "exclusiveMinimum": 0},
             "lifecycle": _ref("RolloutLifecycle"),
         }
     ),

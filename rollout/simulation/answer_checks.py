@@ -172,6 +172,7 @@ class _Reported:
         released: Feeds that have said that it was taken from them.
         early: What a feed told before the answer to the batch that attached it.
         seen: What its client said to have seen, by the request for a feed.
+        replays: When admissions came that were sent again, by their requests.
     """
 
     history: History
@@ -185,6 +186,7 @@ class _Reported:
     released: set[int] = field(factory=set)
     early: dict[int, State] = field(factory=dict)
     seen: dict[int, str | None] = field(factory=dict)
+    replays: dict[int, float] = field(factory=dict)
 
     def take(self, event: Event) -> str | None:
         """Process the next event; return what is wrong with it, if anything."""
@@ -198,8 +200,21 @@ class _Reported:
         if route == "batch" and event.what == "server-answered":
             feed = event.detail.get("feed", 0)
             if feed and feed not in self.closed | self.over and event.detail["status"] == _ACCEPTED:
+                replayed_at = self.replays.get(event.detail["request"])
+                if replayed_at is not None:
+                    return self._opened(feed, self.early.get(feed, State()), replayed_at)
                 self._attach(feed, self.early.get(feed, State()), self.rollout.time_of("admitted"))
+        elif route == "batch" and self.rollout.is_replay(event):
+            self._forget_told(event)
         return None
+
+    def _forget_told(self, replay: Event) -> None:
+        """Take that its feed tells it once more, as an admission comes again."""
+        self.replays[replay.detail["request"]] = replay.time
+        self.early.clear()
+        self.over.clear()
+        if self.current is not None:
+            self.current.seen = State()
 
     def _take_feed(self, event: Event) -> str | None:
         number, now = event.detail["request"], event.time
@@ -211,7 +226,7 @@ class _Reported:
             self.closed.add(number)
             return self.leave(number, now)
         elif event.detail.get("refused") is False:
-            return self._opened(number, now)
+            return self._opened(number, state_of(self.seen.get(number)), now)
         elif event.detail.get("taken_over"):
             self.lost.pop(number, None)
             self.released.add(number)
@@ -219,14 +234,16 @@ class _Reported:
             return self._told(number, event)
         return None
 
-    def _opened(self, number: int, now: float) -> str | None:
+    def _opened(self, number: int, seen: State, now: float) -> str | None:
         before, message = self.current, None
-        if before is not None:
+        if before is not None and before.request == number:
+            self._look(now)
+        elif before is not None:
             message = self.leave(before.request, now)
             until = now + _WRITES * before.write_sec + EPSILON_SEC
             if before.request not in self.released:
                 self.lost[before.request] = self.history.delayed(now, until)
-        self._attach(number, state_of(self.seen.get(number)), now)
+        self._attach(number, seen, now)
         return message
 
     def _attach(self, number: int, seen: State, now: float) -> None:

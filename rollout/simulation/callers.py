@@ -123,7 +123,8 @@ class _Caller:
         request = RolloutInitRequest(**self.plan.arguments())
         if self.feed:
             # Nobody is going to follow it through a feed.
-            return await admit(self.client._wire.admit, request, timeout_sec=None)  # noqa: SLF001
+            ask, replay = self.client._wire.admit, self.client._replay  # noqa: SLF001
+            return await admit(ask, request, timeout_sec=None, replay=replay)
         return await self.client._admit(request)  # noqa: SLF001 - two processes share a token
 
     async def poll(self, admitted: Admitted) -> None:

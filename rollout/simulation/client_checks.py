@@ -15,8 +15,8 @@ from rollout.simulation.workload import Caller
 
 __all__ = [
     "check_bulk",
+    "check_cancels_not_replayed",
     "check_local_cancel",
-    "check_requests_not_replayed",
     "check_retries",
     "check_seen_statuses",
 ]
@@ -30,13 +30,10 @@ _READ_GRACE_SEC = 10.0
 _SHARED = {"batch", "feed", "renew"}
 """The routes of requests that are about many rollouts."""
 
-_UNDER_WAY = {"poll", "feed", "renew"}
+_UNDER_WAY = {"poll", "batch", "feed", "renew"}
 """Where a request may be sent in the very moment in which its handle is cancelled."""
 
 _ADMISSIONS = {"admit", "batch"}
-_BUSY = {429}
-_NOT_TAKEN = {404, 405, 413, 429, 501}
-"""What a batch is answered if none of its rollouts was admitted."""
 
 
 def check_seen_statuses(checked: Checked) -> Iterator[Finding]:
@@ -181,21 +178,9 @@ def _take_end(
         state.failed(event)
 
 
-def check_requests_not_replayed(checked: Checked) -> Iterator[Finding]:
-    """Check that an admission is sent again only after a refusal, and a cancel request never."""
+def check_cancels_not_replayed(checked: Checked) -> Iterator[Finding]:
+    """Check that a cancel request is never sent again."""
     for call in checked.history.calls:
-        refused, latest = True, 0
-        for event in call.of("sent", "failed", "answered", "gave-up"):
-            route = event.detail["route"]
-            if route not in _ADMISSIONS:
-                continue
-            if event.what == "sent":
-                if not refused:
-                    yield Finding(call.rollout_id, "its admission was sent again", event.time)
-                refused, latest = False, event.detail["request"]
-            elif event.detail["request"] == latest:
-                turned_down = _NOT_TAKEN if route == "batch" else _BUSY
-                refused = event.detail.get("status") in turned_down
         asked = len(call.of("cancels"))
         sent = call.of("sent", route="cancel")
         plan = checked.plans.get(call.rollout_id)
@@ -276,7 +261,7 @@ class _Bulk:
         in_flight: What was asked for, and has no outcome.
         admitted: What is on the server for it, as far as it knows.
         troubled: Whose latest request failed, and when.
-        succeeded: What has ended as a success, in order.
+        succeeded: What has ended as a success, and when.
         ended: What it need not wait for any longer.
         early: How rollouts ended, by a feed, whose admissions are not answered yet.
         chosen: What it returned.
@@ -290,7 +275,7 @@ class _Bulk:
     in_flight: dict[str, None] = field(factory=dict)
     admitted: dict[str, None] = field(factory=dict)
     troubled: dict[str, float] = field(factory=dict)
-    succeeded: list[str] = field(factory=list)
+    succeeded: dict[str, float] = field(factory=dict)
     ended: set[str] = field(factory=set)
     early: dict[str, str | None] = field(factory=dict)
     chosen: list[str] = field(factory=list)
@@ -335,7 +320,7 @@ class _Bulk:
                 if event.detail["fault"] in _GARBLED:
                     self.ended.add(rollout_id)  # nobody can tell whether it was admitted
         elif event.what in {"result", "call-failed"}:
-            self._ended(rollout_id, event.detail.get("state"))
+            self._ended(rollout_id, event.detail.get("state"), event.time)
         elif event.what == "chosen":
             self.chosen.append(rollout_id)
         elif _failed(event):
@@ -351,13 +336,13 @@ class _Bulk:
         if event.detail["route"] in _ADMISSIONS:
             state = self.early.pop(rollout_id, None)
             if state is not None:
-                self._ended(rollout_id, state)
+                self._ended(rollout_id, state, event.time)
             elif rollout_id not in self.ended:
                 self.admitted[rollout_id] = None
         elif "digest" in event.detail and rollout_id in self.early:
             self.early[rollout_id] = event.detail["state"]
         elif "digest" in event.detail:
-            self._ended(rollout_id, event.detail["state"])
+            self._ended(rollout_id, event.detail["state"], event.time)
 
     def _cancels(self, event: Event) -> Iterator[Finding]:
         for rollout_id in event.rollout_id.split(","):
@@ -371,7 +356,7 @@ class _Bulk:
         for rollout_id in self.admitted:
             if self.troubled.get(rollout_id, math.inf) > self.left_at - EPSILON_SEC and not paused:
                 yield Finding(rollout_id, "a block ended and left it on the server", now)
-        if self.chosen != self.succeeded[: len(self.chosen)] and self.how == "first":
+        if self.how == "first" and not self._chose_the_first():
             yield Finding(self.chosen[0], "is not among the first successes", now)
         if self.how == "all":
             for rollout_id in self.in_flight:
@@ -379,9 +364,17 @@ class _Bulk:
         self.admitted.clear()
         self.in_flight.clear()
 
-    def _ended(self, rollout_id: str, state: str | None) -> None:
+    def _chose_the_first(self) -> bool:
+        """Whether the chosen ones came first, in order; those of one moment in any."""
+        times = [self.succeeded.get(rollout_id, math.inf) for rollout_id in self.chosen]
+        firsts = sorted(self.succeeded.values())[: len(times)]
+        return len(firsts) == len(times) and all(
+            abs(time - first) <= EPSILON_SEC for time, first in zip(times, firsts, strict=True)
+        )
+
+    def _ended(self, rollout_id: str, state: str | None, now: float) -> None:
         if state == "success" and rollout_id not in self.ended:
-            self.succeeded.append(rollout_id)
+            self.succeeded.setdefault(rollout_id, now)
         self.ended.add(rollout_id)
         self.admitted.pop(rollout_id, None)
         self.in_flight.pop(rollout_id, None)

@@ -79,6 +79,7 @@ class ServedRollout:
         contacts: When its caller showed itself before the end: its admission, every poll with
             its token that arrived, and every renewal by a request about a feed that arrived.
         renewed_by: The latest request that renewed its lease, or admitted it.
+        keys: The admission keys of the requests for it that were under way at its admission.
         shutdown_at: When the shutdown of its process began, if it did.
         lost_at: When its process was gone with it, if it was.
         closed_at: When the shutdown of its process was over, if it was; from then on the
@@ -91,6 +92,7 @@ class ServedRollout:
     answers: list[Event] = field(factory=list)
     contacts: list[float] = field(factory=list)
     renewed_by: int = 0
+    keys: frozenset[int | None] = frozenset()
     shutdown_at: float = math.inf
     lost_at: float = math.inf
     closed_at: float = math.inf
@@ -109,7 +111,7 @@ class ServedRollout:
                 self._contact(event)
             case "arrived" if is_own_poll(event):
                 self._contact(event)
-            case "arrived" if is_own_renewal(event):
+            case "arrived" if is_own_renewal(event) or self.is_replay(event):
                 self._to_be_renewed = True
                 self.renewed_by = event.detail["request"]
             case "lease-renewed" if self._to_be_renewed:
@@ -121,6 +123,16 @@ class ServedRollout:
         if "finished" not in self._by_kind:
             self.contacts.append(event.time)
             self.renewed_by = event.detail.get("request", self.renewed_by)
+
+    @property
+    def key(self) -> int | None:
+        """Its admission key; ``None`` without one, or where it could be one of several."""
+        return next(iter(self.keys)) if len(self.keys) == 1 else None
+
+    def is_replay(self, event: Event) -> bool:
+        """Whether a request arrives that asks for its admission again."""
+        key = event.detail.get("key")
+        return event.what == "arrived" and key is not None and key in self.keys
 
     def all(self, what: str) -> Sequence[Event]:
         """Return the events of a kind, in order."""
@@ -214,7 +226,7 @@ class History:
     calls: list[Call] = field(factory=list)
     world: list[Event] = field(factory=list)
     cancels: list[tuple[int, Event]] = field(factory=list)
-    _asking: dict[tuple[int, str], int] = field(factory=dict)
+    _asking: dict[tuple[int, str], dict[int, Event]] = field(factory=dict)
     _shutdowns: dict[int, float] = field(factory=dict)
     _current: dict[tuple[int, str], ServedRollout] = field(factory=dict)
     _earlier: dict[tuple[int, str], ServedRollout] = field(factory=dict)
@@ -298,16 +310,20 @@ class History:
         if event.what == "admitted":
             if key in current:
                 self._earlier[key] = current[key]
+            asking = self._asking.get(key, {})
             current[key] = ServedRollout(
                 *key,
-                renewed_by=self._asking.get(key, 0),
+                renewed_by=max(asking, default=0),
+                keys=frozenset(request.detail.get("key") for request in asking.values()),
                 shutdown_at=self._shutdowns.get(key[0], math.inf),
             )
             self.rollouts.append(current[key])
         elif event.what == "arrived" and event.detail["route"] in {"admit", "batch"}:
-            self._asking[key] = event.detail["request"]
+            self._asking.setdefault(key, {})[event.detail["request"]] = event
         elif event.what == "arrived" and event.detail["route"] == "cancel":
             self.cancels.append((key[0], event))
+        elif event.what == "server-answered" and key in self._asking:
+            self._asking[key].pop(event.detail["request"], None)
         if event.detail.get("earlier") and key in self._earlier:
             self._earlier[key].add(event)  # the id was in use again before a feed told of its end
         elif key in current:

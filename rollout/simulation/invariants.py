@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
+from rollout.simulation.admission_checks import (
+    check_admission_keys,
+    check_admissions_not_replayed,
+)
 from rollout.simulation.answer_checks import (
     check_cancel_requests,
     check_feeds,
@@ -18,8 +22,8 @@ from rollout.simulation.answer_checks import (
 )
 from rollout.simulation.client_checks import (
     check_bulk,
+    check_cancels_not_replayed,
     check_local_cancel,
-    check_requests_not_replayed,
     check_retries,
     check_seen_statuses,
 )
@@ -42,7 +46,8 @@ INVARIANTS: Mapping[str, str] = {
     "one-execution": "at most one execution and one terminal result for an id in a process",
     "forward-only": "no observer sees a status go back, or a start time change",
     "lease-safety": "who polls within the lease keeps it; silence ends it at its deadline",
-    "retry-in-lease": "a poll is retried only within the lease; nothing else is ever replayed",
+    "retry-in-lease": "polls, and admissions with a key, are repeated only within the lease",
+    "admission-keys": "one admission key starts one execution and has one token",
     "slots": "slots never exceed the limit, and none leaks",
     "local-cancel": "cancelling a handle sends nothing; cancelling a rollout keeps it polling",
     "retention": "a result stays readable for its time, its id reserved until all is over",
@@ -61,7 +66,9 @@ _CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
     ("forward-only", check_seen_statuses),
     ("lease-safety", check_leases),
     ("retry-in-lease", check_retries),
-    ("retry-in-lease", check_requests_not_replayed),
+    ("retry-in-lease", check_admissions_not_replayed),
+    ("retry-in-lease", check_cancels_not_replayed),
+    ("admission-keys", check_admission_keys),
     ("slots", check_slots),
     ("local-cancel", check_local_cancel),
     ("retention", check_retention),

@@ -144,8 +144,9 @@ def _held_at_most(history: History, rollout: ServedRollout, lease: float) -> tup
 
 def check_retention(checked: Checked) -> Iterator[Finding]:
     """Check that a result stays readable for its time, and its id reserved until all is over."""
-    history, retention = checked.history, checked.options.result_retention_sec
+    history = checked.history
     for rollout in history.rollouts:
+        retention = _retention_sec(checked, rollout)
         yield from _check_answers(checked, rollout)
         finished = rollout.time_of("finished")
         forgotten = rollout.time_of("forgotten")
@@ -162,9 +163,17 @@ def check_retention(checked: Checked) -> Iterator[Finding]:
             yield Finding(rollout.rollout_id, "its id was not given back in time", late)
 
 
+def _retention_sec(checked: Checked, rollout: ServedRollout) -> float:
+    """Return how long a result stays readable: with a key, while its admission may be repeated."""
+    retention = checked.options.result_retention_sec
+    if rollout.keys <= {None}:
+        return retention
+    return max(retention, checked.options.polling_lease_timeout_sec)
+
+
 def _check_answers(checked: Checked, rollout: ServedRollout) -> Iterator[Finding]:
     """Check what polls and admissions of its id were answered while it was known."""
-    readable_until = rollout.time_of("finished") + checked.options.result_retention_sec
+    readable_until = rollout.time_of("finished") + _retention_sec(checked, rollout)
     forgotten = rollout.time_of("forgotten")
     came: dict[int, Event] = {}
     for event in rollout.events:
@@ -183,7 +192,9 @@ def _check_answers(checked: Checked, rollout: ServedRollout) -> Iterator[Finding
             if "digest" in event.detail and arrival.time > forgotten + EPSILON_SEC:
                 yield Finding(rollout.rollout_id, "could be read after its time", event.time)
         known = handled < min(forgotten, rollout.lost_at) - EPSILON_SEC
-        if route in {"admit", "batch"} and known and status not in _REFUSALS:
+        if route not in {"admit", "batch"} or not known or rollout.is_replay(arrival):
+            continue
+        if status not in _REFUSALS:
             message = f"an admission of its id was answered {status}, not 409"
             yield Finding(rollout.rollout_id, message, event.time)
 
@@ -289,7 +300,8 @@ def _awaited_until(
     for event in (event for event in rollout.events if event.time <= end):
         detail = event.detail
         route, later = detail.get("route"), event.time + _BETWEEN_POLLS_SEC
-        if event.what == "admitted" or is_own_poll(event) or is_own_renewal(event):
+        polled = is_own_poll(event) or is_own_renewal(event) or rollout.is_replay(event)
+        if event.what == "admitted" or polled:
             least = most = later
             if route == "poll":
                 held.add(detail["request"])

@@ -26,7 +26,7 @@ from attrs import define, field
 from rollout.simulation.faults import Fate, Fault, FaultPlan, Route
 from rollout.simulation.server import Exchange, SimulatedServer
 from rollout.simulation.trace import Trace
-from rollout.types import POLLING_LEASE_HEADER, SEEN_STATE_HEADER
+from rollout.types import ADMISSION_KEYS, POLLING_LEASE_HEADER, SEEN_STATE_HEADER
 
 __all__ = ["SimulatedTransport"]
 
@@ -37,6 +37,7 @@ _TERMINAL = {"success", "failure", "cancelled"}
 _FOREIGN = b'{"rollout_id":"somebody-elses","status":"running"}'
 _NOTHING: Mapping[str, dict[str, Any]] = {}
 _NO_SEEN: Mapping[str, str | None] = {}
+_NO_KEYS: Mapping[str, str] = {}
 _GATEWAY_BODIES = {
     "json": (b'{"detail":"upstream"}', "application/json"),
     "html": (b"<html><body><h1>Bad gateway</h1></body></html>", "text/html"),
@@ -56,6 +57,7 @@ class _Request:
         many: For a request about many rollouts, which, with the lease token of each.
         seen: What the client says to have seen of each rollout.
         feed: The token of the feed that it names, empty without one.
+        keys: The admission keys in it, by rollout.
         arrived_at: When it reached the server.
     """
 
@@ -68,6 +70,7 @@ class _Request:
     many: dict[str, str] | None = None
     feed: str = ""
     seen: Mapping[str, str | None] = _NO_SEEN
+    keys: Mapping[str, str] = _NO_KEYS
     arrived_at: float = 0.0
 
     @property
@@ -89,6 +92,7 @@ class _Memory:
             them which admission of its id it comes from.
         opened_by: The request that opened each of those feeds, by its token.
         ended: When a feed told the end of a rollout, by its token and the id.
+        secrets: A number for each admission key and lease token, which stands for it in traces.
     """
 
     numbers: Iterator[int] = field(factory=lambda: itertools.count(1))
@@ -98,6 +102,15 @@ class _Memory:
     feeds: dict[str, dict[str, int]] = field(factory=dict)
     opened_by: dict[str, int] = field(factory=dict)
     ended: dict[tuple[str, str], float] = field(factory=dict)
+    secrets: dict[str, int] = field(factory=dict)
+
+    def number_of(self, secret: str) -> int:
+        """Return the number of a key or token."""
+        return self.secrets.setdefault(secret, len(self.secrets) + 1)
+
+    def keys(self, request: _Request) -> dict[str, dict[str, Any]]:
+        """Return the number of each admission key in a request, by rollout."""
+        return {name: {"key": self.number_of(key)} for name, key in request.keys.items()}
 
     def lease(self, request: _Request, rollout_id: str) -> str:
         """Return whose lease token a request carries: ``own``, ``other``, or an empty string."""
@@ -161,6 +174,8 @@ class _Memory:
                         self.attach(*about)
 
     def _admitted(self, admission: dict[str, Any]) -> None:
+        if self.tokens.get(admission["rollout_id"]) == admission["polling_lease_token"]:
+            return  # it was admitted before, and asked for again
         self.tokens[admission["rollout_id"]] = admission["polling_lease_token"]
         self.admissions[admission["rollout_id"]] += 1
         self.polled.pop(admission["rollout_id"], None)
@@ -169,7 +184,7 @@ class _Memory:
         """Return the body of an answer; of the first one if it is to be stale."""
         if not whole and request.route is Route.ADMIT and b'"extensions"' in exchange.body:
             admission = json.loads(exchange.body)
-            del admission["extensions"]
+            admission["extensions"] = [ADMISSION_KEYS]
             return json.dumps(admission).encode()
         if request.route is not Route.POLL or exchange.status != httpx.codes.OK:
             return exchange.body
@@ -222,7 +237,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if this.route is Route.RENEW:
             this.many = dict.fromkeys(self.memory.attached(this.feed), "")
         fate = self.plan.fate(this.route)
-        self.record("client", "sent", this, fault=str(fate.fault))
+        self.record("client", "sent", this, self.memory.keys(this), fault=str(fate.fault))
         try:
             if this.route is Route.FEED:
                 return await self._open_feed(this, fate)
@@ -299,6 +314,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             exchange.disconnect()
         status, detail = exchange.status, _detail_of(exchange.status, exchange.body)
         each = _outcomes(this, status, exchange.body, self.memory.opened_by)
+        for rollout_id, token in _tokens(this, status, exchange.body).items():
+            each.setdefault(rollout_id, {})["token"] = self.memory.number_of(token)
         self.record(
             "network", "server-answered", this, each, status=status, process=number, **detail
         )
@@ -330,8 +347,9 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
 
     def _record_arrival(self, this: _Request, process: int) -> None:
         each: dict[str, dict[str, Any]] = {}
+        keys = self.memory.keys(this)
         for about in this.about:
-            each[about] = {"lease": self.memory.lease(this, about)}
+            each[about] = {"lease": self.memory.lease(this, about), **keys.get(about, _NOTHING)}
             if about in this.seen:
                 each[about]["seen"] = this.seen[about]
         self.record("network", "arrived", this, each, lease="", process=process)
@@ -597,14 +615,16 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
     route, rollout_id = Route.OTHER, ""
     many: dict[str, str] | None = None
     feed = ""
-    seen = _NO_SEEN
+    seen, keys = _NO_SEEN, _NO_KEYS
     if parts == ["health"]:
         route = Route.HEALTH
     elif parts == ["rollout", "cancel"]:
         route = Route.CANCEL
         rollout_id = ",".join(json.loads(body).get("ids") or [])
     elif parts == ["rollout"]:
-        route, rollout_id = Route.ADMIT, json.loads(body)["rollout_id"]
+        content = json.loads(body)
+        route, rollout_id = Route.ADMIT, content["rollout_id"]
+        keys = _keys([content])
     elif len(parts) == 3:  # noqa: PLR2004 - rollout, id, result
         route, rollout_id = Route.POLL, parts[1]
         seen = {rollout_id: request.headers.get(SEEN_STATE_HEADER)}
@@ -612,6 +632,7 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
         content = json.loads(body)
         route, feed = Route.BATCH, content.get("feed") or ""
         many = {item["rollout_id"]: "" for item in content["rollouts"]}
+        keys = _keys(content["rollouts"])
     elif parts == ["rollouts", "feed"]:
         leases = json.loads(body)["leases"]
         route = Route.FEED
@@ -620,7 +641,26 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
     elif parts == ["rollouts", "renew"]:
         route, feed = Route.RENEW, json.loads(body)["feed"] or ""
     token = request.headers.get(POLLING_LEASE_HEADER, "")
-    return _Request(request, body, number, route, rollout_id, token, many, feed, seen)
+    return _Request(request, body, number, route, rollout_id, token, many, feed, seen, keys)
+
+
+def _keys(requests: Iterable[dict[str, Any]]) -> Mapping[str, str]:
+    """Return the admission keys of requests, by rollout."""
+    return {
+        item["rollout_id"]: item["admission_key"] for item in requests if item.get("admission_key")
+    }
+
+
+def _tokens(this: _Request, status: int, body: bytes) -> dict[str, str]:
+    """Return the lease tokens in the answer to an admission, by rollout."""
+    if this.route is Route.ADMIT and status == httpx.codes.ACCEPTED:
+        admissions = [json.loads(body)]
+    elif this.route is Route.BATCH and status == httpx.codes.OK:
+        outcomes = json.loads(body)["outcomes"]
+        admissions = [outcome["admission"] for outcome in outcomes if "admission" in outcome]
+    else:
+        return {}
+    return {admission["rollout_id"]: admission["polling_lease_token"] for admission in admissions}
 
 
 def _outcomes(

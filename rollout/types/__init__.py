@@ -8,6 +8,8 @@ from rollout.types.config import AgentWorkflowConfig, BaseConfig, ConcurrencyCon
 from rollout.types.execution import ExecutionOutcome, ExecutionRequest, ExecutionResult
 from rollout.types.output import AgentWorkflowOutput, MessageDict, Messages
 from rollout.types.protocol import (
+    ADMISSION_KEYS,
+    DURABLE_RESULTS,
     EXTENSIONS,
     POLLING_LEASE_HEADER,
     SEEN_STATE_HEADER,
@@ -21,6 +23,8 @@ from rollout.types.protocol import (
 from rollout.types.sample import MODEL_ENDPOINT, RolloutErrorCategory, RolloutSample, RolloutStatus
 
 __all__ = [
+    "ADMISSION_KEYS",
+    "DURABLE_RESULTS",
     "EXTENSIONS",
     "MODEL_ENDPOINT",
     "POLLING_LEASE_HEADER",

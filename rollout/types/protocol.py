@@ -34,6 +34,8 @@ from rollout.types.sample import (
 )
 
 __all__ = [
+    "ADMISSION_KEYS",
+    "DURABLE_RESULTS",
     "EXTENSIONS",
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
@@ -45,7 +47,10 @@ __all__ = [
     "RolloutResultResponse",
 ]
 
-EXTENSIONS = ("batch-admission", "result-feed", "admission-keys")
+ADMISSION_KEYS = "admission-keys"
+"""The extension that lets an admission be sent again."""
+
+EXTENSIONS = ("batch-admission", "result-feed", ADMISSION_KEYS)
 """The extensions that a server of this library announces.
 
 ``batch-admission``: ``POST /rollouts`` admits many rollouts. ``result-feed``:
@@ -54,6 +59,9 @@ EXTENSIONS = ("batch-admission", "result-feed", "admission-keys")
 `RolloutInitRequest.admission_key` may be sent again, and gets the same answer. Other clients and
 servers ignore the announcement.
 """
+
+DURABLE_RESULTS = "durable-results"
+"""An extension that only a server with a durable state announces: leases and results outlive it."""
 
 POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 """The header that carries the polling lease token of a result request."""

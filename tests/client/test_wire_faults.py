@@ -18,7 +18,7 @@ from rollout.client import (
     RolloutHandleCancelled,
     RolloutProtocolError,
 )
-from rollout.types import RolloutStatus
+from rollout.types import EXTENSIONS, RolloutStatus
 
 
 def scripted(*polls):
@@ -94,11 +94,32 @@ async def test_a_poll_that_stays_lost_raises_the_error_of_the_wire():
     assert len(server.requests) == 4
 
 
-async def test_an_admission_that_is_lost_on_the_wire_is_not_repeated():
-    async with raw_server(drop) as server, RolloutClient(url=server.url) as client:
-        with pytest.raises(httpx.RemoteProtocolError):
-            await run(client)
-    assert server.requests == ["POST /rollout"]
+@pytest.mark.parametrize("extensions", [[], [*EXTENSIONS]], ids=str)
+@pytest.mark.parametrize(
+    "fault", [drop, reset, reset_in_the_middle, end_in_the_middle, talk_nonsense]
+)
+async def test_an_admission_that_is_lost_on_the_wire_is_repeated_where_that_is_safe(
+    fault, extensions
+):
+    script = [fault]
+
+    async def handle(request):
+        if script and request.method == "POST":
+            await script.pop()(request)
+        elif request.path.endswith("/health"):
+            health = healthy(extensions=extensions, polling_lease_timeout_sec=120)
+            await request.answer(health)
+        else:
+            await scripted(succeed)(request)
+
+    async with raw_server(handle) as server, RolloutClient(url=server.url) as client:
+        if extensions:
+            assert (await run(client)).status is RolloutStatus.SUCCESS
+        else:
+            with pytest.raises((httpx.RemoteProtocolError, httpx.NetworkError)):
+                await run(client)
+    again = ["POST /rollout", "GET /rollout/r/result"] if extensions else []
+    assert server.requests == ["POST /rollout", "GET /health", *again]
 
 
 async def test_a_kept_connection_that_the_server_has_closed_is_not_used():
@@ -119,20 +140,26 @@ async def test_a_connection_is_kept():
 
 
 async def test_a_server_that_accepts_and_never_answers():
-    async with raw_server(hang) as server:
+    async def handle(request):
+        well = request.path == "/health" and "POST /rollout" in server.requests
+        await (request.answer(healthy()) if well else hang(request))
+
+    async with raw_server(handle) as server:
         short = httpx.AsyncClient(timeout=httpx.Timeout(30, read=0.05))
         async with short, RolloutClient(url=server.url, http_client=short) as client:
             with pytest.raises(httpx.ReadTimeout):
                 await client.health()
             with pytest.raises(httpx.ReadTimeout):
                 await run(client)
+        assert server.requests == ["GET /health", "POST /rollout", "GET /health"]
+        server.requests.clear()
         async with RolloutClient(url=server.url, admission_timeout_sec=0.05) as client:
             with trio.move_on_after(0.05) as scope:
                 await client.health()
             assert scope.cancelled_caught
             with pytest.raises(RolloutAdmissionTimeoutError, match="may have succeeded"):
                 await run(client)
-    assert server.requests == ["GET /health", "POST /rollout"] * 2
+    assert server.requests == ["GET /health", "POST /rollout"]
 
 
 async def test_a_port_where_nobody_listens():

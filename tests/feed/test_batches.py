@@ -32,7 +32,7 @@ from rollout.client.answers import Admitted, Busy, Refused
 from rollout.client.batching import AdmissionBatcher, _Batch, _Item
 from rollout.client.feed import Expectation
 from rollout.client.wire import Wire
-from rollout.types import RolloutInitRequest, RolloutStatus
+from rollout.types import ADMISSION_KEYS, RolloutInitRequest, RolloutStatus
 
 
 async def silence(_):
@@ -158,6 +158,30 @@ async def test_a_failure_reaches_every_caller_once_and_nothing_is_sent_again(
     assert len({id(error) for error in into.values()}) == 3
     assert len(server.times(BATCH)) == 1
     assert len(server.times(SINGLE)) == 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [broken(), httpx.ReadTimeout("x"), httpx.ConnectError("x"), json_answer(503, {"detail": "x"})],
+    ids=lambda failure: getattr(failure, "status_code", type(failure).__name__),
+)
+async def test_a_batch_without_an_answer_is_sent_again_where_the_server_knows_keys(
+    failure, autojump_clock
+):
+    async def admit(body):
+        await trio.lowlevel.checkpoint()
+        return server.admitted(body)
+
+    server = ScriptedServer(batches=[failure, failure, admit])
+    server.extensions.append(ADMISSION_KEYS)
+    into = await ask(server, *"abc")
+    assert {handle.rollout_id for handle in into.values()} == set("abc")
+    assert len(server.times(SINGLE)) == 1
+    items = [item for body in server.bodies(BATCH) for item in body["rollouts"]]
+    sent = {(item["rollout_id"], item["admission_key"]) for item in items}
+    assert len(sent) == 3
+    assert len(items) == 9
+    assert server.times(BATCH)[-1] < 1
 
 
 async def test_one_that_is_refused_waits_alone(autojump_clock):

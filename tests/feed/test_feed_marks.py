@@ -144,3 +144,19 @@ def test_only_what_is_still_attached_is_noted_as_told(feed, told):
     assert told == [("ended", "success"), ("moved", "running")]
     assert list(feed.entries) == ["moved"]
     assert [state.status for _, state in feed.take()[1]] == ["success"]
+
+
+def test_what_is_attached_again_while_it_is_written_is_told_anew(feed, told):
+    ended, moved = Entry("ended").succeeds(), Entry("moved").runs()
+    for entry in (ended, moved):
+        feed.attach(entry, SeenState())
+    _, taken = feed.take()
+    for entry in (ended, moved):
+        feed.attach(entry, SeenState())  # its admission came again
+    feed.sent(taken)
+    assert told == []
+    _, taken = feed.take()
+    assert [str(state.status) for _, state in taken] == ["success", "running"]
+    feed.sent(taken)
+    assert told == [("ended", "success"), ("moved", "running")]
+    assert list(feed.entries) == ["moved"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import simulation.broken_admissions
 import simulation.broken_answers
 import simulation.broken_bulk
 import simulation.broken_client
