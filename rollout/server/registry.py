@@ -56,6 +56,7 @@ from rollout.server.execution import run_backend
 from rollout.server.results import encode
 from rollout.server.state import Journal, KeptRollout, StateStore, ended_by_restart
 from rollout.types import (
+    DURABLE_RESULTS,
     EXTENSIONS,
     RolloutInitRequest,
     RolloutLifecycle,
@@ -88,7 +89,6 @@ class RolloutRegistry:
 
     Attributes:
         accepting: Whether admissions are open.
-        extensions: What is announced beyond the protocol.
         chat_hosts: The hosts, or ``host:port``, that chat URLs may name; ``None`` for any.
         hooks: An observer and a wall clock, both replaceable before the first admission.
         on_release: Called when no poll is held any longer.
@@ -117,7 +117,6 @@ class RolloutRegistry:
         self.result_retention_sec = float(result_retention_sec)
         self.secret = secret or secrets.token_bytes(_TOKEN_BYTES)
         self.accepting = False
-        self.extensions: tuple[str, ...] = EXTENSIONS
         self.chat_hosts: frozenset[str] | None = None
         self.hooks = RegistryHooks()
         self.on_release: list[Callable[[], None]] = []
@@ -190,6 +189,11 @@ class RolloutRegistry:
 
     def _serving_time(self) -> float:
         return self._clock.time(trio.current_time())
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """What is announced beyond the protocol."""
+        return EXTENSIONS if self.store is None else (*EXTENSIONS, DURABLE_RESULTS)
 
     @property
     def trouble(self) -> str | None:
