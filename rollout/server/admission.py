@@ -166,12 +166,13 @@ async def _settle(
             feed.attach(entry, SeenState())
     if registry.store is not None:
         for attempt in attempts:
-            if (
-                attempt.error is not None
-                and attempt.request is not None
-                and await registry.recall_admitted(attempt.request)
-            ):
-                _try(registry, attempt, feed)
+            if attempt.error is None or attempt.request is None:
+                continue
+            try:
+                if await registry.recall_admitted(attempt.request):
+                    _try(registry, attempt, feed)
+            except StateUnavailableError as error:
+                attempt.error = error
 
 
 def _outcome(registry: RolloutRegistry, attempt: _Attempt) -> dict[str, Any]:

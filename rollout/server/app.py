@@ -461,8 +461,10 @@ async def _open_feed(app: RolloutServer, call: Call) -> Answer:
     if not app.registry.serving:
         await trio.lowlevel.checkpoint()
         return _refuse(503, "the rollout server is not serving")
+    claims = read_claims(await call.read_json())
+    await app.feeds.prepare(claims)
     return Answer(
-        FeedStream(app.feeds, read_claims(await call.read_json())),
+        FeedStream(app.feeds, claims),
         kind="application/x-ndjson",
         # nginx, among others, does not buffer it then.
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},

@@ -205,7 +205,7 @@ class FeedHub:
         self._feeds: dict[bytes, Feed] = {}
 
     async def prepare(self, claims: Iterable[LeaseClaim]) -> None:
-        """Bring what is claimed into memory; see `RolloutRegistry.recall`."""
+        """Bring what is claimed into memory, before `open`; see `RolloutRegistry.recall`."""
         tokens = {claim.rollout_id: claim.token for claim in claims if claim.token.isascii()}
         await self._registry.recall(tokens)
         await trio.lowlevel.checkpoint()
@@ -268,7 +268,7 @@ class FeedStream(EndlessBody):
         self._claims = claims
 
     async def __aenter__(self) -> AsyncGenerator[bytes, None]:
-        await self._hub.prepare(self._claims)
+        await trio.lowlevel.checkpoint()
         self._feed, self._token, refused = self._hub.open(self._claims)
         self._lines = self._write(refused)
         return self._lines

@@ -49,6 +49,7 @@ class Journal:
 
     def __init__(self, store: StateStore, clock: Callable[[], float]) -> None:
         self.trouble: str | None = None
+        self._logged = False
         self._store = store
         self._clock = clock
         self._pending: list[_Write] = []
@@ -108,6 +109,9 @@ class Journal:
             except StateUnavailableError as raised:
                 error = raised
         self._note(error)
+        if error is None and self._logged:
+            self._logged = False
+            logger.warning("the state can be written again; admissions are open")
         if error is not None:
             self._pending[:0] = [write for write in writes if not write.once]
         for write in writes:
@@ -129,11 +133,10 @@ class Journal:
         return more
 
     def _note(self, error: StateUnavailableError | None) -> None:
-        before, self.trouble = self.trouble, None if error is None else str(error)
-        if error is not None and before is None:
+        self.trouble = None if error is None else str(error)
+        if error is not None and not self._logged:
+            self._logged = True
             logger.error(
                 "%s; admissions are refused, running rollouts go on, and results wait in memory",
                 error,
             )
-        elif error is None and before is not None:
-            logger.warning("the state works again; admissions are open")
