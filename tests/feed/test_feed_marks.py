@@ -72,6 +72,11 @@ def test_claims_of_another_form_are_named(leases, field, reason):
     assert caught.value.problems == (FieldProblem((field,), reason, "type_error"),)
 
 
+def test_a_feed_takes_as_many_claims_as_the_bound_says():
+    claim = {"rollout_id": "a", "polling_lease_token": "t"}
+    assert len(read_claims({"leases": [claim] * MAX_CLAIMS})) == MAX_CLAIMS
+
+
 def test_lines_come_in_the_order_of_the_changes_and_only_of_what_is_news(feed):
     for name in "abcd":
         feed.attach(Entry(name, name.encode()).runs(), RUNNING if name == "b" else SeenState())

@@ -122,6 +122,7 @@ async def test_health_is_fitted_and_cannot_hide_what_the_server_says():
     assert payload.pop("process_id") == app.process_id
     assert payload.pop("instance_id") == app.instance_id
     assert payload.pop("extensions") == list(EXTENSIONS)
+    assert payload.pop("polling_lease_timeout_sec") == 120.0
     assert payload == {"status": "ok", "loop": [], "good": [1, {"a": [2]}], "7": "seven"}
 
 
@@ -163,7 +164,9 @@ async def test_a_cancel_that_raises_is_logged_without_secrets(autojump_clock, lo
     async with in_process_http(make_app(Faulty(cancel_rollouts=BOOM))) as http:
         await admit(http, rollout_id="a", initial_messages=prompt(sleep=60))
         await http.post("/rollout/cancel", json={"ids": ["a"]})
-    assert any("rollout a: the backend's cancel_rollouts failed" in line for line in log_lines)
+    (said,) = [line for line in log_lines if "the backend's cancel_rollouts failed" in line]
+    assert said.startswith("rollout a: ")
+    assert "RuntimeError: the key is [redacted]" in said
 
 
 @pytest.mark.parametrize(
