@@ -27,6 +27,7 @@ _COMMANDS = {
     "demo": "Run rollouts against a scripted model, all on this machine.",
     "eval": "Run evaluations, and look at what came of them.",
     "trajectory": "Look at saved trajectories.",
+    "state": "Look at what a server has kept of rollouts.",
     "clean": "Remove the files of old rollouts.",
     "simulate": "Simulate rollouts on a network with faults, and check the invariants.",
 }

@@ -38,6 +38,7 @@ from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.server import RolloutServer, ShutdownBudget, serve
 from rollout.server.entry import Entry
 from rollout.server.registry import RolloutRegistry
+from rollout.server.state import DURABILITIES, Durability, SQLiteStore
 
 __all__ = ["Activity", "LastResort", "command"]
 
@@ -81,6 +82,17 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
     help="Authorities (PEM); clients must present a certificate.",
 )
 @click.option(
+    "--state",
+    type=FILE_PATH,
+    metavar="PATH",
+    help="Keep admissions and results in this file, which a killed server leaves to the next one.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(DURABILITIES),
+    help="What the state survives: any end of the process (the default), or a power cut too.",
+)
+@click.option(
     "--until-stdin-closes",
     is_flag=True,
     help="Shut down, too, when stdin ends: with the process that holds it open.",
@@ -104,6 +116,8 @@ def command(
     keyfile: str | None,
     keyfile_password_env: str | None,
     ca_certs: str | None,
+    state: str | None,
+    durability: Durability | None,
     until_stdin_closes: bool,
     address_fd: int | None,
     quiet: bool,
@@ -121,19 +135,23 @@ def command(
     results, and the process exits with 0. A second signal skips the first stage. If
     executions do not even stop by force, the process ends all the same, with exit code 3.
 
-    Rollouts are kept in the memory of one process, so there is no option for workers: a
-    second process would not know the rollouts of the first. Run several servers on several
-    ports instead.
+    A server is one process, so there is no option for workers: a second process would not know
+    the rollouts of the first. Run several servers on several ports instead, each with a state of
+    its own.
     """
     if address_fd is not None:
         os.set_inheritable(address_fd, False)  # children of the application do not hold it open
     if not bind.startswith("unix:") or bind == "unix:":
         host_of(bind, forms="HOST:PORT, [IPV6]:PORT or unix:PATH")
     password = secret_from_env("--keyfile-password-env", keyfile_password_env)
+    if durability is not None and state is None:
+        raise CommandError("--durability goes with --state")
     shutdown = _budget(budget)
     _check_encrypted(keyfile, password)
     stdin = _take_stdin() if until_stdin_closes else None
     server = load_app(app)
+    if state is not None:
+        server.registry.store = SQLiteStore(state, durability or "process")
     quiet_http()
     start = partial(
         serve,

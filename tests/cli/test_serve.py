@@ -21,6 +21,7 @@ from support import CHAT_URL, fresh_id, prompt
 
 from rollout.cli.options import host_of
 from rollout.client import RolloutClient
+from rollout.types import POLLING_LEASE_HEADER
 
 FREE = ("--bind", "127.0.0.1:0")
 
@@ -71,6 +72,26 @@ def test_a_failed_agent_has_its_traceback_with_verbose_alone(apps, verbose):
 async def run_one(url, script):
     async with RolloutClient(url=url) as client:
         return await client.run_rollout(prompt(**script), CHAT_URL, fresh_id(), grade=False)
+
+
+def test_a_killed_server_leaves_its_results_to_the_next_one(apps, tmp_path):
+    state = ("--state", str(tmp_path / "state"))
+    body = {"rollout_id": "r", "initial_messages": prompt(), "chat_completions_url": CHAT_URL}
+
+    def result(url, token):
+        lease = {POLLING_LEASE_HEADER: token}
+        return httpx.get(f"{url}/rollout/r/result", headers=lease, trust_env=False)
+
+    with serving(apps, "cli_apps:app", *FREE, *state) as (process, url):
+        admitted = httpx.post(f"{url}/rollout", json={**body, "grade": False}, trust_env=False)
+        token = admitted.json()["polling_lease_token"]
+        while (before := result(url, token)).json()["status"] != "success":
+            pass
+        process.kill()
+    with serving(apps, "cli_apps:app", *FREE, *state) as (process, url):
+        assert result(url, token).content == before.content
+        process.send_signal(signal.SIGTERM)
+        assert finish(process)[0] == 0
 
 
 WARMING = """

@@ -349,8 +349,12 @@ def _sweep(connection: sqlite3.Connection, *, time: float) -> bool:
     return deleted.rowcount == _SWEPT_AT_ONCE
 
 
-def read_state(path: Path) -> Iterator[tuple[KeptRollout, float]]:
+def read_state(path: Path, *, bodies: bool) -> Iterator[tuple[KeptRollout, float]]:
     """Yield the rows of a state in order, each with the serving time; also while a server has it.
+
+    Args:
+        path: The state.
+        bodies: Whether to read the results themselves.
 
     Raises:
         RolloutServerError: It is not a state, or cannot be read.
@@ -362,8 +366,9 @@ def read_state(path: Path) -> Iterator[tuple[KeptRollout, float]]:
                 return
             connection.execute("BEGIN")
             (time,) = connection.execute("SELECT time FROM server").fetchone()
+            columns = _COLUMNS if bodies else _COLUMNS.replace("body", "NULL")
             rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM rollouts ORDER BY number"  # noqa: S608
+                f"SELECT {columns} FROM rollouts ORDER BY number"  # noqa: S608
             )
             for row in rows:
                 yield KeptRollout._make(row), time

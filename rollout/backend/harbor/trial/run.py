@@ -2,8 +2,8 @@
 
 Harbor calls hooks for the events of a trial. A hook that raises does harm there (an agent
 that is not verified, an end that is lost), so ours never do: they hand the event over to the
-trio thread and return. The result is taken from the END event, since a trial that is
-cancelled raises and returns nothing.
+trio thread and return; that of the agent's start waits until it is durable. The result is taken
+from the END event, since a trial that is cancelled raises and returns nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from attrs import define, field
 from rollout._logs import get_logger
 from rollout.backend.harbor.limits import AgentTime, EnvironmentWatch, without_own_limit
 from rollout.context import RolloutContext
+from rollout.integrations.asyncio_bridge import run_in_trio
 from rollout.types import RolloutStatus
 
 __all__ = ["TrialRun"]
@@ -96,6 +97,8 @@ class TrialRun:
                 if name == "END":
                     self.result = event.result
                 call_trio_soon(self.take, name)
+                if name == "AGENT_START":
+                    await run_in_trio(self.context.wait_start_kept)
             except Exception:
                 logger.exception("the event %s of a trial was lost", name)
 
