@@ -27,6 +27,8 @@ SECRET = "sk-hunter2/with+marks"
 class Progress:
     """Takes reports as a server does, and keeps them with their time."""
 
+    start_pending = False
+
     def __init__(self):
         self.events = []
         self.agent_started_at = None

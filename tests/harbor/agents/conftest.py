@@ -97,6 +97,9 @@ class Progress:
     def report_status(self, status):
         pass
 
+    async def wait_start_kept(self):
+        pass
+
 
 @pytest.fixture
 def run_trial(tmp_path):
