@@ -141,9 +141,8 @@ def is_number(value: Any) -> bool:
 
 def whole_numbers(value: Any) -> list[int] | None:
     """Return a list of whole numbers that is not empty; ``None`` for anything else."""
-    if isinstance(value, list) and value and all(type(item) is int for item in value):
-        return value
-    return None
+    # Of thousands of ids, in C.
+    return value if isinstance(value, list) and set(map(type, value)) == {int} else None
 
 
 def _numbers(value: Any) -> list[float] | None:

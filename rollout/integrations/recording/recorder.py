@@ -254,7 +254,8 @@ class ConversationRecorder(SampleSource):
     def messages(self) -> list[dict[str, Any]]:
         """A copy of the conversation that is the sample as things stand."""
         main = self._main()
-        return copy.deepcopy(main.messages if main is not None else self._only_sent())
+        messages = main.messages if main is not None else self._only_sent()
+        return [_copied(message) for message in messages]
 
     def metrics(self) -> dict[str, Any]:
         """Return the totals of all calls so far, branches included.
@@ -292,7 +293,10 @@ class ConversationRecorder(SampleSource):
         main = self._main()
         messages = self.messages
         known = main.entries if main is not None else []
-        details = copy.deepcopy([entry.details() for entry in known]) or [{} for _ in messages]
+        details = [
+            {name: each if name in _SHARED else _copied(each) for name, each in said.items()}
+            for said in (entry.details() for entry in known)
+        ] or [{} for _ in messages]
         extra = {DETAILS: details} if known else {}
         return RolloutSample(
             messages=messages,
@@ -343,6 +347,17 @@ def _branch(branch: Conversation, main: Conversation) -> dict[str, Any]:
         "after": shared,
         "messages": [entry.message for entry in branch.entries[shared:]],
     }
+
+
+_SHARED = frozenset({"prompt_token_ids", "token_ids", "logprobs"})
+"""Details that are not copied: they are large, and nobody changes them in place."""
+
+
+def _copied(value: Any) -> Any:
+    """Copy JSON."""
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def _list(value: Any) -> list[Any]:

@@ -62,6 +62,8 @@ class Events:
 
 def event_data(event: bytes) -> bytes:
     """Return the data of an event; empty for a comment."""
+    if event[:6] == b"data: " and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return event[6:-2]  # one line, as nearly all events are
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
     return b"\n".join(lines)
 

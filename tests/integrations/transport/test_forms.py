@@ -354,3 +354,11 @@ def test_what_is_shown_of_an_endpoint_has_no_password():
     assert repr(endpoint) == "<Endpoint http://h:9/v1>"
     assert repr(transport) == "<RecordingTransport to http://h:9/v1>"
     assert endpoint.has(httpx.URL("http://name:word@h:9/v1/models"))
+
+
+def test_half_of_a_surrogate_pair_is_read():
+    """Which the quicker of two readers of JSON refuses."""
+    body = b'{"choices": [{"message": {"content": "13\\ud83d"}, "finish_reason": "length"}]}'
+    answer = read_answer(body, "chat")
+    assert answer.error is None
+    assert answer.choices[0].messages[0]["content"] == "13\ud83d"
