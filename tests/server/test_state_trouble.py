@@ -192,3 +192,15 @@ async def test_a_damaged_page_is_said_and_harms_no_other(tmp_path):
         assert "malformed" in assert_refused(answer, 503)
         assert (await poll(http, *one))["status"] == "success"
         assert (await finished(http, *await admit(http)))["status"] == "success"
+
+
+async def test_a_changed_byte_of_a_result_is_an_error_and_no_other_result(tmp_path):
+    path = tmp_path / "state"
+    async with in_process_http(make_app(state=path)) as http:
+        one = await admit(http, initial_messages=prompt(answer="yes, yes"))
+        await finished(http, *one)
+    path.write_bytes(path.read_bytes().replace(b"yes, yes", b"yes, yet"))
+    async with in_process_http(make_app(state=path)) as http:
+        answer = await http.get(result_path(one[0]), headers=one[1])
+        assert "does not fit its checksum" in assert_refused(answer, 503)
+        assert_refused(await http.post("/rollout", json=admission(rollout_id=one[0])), 409)

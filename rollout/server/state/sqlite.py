@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -47,7 +48,8 @@ _LOCKED_SEC = 5.0
 _ROWS_AT_ONCE = 64
 _FOUND_AT_ONCE = 256
 _SWEPT_AT_ONCE = 256
-_COLUMNS = ", ".join(KeptRollout._fields)
+_COLUMNS = ", ".join((*KeptRollout._fields, "checksum"))
+_VALUES = len(KeptRollout._fields) + 1
 _CREATE = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE server (secret BLOB NOT NULL, time REAL NOT NULL);
@@ -59,7 +61,8 @@ CREATE TABLE rollouts (
     agent_started_at TEXT,
     status TEXT,
     until REAL,
-    body BLOB
+    body BLOB,
+    checksum INTEGER NOT NULL
 );
 CREATE INDEX rollouts_until ON rollouts (until);
 PRAGMA application_id = {APPLICATION_ID};
@@ -255,7 +258,7 @@ def _prepared(connection: sqlite3.Connection) -> Restored:
     in_flight = connection.execute(
         f"SELECT {_COLUMNS} FROM rollouts WHERE until IS NULL ORDER BY number"  # noqa: S608
     )
-    rows = tuple(map(KeptRollout._make, in_flight))
+    rows = tuple(map(_row_of, in_flight))
     return Restored(secret=secret, time=time, next_number=(last or 0) + 1, in_flight=rows)
 
 
@@ -278,10 +281,33 @@ def _is_new(connection: sqlite3.Connection) -> bool:
 # --- statements -----------------------------------------------------------------------------
 
 
+def _checksum(row: KeptRollout) -> int:
+    # SQLite has none of its own, so a damaged page may be read without an error.
+    return zlib.crc32(row.body or b"", zlib.crc32(repr(row[:-1]).encode()))
+
+
+def _values_of(row: KeptRollout) -> tuple[Any, ...]:
+    return (*row, _checksum(row))
+
+
+def _row_of(values: tuple[Any, ...]) -> KeptRollout:
+    """Make a row of what was read.
+
+    Raises:
+        sqlite3.DatabaseError: It does not fit its checksum.
+    """
+    row = KeptRollout._make(values[:-1])
+    if values[-1] != _checksum(row):
+        raise sqlite3.DatabaseError("the row of a rollout does not fit its checksum")
+    return row
+
+
 @cache
 def _upsert(rows: int) -> str:
-    values = ", ".join([f"({', '.join('?' * len(KeptRollout._fields))})"] * rows)
-    changed = ", ".join(f"{name} = excluded.{name}" for name in KeptRollout._fields[4:])
+    values = ", ".join([f"({', '.join('?' * _VALUES)})"] * rows)
+    changed = ", ".join(
+        f"{name} = excluded.{name}" for name in (*KeptRollout._fields[4:], "checksum")
+    )
     return (
         f"INSERT INTO rollouts ({_COLUMNS}) VALUES {values} "  # noqa: S608 - made of our own names
         f"ON CONFLICT (number) DO UPDATE SET {changed}"
@@ -293,12 +319,16 @@ def _commit(
 ) -> Collection[int]:
     try:
         if len(rows) <= _ROWS_AT_ONCE:  # the statement is the transaction
-            connection.execute(_upsert(len(rows)), tuple(chain.from_iterable(rows)))
+            connection.execute(
+                _upsert(len(rows)), tuple(chain.from_iterable(map(_values_of, rows)))
+            )
             return ()
         connection.execute("BEGIN IMMEDIATE")
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[start : start + _ROWS_AT_ONCE]
-            connection.execute(_upsert(len(part)), tuple(chain.from_iterable(part)))
+            connection.execute(
+                _upsert(len(part)), tuple(chain.from_iterable(map(_values_of, part)))
+            )
         connection.execute("COMMIT")
     except sqlite3.IntegrityError:
         if connection.in_transaction:
@@ -319,7 +349,7 @@ def _commit_one_by_one(
             "DELETE FROM rollouts WHERE rollout_id = ? AND number != ? AND until <= ?", expired
         )
         try:
-            connection.execute(_upsert(1), row)
+            connection.execute(_upsert(1), _values_of(row))
         except sqlite3.IntegrityError:
             taken.add(row.number)
     connection.execute("COMMIT")
@@ -333,7 +363,7 @@ def _find(connection: sqlite3.Connection, *, rollout_ids: Sequence[str]) -> list
         part = known[start : start + _FOUND_AT_ONCE]
         marks = ", ".join("?" * len(part))
         select = f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id IN ({marks})"  # noqa: S608
-        found += map(KeptRollout._make, connection.execute(select, tuple(part)))
+        found += map(_row_of, connection.execute(select, tuple(part)))
     return found
 
 
@@ -371,7 +401,7 @@ def read_state(path: Path, *, bodies: bool) -> Iterator[tuple[KeptRollout, float
                 f"SELECT {columns} FROM rollouts ORDER BY number"  # noqa: S608
             )
             for row in rows:
-                yield KeptRollout._make(row), time
+                yield _row_of(row), time
         finally:
             connection.close()
     except _RefusedError as error:
