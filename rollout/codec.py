@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -35,6 +36,7 @@ from rollout._json.text import (
     parse_json,
     weight_of,
 )
+from rollout._threads import is_large
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
 from rollout.types import (
     CancelRolloutsRequest,
@@ -226,15 +228,21 @@ def unstructure(value: Any) -> Any:
     return converter.unstructure(value)
 
 
+_REQUEST_FIELDS = tuple(attrs.fields_dict(RolloutInitRequest))
+
+
 def dump_request(request: RolloutInitRequest) -> bytes:
     """Write the body of an admission request.
 
     Raises:
         InvalidFieldError: A field holds something that has no JSON form, or is too large.
     """
-    members: list[bytes] = []
-    for name in attrs.fields_dict(type(request)):
-        value = getattr(request, name)
+    members = {name: getattr(request, name) for name in _REQUEST_FIELDS}
+    if not is_large(members):
+        with suppress(TypeError, ValueError, RecursionError):  # the field has to be named
+            return dump_json(members)
+    texts: list[bytes] = []
+    for name, value in members.items():
         try:
             # Written, a structure that shares its parts could be larger than any memory.
             text = dump_json(value) if weight_of(value) <= LARGEST_WEIGHT else None
@@ -242,5 +250,5 @@ def dump_request(request: RolloutInitRequest) -> bytes:
             raise InvalidFieldError(name, f"has no JSON form: {error}") from None
         if text is None:
             raise InvalidFieldError(name, "is too large to be sent")
-        members.append(dump_json(name) + b":" + text)
-    return b"{" + b",".join(members) + b"}"
+        texts.append(dump_json(name) + b":" + text)
+    return b"{" + b",".join(texts) + b"}"

@@ -165,7 +165,8 @@ def parse_json(data: bytes, *, max_values: int | None = None) -> Any:
         raise _refused(f"the body is not JSON: {error.msg} at {where}") from None
     except ValueError:
         raise _refused("the body holds a number with too many digits") from None
-    if nests_deeper(value, MAX_JSON_DEPTH):
+    may_be_deep = data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH
+    if may_be_deep and nests_deeper(value, MAX_JSON_DEPTH):
         raise _too_deep()
     return value
 

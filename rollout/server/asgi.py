@@ -434,7 +434,9 @@ def route_path(path: str, raw_path: bytes | None) -> str:
         raw_path: The path as it was sent, if the ASGI server gives it.
     """
     raw = None if raw_path is None else raw_path.decode("latin-1")
-    if raw is not None and unquote(raw) == path:  # else a middleware has changed the path
+    plain = raw == path and path.startswith("/") and path.isascii() and "%" not in path
+    if raw is not None and not plain and unquote(raw) == path:
+        # Where it is not, a middleware has changed the path.
         try:
             if raw.lower().startswith(("http://", "https://")):
                 raw = urlsplit(raw).path

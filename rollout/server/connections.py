@@ -17,9 +17,11 @@ from __future__ import annotations
 # The server asks for this codec at its first request, when there may be no descriptor left.
 import encodings.idna  # noqa: F401
 import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -283,7 +285,7 @@ class Connection:
 
     def encoded_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Encode the head of a response."""
-        date = (b"date", formatdate(usegmt=True).encode("ascii"))
+        date = (b"date", _date(int(time.time())))
         return self.encoded(h11.Response(status_code=status, headers=[*headers, date]))
 
     async def refuse(self, status: int, detail: str) -> None:
@@ -310,13 +312,19 @@ class Connection:
         longer than the server allows once it stops.
         """
         written = False
-        async with self._sending:
+        if self._sending.locked():
+            await self._sending.acquire()
+        else:
+            self._sending.acquire_nowait()  # without a step of the loop
+        try:
             with trio.CancelScope(shield=True) as self._write_scope:
                 written = await self._write_pieces(data)
             if not written:
                 self._gone = True
                 self.hang_up()
                 await trio.aclose_forcefully(self.stream)
+        finally:
+            self._sending.release()
 
     async def _write_pieces(self, data: bytes) -> bool:
         view = memoryview(data)
@@ -357,7 +365,7 @@ class _Exchange:
         scope = basis | {
             "http_version": request.http_version.decode("ascii"),
             "method": request.method.decode("ascii").upper(),
-            "path": unquote(path.decode("ascii")),
+            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
             "raw_path": path,
             "query_string": query,
             "headers": self._headers,
@@ -436,6 +444,11 @@ def _is_ambiguous(request: h11.Request) -> bool:
     return b"transfer-encoding" in names and (
         b"content-length" in names or request.http_version < b"1.1"
     )
+
+
+@lru_cache(maxsize=1)
+def _date(now: int) -> bytes:
+    return formatdate(now, usegmt=True).encode("ascii")
 
 
 def _host_and_port(address: Any) -> tuple[str, int] | None:

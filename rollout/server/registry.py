@@ -487,10 +487,11 @@ class RolloutRegistry:
         record = entry.record
         self.renew(entry, trio.current_time())
         baseline = seen or record.reported
-        with trio.move_on_after(self.result_wait_timeout_sec):
-            await trio.lowlevel.checkpoint()
-            while not record.has_news(baseline) and not self._polls_closed:
-                await entry.changed.wait()
+        await trio.lowlevel.checkpoint()
+        if not record.has_news(baseline) and not self._polls_closed:
+            with trio.move_on_after(self.result_wait_timeout_sec):
+                while not record.has_news(baseline) and not self._polls_closed:
+                    await entry.changed.wait()
         self.answered(entry)
         return entry.current_body()
 

@@ -63,6 +63,8 @@ def to_category(value: Any) -> RolloutErrorCategory | None:
 
 
 def _member(kind: type[StrEnum], value: Any) -> Any:
+    if value is None or type(value) is kind:
+        return value
     try:
         return kind(value)
     except ValueError:
