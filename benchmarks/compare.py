@@ -3,6 +3,7 @@
     python benchmarks/compare.py --official-python /path/to/venv/bin/python
     python benchmarks/compare.py --quick --pairs ours
     python benchmarks/compare.py --profile server
+    python benchmarks/compare.py --layers server
 
 Measures no-op rollouts per second, the latency of one alone, wall time and memory of many at
 once, requests and bytes of a rollout, and the processor time of each process. Prints tables and
@@ -28,11 +29,12 @@ import trio
 from attrs import asdict, evolve
 from comparison import plot
 from comparison.job import Job
+from comparison.layers import by_layer
 from comparison.measures import Bench, Record, Settings
 from comparison.pairs import PAIRS, Launcher, Pair, describe_python
 from comparison.process import ChildError
 from comparison.profiles import profile
-from comparison.report import number, print_profile, print_results
+from comparison.report import number, print_layers, print_profile, print_results
 from comparison.summary import summarize, targets
 from rich.console import Console
 
@@ -106,12 +108,13 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     profiling = parser.add_argument_group("profile instead of measuring")
     add = profiling.add_argument
     add("--profile", choices=("server", "client"), help="which of our processes; of one pair")
+    add("--layers", choices=("server", "client"), help="its processor time by layer instead")
     add("--profile-in-flight", type=int, default=64, metavar="N")
     add("--profile-rollouts", type=int, default=1500, metavar="N")
     add("--profile-lines", type=int, default=15, metavar="N")
     options = parser.parse_args(arguments)
-    if options.profile and options.pairs and len(options.pairs) != 1:
-        parser.error("--profile takes one pair")
+    if (options.profile or options.layers) and options.pairs and len(options.pairs) != 1:
+        parser.error("--profile and --layers take one pair")
     needing = [PAIRS[name].title for name in options.pairs or () if PAIRS[name].needs_official]
     if needing and options.official_python is None:
         parser.error(f"--official-python is needed for: {', '.join(needing)}")
@@ -130,7 +133,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 def pairs_of(options: argparse.Namespace) -> tuple[Pair, ...]:
     if options.pairs:
         return tuple(PAIRS[name] for name in options.pairs)
-    if options.profile:
+    if options.profile or options.layers:
         return (PAIRS["ours"],)
     return tuple(
         pair for pair in PAIRS.values() if options.official_python or not pair.needs_official
@@ -211,8 +214,9 @@ def write(
 
 def run_profile(console: Console, options: argparse.Namespace, launcher: Launcher) -> int:
     (pair,) = pairs_of(options)
-    if getattr(pair, options.profile) != "ours":
-        console.print(f"the {options.profile} of this pair is not ours", style="red")
+    who = options.profile or options.layers
+    if getattr(pair, who) != "ours":
+        console.print(f"the {who} of this pair is not ours", style="red")
         return 2
     job = Job(
         "profile",
@@ -220,10 +224,13 @@ def run_profile(console: Console, options: argparse.Namespace, launcher: Launche
         in_flight=options.profile_in_flight,
         limit_sec=120.0,
     )
+    if options.layers:
+        print_layers(console, who, trio.run(by_layer, launcher, pair, who, job))
+        return 0
     options.output.mkdir(parents=True, exist_ok=True)
-    found = trio.run(profile, launcher, pair, options.profile, job, options.output)
+    found = trio.run(profile, launcher, pair, who, job, options.output)
     print_profile(console, found, options.profile_lines)
-    console.print(f"written: {options.output / options.profile}.prof", soft_wrap=True)
+    console.print(f"written: {options.output / who}.prof", soft_wrap=True)
     return 0
 
 
@@ -257,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_file_limit()
     launcher = Launcher(options.official_python, many=options.run_rollouts)
     try:
-        run = run_profile if options.profile else run_comparison
+        run = run_profile if options.profile or options.layers else run_comparison
         return run(console, options, launcher)
     except (LookupError, ChildError) as error:
         console.print(str(error), style="red", markup=False)

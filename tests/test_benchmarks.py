@@ -99,7 +99,7 @@ def test_processor_time_and_memory_are_those_of_the_processes(results):
     [
         (("--pairs=official",), "--official-python is needed"),
         (("--pairs=nobody",), "choose from"),
-        (("--pairs=ours,official", "--profile=server"), "takes one pair"),
+        (("--pairs=ours,official", "--profile=server"), "take one pair"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
@@ -123,3 +123,11 @@ def test_a_profile_says_where_the_time_goes(tmp_path):
     assert "h11" in run.stdout
     assert "by cumulative time" in run.stdout
     assert (tmp_path / "server.prof").exists()
+
+
+@pytest.mark.parametrize("who", ["server", "client"])
+def test_processor_time_is_split_by_layer(who):
+    run = compare(f"--layers={who}", "--profile-in-flight=2", "--profile-rollouts=100")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"Processor time of a rollout in our {who}" in run.stdout
+    assert "trio: tasks and cancel scopes" in run.stdout

@@ -2,7 +2,8 @@
 
 ``python -m comparison.ours serve`` prints one JSON line with its URL and serves until its
 standard input ends. ``python -m comparison.ours client`` runs one job for each line of JSON and
-answers with a line. With ``--profile PATH`` either writes a profile of the whole run there.
+answers with a line. With ``--profile PATH`` either writes a profile of the whole run there, with
+``--layers PATH`` its processor time by layer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -30,6 +32,7 @@ from comparison.job import (
     outcome_of_error,
     say,
 )
+from comparison.layers import sampled
 from rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,
@@ -151,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("role", choices=("serve", "client"))
     parser.add_argument("--profile", metavar="PATH")
+    parser.add_argument("--layers", type=Path, metavar="PATH")
     parser.add_argument("--many", action="store_true")
     options = parser.parse_args()
     logging.getLogger("rollout").setLevel(logging.ERROR)
@@ -158,6 +162,10 @@ def main() -> None:
     entry: Callable[[], Awaitable[None]] = partial(run_server, watchdog=options.profile is None)
     if options.role == "client":
         entry = partial(run_client, many=options.many)
+    if options.layers is not None:
+        with sampled(options.layers):
+            trio.run(entry)
+        return
     if options.profile is None:
         trio.run(entry)
         return

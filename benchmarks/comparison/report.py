@@ -195,3 +195,16 @@ def print_profile(console: Console, profile: Profile, lines: int) -> None:
         for name, calls, seconds, cumulative in profile.top(order, lines):
             table.add_row(name, f"{calls:,}", f"{seconds:.3f}", f"{cumulative:.3f}")
         console.print(table, markup=False)
+
+
+def print_layers(console: Console, who: str, layers: dict[str, float]) -> None:
+    """Print the processor time of a rollout by layer."""
+    total = sum(layers.values())
+    table = Table("layer", title=f"Processor time of a rollout in our {who}", title_justify="left")
+    for name in ("µs", "%"):
+        table.add_column(name, justify="right")
+    for layer, sec in sorted(layers.items(), key=lambda item: -item[1]):
+        table.add_row(layer, number(sec, 0, factor=1e6), number(sec / total, 1, factor=100))
+    table.add_section()
+    table.add_row("all", number(total, 0, factor=1e6), "")
+    console.print(table)
