@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +26,7 @@ from trio.testing import MockClock
 from rollout import AgentWorkflow, Grader, LocalBackend
 from rollout.cli import main as cli
 from rollout.client import RolloutClient
+from rollout.errors import RolloutServerError
 from rollout.server import serve
 
 PAGE = "docs/troubleshooting.md"
@@ -185,6 +190,48 @@ async def over_sockets(folder: Any) -> list[str]:
     return said
 
 
+async def of_states(folder: Path) -> list[str]:
+    """What states of servers come to."""
+    said: list[str] = []
+    path = folder / "state"
+    app = make_app(state=path)
+    async with in_process(app) as client:
+        body = {**REQUEST, "initial_messages": prompt(sleep=600), "grade": False}
+        admission = (await client.http_client.post("/rollout", json=body)).json()
+        await trio.sleep(1)
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", folder / f"killed{suffix}")
+        app.registry.store._writer._path = folder  # type: ignore[union-attr]
+        app.registry.store._writer.close()  # type: ignore[union-attr]
+        said.append(await refusal(client, rollout_id="other"))
+        said.append((await client.health())["state"]["detail"])
+    async with in_process(make_app(state=folder / "killed")) as client:
+        lease = {"X-Osmosis-Rollout-Lease": admission["polling_lease_token"]}
+        result = (await client.http_client.get("/rollout/a/result", headers=lease)).json()
+        said.append(result["err_message"])
+    code = "import rollout.server.state.sqlite as s; s._locked(s.Path(input())); print(); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(f"{path}\n")
+        holder.stdin.flush()
+        holder.stdout.readline()
+        said.append(await start_failure(path))
+        holder.kill()
+    path.write_bytes(b"no database" * 1000)
+    said.append(await start_failure(path))
+    return said
+
+
+async def start_failure(state: Path) -> str:
+    with pytest.raises(RolloutServerError) as caught:
+        async with make_app(state=state).serving():
+            pass
+    return str(caught.value)
+
+
 def under_asyncio() -> list[str]:
     """What happens to those who forget to leave asyncio."""
 
@@ -218,6 +265,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [
         *trio.run(simulated, clock=MockClock(autojump_threshold=0)),
         *trio.run(over_sockets, tmp_path_factory.mktemp("trouble")),
+        *trio.run(
+            of_states, tmp_path_factory.mktemp("states"), clock=MockClock(autojump_threshold=0)
+        ),
         *under_asyncio(),
         *on_the_command_line(),
     ]
