@@ -18,6 +18,7 @@ _LARGE = 256 * 1024
 _VALUE_COST = 64
 """What a value costs, where a character of a string costs 1."""
 
+_SCALARS = frozenset({type(None), bool, float, int})
 _CONTAINERS = (dict, list, tuple, RolloutSample)
 
 BODIES = trio.CapacityLimiter(1)
@@ -41,7 +42,12 @@ def is_large(*values: Any) -> bool:
         if left <= 0:
             break
         for item in part.values() if isinstance(part, dict) else part:
-            if isinstance(item, str):
+            kind = type(item)
+            if kind is str:
+                left -= len(item)
+            elif kind in _SCALARS:
+                continue
+            elif isinstance(item, str):
                 left -= len(item)
             elif isinstance(item, _CONTAINERS) and item:
                 parts.append(item)

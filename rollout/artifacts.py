@@ -66,7 +66,7 @@ class ArtifactStore:
     def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
         self.root = _resolve(root)
         self._folders = None if self.root is None else RolloutFolders(self.root)
-        self._writer: Writer | None = None
+        self._writer = None if self.root is None else Writer(self.root, LONGEST_WAIT_SEC)
         self._warned: set[str] = set()
         self._lock = threading.Lock()
 
@@ -150,24 +150,21 @@ class ArtifactStore:
         self, rollout_id: str, build: Callable[[], Mapping[str, bytes | None]], *, in_thread: bool
     ) -> list[str]:
         """Save files; return why some are not kept."""
-        if self.root is None or not self.keeps or self._hangs:
+        if self._writer is None or not self.keeps or self._hangs:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return [_HANGS] if self.keeps else []
         files: Mapping[str, bytes | None] = {}
         try:
-            with trio.CancelScope(shield=True):
-                files = await run_off_loop(build, RESULTS) if in_thread else build()
+            if in_thread:
+                with trio.CancelScope(shield=True):
+                    files = await run_off_loop(build, RESULTS)
+            else:
+                files = build()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign objects raise anything
             await trio.lowlevel.cancel_shielded_checkpoint()
             return [problem_of(error)]
-        written = await self._own_writer(self.root).write(rollout_id, files)
+        written = await self._writer.write(rollout_id, files)
         return [_HANGS] if written is None else written
-
-    def _own_writer(self, root: Path) -> Writer:
-        """Return the writer of this run of trio."""
-        if self._writer is None or self._writer.token is not trio.lowlevel.current_trio_token():
-            self._writer = Writer(root, LONGEST_WAIT_SEC)
-        return self._writer
 
     @property
     def _hangs(self) -> bool:

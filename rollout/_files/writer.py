@@ -11,11 +11,11 @@ A system task of trio's owns the process: it starts with the first files and end
 from __future__ import annotations
 
 import marshal
-import math
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -45,14 +45,15 @@ class _Job:
     """Files of one rollout that are to be written.
 
     Attributes:
-        ended: Set once `problems` says how it went.
+        ended: Set once nobody has to wait any longer.
+        problems: What could not be done, and why; ``None`` while that is not known.
         again: Whether a process that died had it before.
     """
 
     rollout_id: str
     files: Mapping[str, bytes | None] = field(repr=False)
     ended: trio.Event = field(factory=trio.Event)
-    problems: list[str] = field(factory=list)
+    problems: list[str] | None = None
     again: bool = False
 
     def end(self, *problems: str) -> None:
@@ -61,26 +62,24 @@ class _Job:
 
 
 class Writer:
-    """Writes the files of rollouts below one root, within one run of trio.
+    """Writes the files of rollouts below one root, within one run of trio at a time.
 
     Args:
         root: The root, as an absolute path.
         longest_wait_sec: How long the storage may take to answer.
 
     Attributes:
-        token: Of the run that it belongs to.
         hangs: Whether the storage took longer than that, and has not answered since.
         pid: The process, ``None`` while there is none.
     """
 
     def __init__(self, root: Path, longest_wait_sec: float) -> None:
-        self.token = trio.lowlevel.current_trio_token()
         self.hangs = False
         self.pid: int | None = None
         self._root = root
         self._longest_wait_sec = longest_wait_sec
         self._running = False
-        self._answers = 0
+        self._quiet_since = 0.0
         self._waiting: deque[_Job] = deque()
         self._sent: deque[_Job] = deque()
         self._sender = trio.lowlevel.ParkingLot()
@@ -93,36 +92,52 @@ class Writer:
             may take longer while it answers others, unless this is cancelled.
         """
         job = _Job(rollout_id, files)
+        if not self._sent and not self._waiting:
+            self._quiet_since = trio.current_time()
         self._waiting.append(job)
         if self._running:
             self._sender.unpark()
         else:
             self._running = True
             trio.lowlevel.spawn_system_task(self._run)
-        while True:
-            answers = self._answers
-            deadline = trio.current_time() + self._longest_wait_sec
-            with trio.CancelScope(deadline=deadline, shield=True):
-                await job.ended.wait()
-                return job.problems
-            if self._answers == answers:
-                self.hangs = True
-                return None
-            if trio.current_effective_deadline() == -math.inf:
-                return None
+        with suppress(trio.Cancelled):  # a scope for each rollout costs as much as all of the rest
+            await job.ended.wait()
+            return job.problems
+        with trio.CancelScope(shield=True) as scope:
+            scope.deadline = trio.current_time() + self._longest_wait_sec
+            await job.ended.wait()
+        return job.problems
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await self._run_process()
-        except Exception as error:  # noqa: BLE001 - it would end the whole run
-            problem = f"the process that writes them failed: {problem_of(error)}"
-            for job in (*self._sent, *self._waiting):
-                job.end(problem)
-            self._sent.clear()
-            self._waiting.clear()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch)
+                    try:
+                        await self._run_process()
+                    except Exception as error:  # noqa: BLE001 - it would end the whole run
+                        self._fail(f"the process that writes them failed: {problem_of(error)}")
+                    nursery.cancel_scope.cancel()
         finally:
+            self._fail("the run has ended")
             self._running = self.hangs = False
+
+    def _fail(self, problem: str) -> None:
+        for jobs in (self._sent, self._waiting):
+            while jobs:
+                jobs.popleft().end(problem)
+
+    async def _watch(self) -> None:
+        """Have nobody wait for storage that does not answer."""
+        while True:
+            await trio.sleep_until(self._quiet_since + self._longest_wait_sec)
+            now = trio.current_time()
+            if now < self._quiet_since + self._longest_wait_sec:
+                continue
+            self._quiet_since = now
+            for job in (*self._sent, *self._waiting):
+                self.hangs = True
+                job.ended.set()
 
     async def _run_process(self) -> None:
         process = await trio.lowlevel.open_process(
@@ -173,7 +188,7 @@ class Writer:
         while pipe is not None and (data := await pipe.receive_some()):
             *lines, rest = (rest + data).split(b"\n")
             self.hangs = False
-            self._answers += 1
+            self._quiet_since = trio.current_time()
             for line in lines:
                 self._sent.popleft().end(*(line.decode().split("\t") if line else ()))
 

@@ -187,8 +187,9 @@ def final_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Steps that are copied from an earlier conversation cost nothing here.
     """
     totals: dict[str, Any] = {}
-    own = [step.get("metrics") or {} for step in steps if not step.get("is_copied_context")]
-    for total, name in _SUMS.items():
+    with_metrics = [step for step in steps if "metrics" in step]
+    own = [step["metrics"] or {} for step in with_metrics if not step.get("is_copied_context")]
+    for total, name in _SUMS.items() if own else ():
         values = [metrics[name] for metrics in own if name in metrics]
         if values and is_number(sum(values)):
             totals[total] = sum(values)

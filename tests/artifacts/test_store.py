@@ -476,21 +476,26 @@ async def test_storage_that_has_much_to_do_does_not_hang(tmp_path, slow, mock_cl
 async def test_who_is_cancelled_waits_for_a_bounded_time_whatever_gets_on(
     tmp_path, slow, mock_clock, warnings
 ):
-    store = ArtifactStore(tmp_path)
+    store, saved = ArtifactStore(tmp_path), []
 
     async def save_cancelled():
         with trio.CancelScope() as scope:
             scope.cancel()
             await store.save("r2", lambda: {"a": b"2"})
 
+    async def save_one():
+        await store.save("r1", lambda: {"a": b"1"})
+        saved.append("r1")
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.save, "r1", lambda: {"a": b"1"})
-        await until_sent(store, 1)
-        nursery.start_soon(save_cancelled)
-        await until_sent(store, 2)
-        slow.answer()
-        await until_sent(store, 1)
-        mock_clock.jump(artifacts.LONGEST_WAIT_SEC)
+        for count, save in enumerate((save_one, save_one, save_cancelled), 1):
+            nursery.start_soon(save)
+            await until_sent(store, count)
+        for count in (1, 2):
+            mock_clock.jump(artifacts.LONGEST_WAIT_SEC * 0.6)
+            slow.answer()
+            await until(lambda: len(saved) == count)  # noqa: B023 - called within the turn
+        await until(warnings)
     assert len(warnings()) == 1
     assert "did not answer" in warnings()[0]
     os.kill(store._writer.pid, signal.SIGKILL)

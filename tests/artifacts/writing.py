@@ -32,4 +32,4 @@ async def until(condition):
 
 async def until_sent(store, count=1):
     """Wait until the process has so many jobs that it has not answered."""
-    await until(lambda: store._writer is not None and len(store._writer._sent) == count)
+    await until(lambda: len(store._writer._sent) == count)
