@@ -2,7 +2,8 @@
 
 One task watches all of them in a heap. A lease that is renewed is not moved in the heap: its
 old deadline comes due, and whoever handles it adds the new one. So a poll costs the same,
-whatever the number of rollouts, and a wake-up costs only as much as there is to do.
+whatever the number of rollouts, and a wake-up costs only as much as there is to do. The heap keeps
+no item alive: what nobody else holds has no deadlines any more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
+from weakref import ref
 
 import trio
 
@@ -36,7 +38,7 @@ class Deadlines(Generic[T]):
     def __init__(self, tick_sec: float, handle: Callable[[T, float], None]) -> None:
         self.clock = ServingClock(tick_sec)
         self._handle = handle
-        self._heap: list[tuple[float, int, T]] = []
+        self._heap: list[tuple[float, int, ref[T]]] = []
         self._sequence = itertools.count()
         self._wake = trio.Event()
 
@@ -45,7 +47,7 @@ class Deadlines(Generic[T]):
 
     def add(self, deadline: float, item: T) -> None:
         """Schedule an item for a deadline (serving time)."""
-        heappush(self._heap, (deadline, next(self._sequence), item))
+        heappush(self._heap, (deadline, next(self._sequence), ref(item)))
         if self.clock.due is None:
             # At once: what blocks the loop before the watch gets to run must not count.
             self.clock.tick(trio.current_time(), at_most=deadline)
@@ -71,6 +73,7 @@ class Deadlines(Generic[T]):
         """Handle what is due; return the next deadline."""
         serving = self.clock.time(now)
         while self._heap and self._heap[0][0] <= serving:
-            _, _, item = heappop(self._heap)
-            self._handle(item, now)
+            item = heappop(self._heap)[2]()
+            if item is not None:
+                self._handle(item, now)
         return self._heap[0][0] if self._heap else math.inf

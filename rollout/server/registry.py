@@ -445,7 +445,8 @@ class RolloutRegistry:
         record.finish(record.end or crash_result(entry.rollout_id), self._serving_time())
         if record.result is not None:
             record.result.sample = None  # the bytes are all that is needed of it from here on
-        self._deadlines.add(entry.retained_until, entry)
+        if entry.journal is None:  # else it leaves the memory with its lease at the latest
+            self._deadlines.add(entry.retained_until, entry)
         entry.emit("finished")
         entry.notify()
         logger.debug("rollout %s: %s", entry.rollout_id, record.status)
@@ -608,6 +609,9 @@ class RolloutRegistry:
         if entry.record.result is not None:
             self._forget_if_over(entry)
             self._unload(entry, fetched=False)
+            if entry.journal is not None and self._entries.get(entry.rollout_id) is entry:
+                time = self._clock.time(now) + lease.timeout_sec
+                self._deadlines.add(time, entry)  # it is in use still, or cannot be kept now
         elif lease.deadline > self._clock.time(now):
             self._deadlines.add(lease.deadline, entry)  # it was renewed
         else:
@@ -705,6 +709,7 @@ class RolloutRegistry:
             polled_at=now,
             clock=self._clock,
             hooks=self.hooks,
+            journal=self._journal,
             executing=False,
             concluded=True,
             body=row.body,

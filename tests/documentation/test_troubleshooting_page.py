@@ -28,6 +28,7 @@ from rollout.cli import main as cli
 from rollout.client import RolloutClient
 from rollout.errors import RolloutServerError
 from rollout.server import serve
+from rollout.server.state import SQLiteStore
 
 PAGE = "docs/troubleshooting.md"
 PHRASES = re.findall(r"\*\*`([^`]+)`\*\*", (ROOT / PAGE).read_text("utf-8"))
@@ -167,7 +168,7 @@ async def over_sockets(folder: Any) -> list[str]:
                     for chat_url in ("http://127.0.0.1:9/v1", f"{url}/no-endpoint"):
                         changes = {"chat_completions_url": chat_url, "rollout_id": fresh_id()}
                         result = await client.run_rollout(**{**REQUEST, **changes}, grade=False)
-                        said.append(result.err_message)
+                        said.append(str(result.err_message))
                 async with RolloutClient(url=f"{url}/elsewhere") as client:
                     said.append(await refusal(client))
                 async with httpx.AsyncClient() as http:
@@ -194,21 +195,22 @@ async def of_states(folder: Path) -> list[str]:
     """What states of servers come to."""
     said: list[str] = []
     path = folder / "state"
-    app = make_app(state=path)
+    app = make_app()
+    app.registry.store = store = SQLiteStore(path)
     async with in_process(app) as client:
         body = {**REQUEST, "initial_messages": prompt(sleep=600), "grade": False}
         admission = (await client.http_client.post("/rollout", json=body)).json()
         await trio.sleep(1)
         for suffix in ("", "-wal"):
             shutil.copy(f"{path}{suffix}", folder / f"killed{suffix}")
-        app.registry.store._writer._path = folder  # type: ignore[union-attr]
-        app.registry.store._writer.close()  # type: ignore[union-attr]
+        store._writer._path = folder
+        store._writer.close()
         said.append(await refusal(client, rollout_id="other"))
         said.append((await client.health())["state"]["detail"])
     async with in_process(make_app(state=folder / "killed")) as client:
         lease = {"X-Osmosis-Rollout-Lease": admission["polling_lease_token"]}
         result = (await client.http_client.get("/rollout/a/result", headers=lease)).json()
-        said.append(result["err_message"])
+        said.append(str(result["err_message"]))
     code = "import rollout.server.state.sqlite as s; s._locked(s.Path(input())); print(); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -159,13 +159,14 @@ async def test_what_sqlite_itself_says_of_a_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sqlite_store, "_connect", connect)
     monkeypatch.setattr("rollout.server.state.journal._RETRY_SEC", 0.01)
-    app = make_app(state=tmp_path / "state")
+    app = make_app()
+    app.registry.store = store = SQLiteStore(tmp_path / "state")
     async with in_process_http(app) as http:
         first = await admit(http)
         await finished(http, *first)
         rollout = await admit(http, initial_messages=prompt(answer="x" * 100_000, sleep=0.05))
         pages[0] = 1
-        app.registry.store._writer.close()
+        store._writer.close()
         assert len((await finished(http, *rollout))["sample"]["messages"][-1]["content"]) == 100_000
         assert FULL in assert_refused(await http.post("/rollout", json=admission()), 503)
         pages[0] = 1 << 30
