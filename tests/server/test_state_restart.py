@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,16 @@ async def test_a_store_can_be_opened_again(path):
     await store.close()
     assert await store.open() == first
     await store.close()
+
+
+async def test_no_thread_is_left(path):
+    before = threading.active_count()
+    async with in_process_http(make_app(state=path)) as http:
+        await finished(http, *await admit(http))
+        assert "rollout-state" in {each.name for each in threading.enumerate()}
+    path.write_bytes(b"no database" * 1000)
+    await refusal(path)
+    while threading.active_count() > before and "rollout-state" in {
+        each.name for each in threading.enumerate()
+    }:
+        await trio.sleep(0.01)

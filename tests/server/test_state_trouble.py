@@ -36,17 +36,17 @@ class Fails(SQLiteStore):
 
     async def commit(self, rows: Sequence[KeptRollout], time: float) -> Any:
         if self.full:
-            await self._writer.run(self._fail)
+            await self._write(self._fail)
         return await super().commit(rows, time)
 
     async def sweep(self, time: float) -> bool:
         if self.full:
-            await self._writer.run(self._fail)
+            await self._write(self._fail)
         return await super().sweep(time)
 
     async def find(self, rollout_ids: Sequence[str]) -> list[KeptRollout]:
         if self.unreadable:
-            await self._reader.run(self._fail)
+            self._reader.call(self._fail)
         return await super().find(rollout_ids)
 
     def _fail(self, _: sqlite3.Connection) -> None:

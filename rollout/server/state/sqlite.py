@@ -27,6 +27,7 @@ from rollout._threads import run_off_loop
 from rollout.errors import InvalidFieldError, RolloutServerError, StateUnavailableError
 from rollout.server.state.rows import KeptRollout, Restored
 from rollout.server.state.store import StateStore
+from rollout.server.state.thread import JobThread
 
 fcntl: Any
 try:
@@ -95,26 +96,37 @@ class SQLiteStore(StateStore):
         self._lock = -1
         self._writer = _Connection(self.path, _SYNCHRONOUS[durability])
         self._reader = _Connection(self.path, None)
+        self._thread = JobThread("rollout-state")
+        self._reading = trio.CapacityLimiter(1)
 
     async def open(self) -> Restored:
         """Lock the file, and read what a restart needs; see `StateStore.open`."""
-        return await run_off_loop(self._open, self._writer.limiter)
+        try:
+            return await self._thread.run(self._open)
+        except BaseException:
+            self._thread.end()
+            raise
 
     async def commit(self, rows: Sequence[KeptRollout], time: float) -> Collection[int]:
         """Write rows in one transaction; see `StateStore.commit`."""
-        return await self._writer.run(partial(_commit, rows=rows, time=time))
+        return await self._write(partial(_commit, rows=rows, time=time))
 
     async def find(self, rollout_ids: Sequence[str]) -> list[KeptRollout]:
         """Read rows on a connection of its own; see `StateStore.find`."""
-        return await self._reader.run(partial(_find, rollout_ids=rollout_ids))
+        find = partial(_find, rollout_ids=rollout_ids)
+        return await run_off_loop(partial(self._reader.call, find), self._reading)
 
     async def sweep(self, time: float) -> bool:
         """Delete a few hundred rows; see `StateStore.sweep`."""
-        return await self._writer.run(partial(_sweep, time=time))
+        return await self._write(partial(_sweep, time=time))
 
     async def close(self) -> None:
         """Close the file, which merges what its log holds into it, and unlock it."""
-        await run_off_loop(self._close, self._writer.limiter)
+        await self._thread.run(self._close)
+        self._thread.end()
+
+    async def _write(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._thread.run(partial(self._writer.call, function))
 
     def _open(self) -> Restored:
         try:
@@ -156,20 +168,16 @@ class _Connection:
     """
 
     def __init__(self, path: Path, synchronous: str | None) -> None:
-        self.limiter = trio.CapacityLimiter(1)
         self._path = path
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None
 
-    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Call a function with the connection, in a thread.
+    def call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call a function with the connection.
 
         Raises:
             StateUnavailableError: The storage fails.
         """
-        return await run_off_loop(partial(self._call, function), self.limiter)
-
-    def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
         try:
             with self.open() as connection:
                 return function(connection)
