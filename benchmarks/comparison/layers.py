@@ -1,9 +1,9 @@
 """Where the processor time of one of our processes goes: samples of its stack, by layer.
 
 A timer of processor time interrupts the process every few milliseconds. The innermost frame on the
-stack that belongs to a layer says whose time it was; what the standard library does counts for its
-caller. Each sample weighs as much as the main thread has worked since the one before, so that the
-time of other threads stays out of it and is a layer of its own.
+stack that belongs to a layer says whose time it was; what the standard library and generated
+methods do counts for their caller. Each sample weighs as much as the main thread has worked since
+the one before, so that the time of other threads stays out of it and is a layer of its own.
 """
 
 from __future__ import annotations
@@ -50,9 +50,6 @@ _LAYERS = (
     ("/rollout/_json/", "JSON and types"),
     ("/rollout/types/", "JSON and types"),
     ("/cattrs/", "JSON and types"),
-    ("<cattrs", "JSON and types"),
-    ("<attrs", "JSON and types"),
-    ("/json/", "JSON and types"),
     ("/rollout/client/", "client"),
     ("/rollout/", "the rest of rollout"),
     ("/h11/", "h11"),

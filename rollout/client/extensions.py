@@ -57,11 +57,8 @@ class ServerExtensions:
         self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
     ) -> AdmissionAnswer:
         """Ask once for an admission, in a batch where that can be; see `Wire.admit`."""
-        # No longer than half of the time that the caller has, so that it can still be asked for.
-        left = trio.current_effective_deadline() - trio.current_time()
-        with trio.move_on_after(max(0.0, min(_FIRST_ANSWER_SEC, left / 2))):
-            while self._offered is None and self._first is not None:
-                await self._first.wait()
+        if self._first is not None:
+            await self._wait_for_first()
         if self._offered is None:
             return await self._ask_first(request, body, on_sent)
         if BATCH in self._offered and self._batcher.usable:
@@ -69,6 +66,14 @@ class ServerExtensions:
             if answer is not None:
                 return answer
         return await self._wire.admit(request, body, on_sent)
+
+    async def _wait_for_first(self) -> None:
+        """Wait for the answer that says what the server offers."""
+        # No longer than half of the time that the caller has, so that it can still be asked for.
+        left = trio.current_effective_deadline() - trio.current_time()
+        with trio.move_on_after(max(0.0, min(_FIRST_ANSWER_SEC, left / 2))):
+            while self._offered is None and self._first is not None:
+                await self._first.wait()
 
     async def _ask_first(
         self, request: RolloutInitRequest, body: bytes, on_sent: Callable[[], None]
