@@ -328,7 +328,9 @@ async def test_a_poll_that_fails(tmp_path, server, trouble, category):
 
 
 async def test_real_server_that_dies_and_comes_back(tmp_path):
-    app = make_app(local_backend(max_concurrent=None))
+    # For as long as a lease, admissions are sent again.
+    lease = {"result_wait_timeout_sec": 0.5, "polling_lease_timeout_sec": 2.0}
+    app = make_app(local_backend(max_concurrent=None), **lease)
     rows = [*scripted(2), {"messages": prompt(sleep=600), "ground_truth": "42"}, *scripted(30)]
     async with trio.open_nursery() as nursery:
         serving = trio.CancelScope()
@@ -342,7 +344,7 @@ async def test_real_server_that_dies_and_comes_back(tmp_path):
                     await trio.sleep_forever()
 
         await nursery.start(serve_once)
-        config = config_of(tmp_path, server=urls[0], rows=rows, max_in_flight=1, breaker_failures=4)
+        config = config_of(tmp_path, server=urls[0], rows=rows, max_in_flight=1, breaker_failures=2)
         with pytest.raises(EvaluationStoppedError, match="out of reach"):
             async with evaluate(config) as run:
                 for _ in range(2):
