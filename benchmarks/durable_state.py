@@ -186,8 +186,19 @@ async def fill(path: Path, results: int) -> None:
     await store.close()
 
 
+async def open_sec(path: Path) -> float:
+    """Return how long it takes to open a state."""
+    store = SQLiteStore(path)
+    began = time.perf_counter()
+    await store.open()
+    taken = time.perf_counter() - began
+    await store.close()
+    return taken
+
+
 def restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     trio.run(fill, folder / "kept", options.results)
+    opened = trio.run(open_sec, folder / "kept")
     started: list[list[float]] = [[], []]
     memory: list[list[float]] = [[], []]
     for turn in range(options.rounds):
@@ -201,6 +212,7 @@ def restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {
         "results_kept": options.results,
         "state_mib": round((folder / "kept").stat().st_size / 2**20, 1),
+        "open_kept_ms": round(1000 * opened, 1),
         "start_sec_empty": round(statistics.median(started[0]), 2),
         "start_sec_kept": round(statistics.median(started[1]), 2),
         "memory_mib_empty": round(statistics.median(memory[0]), 1),

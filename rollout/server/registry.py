@@ -341,16 +341,17 @@ class RolloutRegistry:
         if error is None:
             entry.pending = False
             self._entries[entry.rollout_id] = entry
-            if self._nursery is not None:
+            if self._nursery is not None and not entry.concluded:
                 self._begin(entry, self._nursery)
-            return
-        entry.refusal = error
-        if self._entries.get(entry.rollout_id) is entry:
-            del self._entries[entry.rollout_id]
+                return
+        else:
+            entry.refusal = error
+            if self._entries.get(entry.rollout_id) is entry:
+                del self._entries[entry.rollout_id]
+            self._leave()
         entry.executing = False
         self._release(entry)
         entry.request = None
-        self._leave()
 
     def _check_chat_host(self, request: RolloutInitRequest) -> None:
         if self.chat_hosts is None:
@@ -384,6 +385,7 @@ class RolloutRegistry:
             entry.emit("execution-ended")
             if entry.record.result is not None:
                 self._leave()
+            self._unload(entry)
 
     def _leave(self) -> None:
         """Note that one of the active rollouts is over."""
@@ -434,7 +436,7 @@ class RolloutRegistry:
     def _end_kept(self, entry: Entry, error: Exception | None) -> None:
         """Publish an end that is kept, or that cannot be kept now."""
         entry.stored = error is None
-        if entry.record.result is None:
+        if entry.record.result is None and entry.refusal is None:
             self._published(entry)
             if not entry.executing:
                 self._leave()
@@ -445,8 +447,10 @@ class RolloutRegistry:
         record.finish(record.end or crash_result(entry.rollout_id), self._serving_time())
         if record.result is not None:
             record.result.sample = None  # the bytes are all that is needed of it from here on
-        if entry.journal is None:  # else it leaves the memory with its lease at the latest
-            self._deadlines.add(entry.retained_until, entry)
+        until = entry.retained_until
+        if entry.journal is not None:  # it leaves the memory before
+            until = min(until, self._serving_time() + record.lease.timeout_sec)
+        self._deadlines.add(until, entry)
         entry.emit("finished")
         entry.notify()
         logger.debug("rollout %s: %s", entry.rollout_id, record.status)

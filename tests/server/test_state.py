@@ -54,6 +54,10 @@ class Gated(SQLiteStore):
     def shut(self) -> None:
         self.gate = trio.Event()
 
+    def close_for_good(self) -> None:
+        self._writer._path = self.path / "nowhere"
+        self._writer.close()
+
     async def commit(self, rows: Sequence[KeptRollout], time: float) -> Any:
         with trio.move_on_after(1e4):  # a failed test is to end
             await self.gate.wait()
@@ -252,6 +256,33 @@ async def test_a_result_that_nobody_fetches_leaves_the_memory_with_its_lease(pat
         await trio.sleep(2)
         assert app.registry._entries == {}
         assert (await poll(http, *rollout))["status"] == "success"
+
+
+async def test_a_rollout_whose_caller_died_leaves_the_memory(path, autojump_clock):
+    app, _ = gated_app(path)
+    async with in_process_http(app) as http:
+        rollout = await admit(http, initial_messages=prompt(sleep=10_000))
+        await trio.sleep(2 * LEASE + 1)
+        assert app.registry._entries == {}
+        assert (await poll(http, *rollout))["err_category"] == "lease_expired"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_server_that_gives_up_while_an_admission_is_under_way(path, autojump_clock, kept):
+    app, store = gated_app(path)
+    async with in_process_http(app) as http:
+        store.shut()
+        with trio.move_on_after(1):
+            await http.post("/rollout", json=admission(rollout_id="r"))
+        app.registry.abandon()
+        if not kept:
+            store.close_for_good()
+        store.gate.set()
+        await app.registry.wait_idle()
+        assert app.registry.lifecycle.active_rollouts == 0
+        assert app.backend.executions == {}
+        await trio.sleep(5)
+        assert app.registry.lifecycle.active_rollouts == 0
 
 
 async def test_an_id_is_free_again_when_the_retention_is_over(path, autojump_clock):
