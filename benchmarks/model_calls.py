@@ -1,33 +1,46 @@
-"""What a call of the model costs: httpx alone, `chat`, the OpenAI SDK; and a plain grader.
+"""What calls of the model cost: a single one, recording it, and agents that make several.
 
-    python benchmarks/model_calls.py --rollouts 1000 --in-flight 64
+    python benchmarks/model_calls.py
+    python benchmarks/model_calls.py --measures agents --official-python path/to/venv/bin/python
 
-A child process answers every call with the same completion at once. Server and client share this
-process, so that one figure has all of it: the processor time of a rollout, and how many of them
-there are in a second. The first row calls no model: what a row has more is the price of its call
-or its grader. The SDK's rows need the extra ``openai``. Nothing is asserted.
+A child process is the endpoint. Server and client share this process, so that one figure has all of
+it: processor time, and rollouts per second. Nothing is asserted.
+
+``calls``
+    Rollouts of one call by httpx alone, by `chat` and by the OpenAI SDK. The first row calls no
+    model: what a row has more is the price of its call or its grader.
+``agents``
+    Rollouts of four calls that the endpoint answers after 0.2 s each, 256 in flight. "SDK alone" is
+    the same calls without any rollout. ``--official-python`` names a Python that has
+    ``osmosis-ai[server]`` and ``openai``, for the same work on the official package. All of them
+    take turns, round by round.
+``recording``
+    Calls by the SDK, one after the other, recorded and not, in turns: the difference is the price
+    of recording, the sample included.
+
+All but the first rows of ``calls`` need the extra ``openai``.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
-import hypercorn.trio
 import trio
-from hypercorn.config import Config
-from quart import Response, request
-from quart_trio import QuartTrio
 
 from rollout import (
     AgentWorkflow,
@@ -35,44 +48,24 @@ from rollout import (
     ConcurrencyConfig,
     Grader,
     LocalBackend,
+    RolloutContext,
     RolloutInitRequest,
     get_rollout_context,
 )
 from rollout.client import RolloutClient
+from rollout.integrations import openai
 from rollout.integrations.chat import chat, share_connections
 from rollout.server import RolloutServer, create_rollout_server, serve
 
-ENDPOINT = "--endpoint"
+COMPARISON = Path(__file__).parent / "comparison"
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+MEASURES = ("calls", "agents", "recording")
+CALLS = 4
 REPLY = {"role": "assistant", "content": "6 * 7 = 42"}
 PROMPT = [{"role": "user", "content": "What is 6 * 7?"}]
-COMPLETION = json.dumps(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "policy",
-        "choices": [{"index": 0, "message": REPLY, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14},
-    }
-).encode()
 
-
-async def serve_endpoint() -> None:
-    app = QuartTrio("endpoint")
-
-    @app.post("/v1/chat/completions")
-    async def complete() -> Response:
-        await request.get_data()
-        return Response(COMPLETION, mimetype="application/json")
-
-    config = Config()
-    config.bind, config.errorlog = ["127.0.0.1:0"], None
-    config.keep_alive_timeout = 60
-    async with trio.open_nursery() as nursery:
-        serving = partial(hypercorn.trio.serve, app, config, shutdown_trigger=trio.sleep_forever)
-        urls = await nursery.start(serving)
-        print(urls[0], flush=True)
-
+Spent = tuple[float, float]
+"""Processor milliseconds of a rollout, and rollouts per second."""
 
 http: trio.lowlevel.RunVar[httpx.AsyncClient] = trio.lowlevel.RunVar("http")
 
@@ -98,17 +91,19 @@ class Chat(AgentWorkflow[Any]):
 
 class Sdk(AgentWorkflow[Any]):
     record = True
+    calls = 1
 
     async def run(self, ctx: Any) -> Any:
-        from rollout.integrations.openai import rollout_client
-
-        client = rollout_client(record=self.record)
-        reply = await client.chat.completions.create(model="policy", messages=ctx.prompt)
-        return None if self.record else [*ctx.prompt, reply.choices[0].message.model_dump()]
+        history = await converse(openai.rollout_client(record=self.record), ctx.prompt, self.calls)
+        return None if self.record else history
 
 
 class SdkUnrecorded(Sdk):
     record = False
+
+
+class Agent(Sdk):
+    calls = CALLS
 
 
 class Async(Grader):
@@ -121,17 +116,35 @@ class Plain(Grader):
         ctx.set_reward(1.0)
 
 
-Way = tuple[str, type[AgentWorkflow[Any]], type[Grader]]
-WAYS: list[Way] = [
-    ("no call", Nothing, Async),
-    ("no call, a plain def grader", Nothing, Plain),
-    ("httpx alone", Httpx, Async),
-    ("chat", Chat, Async),
-]
-SDK_WAYS: list[Way] = [
-    ("OpenAI SDK, record=False", SdkUnrecorded, Async),
-    ("OpenAI SDK", Sdk, Async),
-]
+async def converse(client: Any, prompt: Any, calls: int, **options: Any) -> list[Any]:
+    """Call the model several times, each time with all that was said before."""
+    history = list(prompt)
+    for _ in range(calls):
+        reply = await client.chat.completions.create(model="policy", messages=history, **options)
+        if options.get("stream"):
+            async with reply:
+                said = [chunk.choices[0].delta.content or "" async for chunk in reply]
+            text = "".join(said)
+        else:
+            text = reply.choices[0].message.content
+        history.append({"role": "assistant", "content": text})
+        history.append({"role": "user", "content": "And again?"})
+    return history
+
+
+@contextmanager
+def endpoint() -> Iterator[str]:
+    """Start the endpoint; yields its URL."""
+    command = [sys.executable, str(COMPARISON / "endpoint.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().decode().strip()
+        finally:
+            process.kill()
+
+
+# --- rollouts --------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -143,26 +156,29 @@ async def lifespan(_: RolloutServer) -> AsyncGenerator[None, None]:
 
 
 async def measure(
-    way: Way, chat_url: str, root: str, rollouts: int, in_flight: int
-) -> tuple[float, float]:
-    """Return processor milliseconds for a rollout, and rollouts per second."""
-    name, workflow, grader = way
-    config = AgentWorkflowConfig(name=name, concurrency=ConcurrencyConfig(max_concurrent=None))
-    backend = LocalBackend(
-        workflow=workflow, workflow_config=config, grader=grader, artifact_root=root
-    )
-    app = create_rollout_server(backend=backend, lifespan=lifespan, configure_logging=False)
-    async with trio.open_nursery() as nursery:
-        serving = partial(serve, app, bind="127.0.0.1:0", handle_signals=False)
-        urls = await nursery.start(serving)
-        async with RolloutClient(url=urls[0]) as client:
-            await run(client, chat_url, in_flight, in_flight)
-            started, spent = time.perf_counter(), time.process_time()
-            await run(client, chat_url, rollouts, in_flight)
-            spent = time.process_time() - spent
-            took = time.perf_counter() - started
-        app.request_shutdown()
-    return spent / rollouts * 1e3, rollouts / took
+    workflow: type[AgentWorkflow[Any]],
+    grader: type[Grader],
+    chat_url: str,
+    rollouts: int,
+    in_flight: int,
+) -> Spent:
+    config = AgentWorkflowConfig(name="agent", concurrency=ConcurrencyConfig(max_concurrent=None))
+    with tempfile.TemporaryDirectory(prefix="rollout-bench-", dir=IN_MEMORY) as root:
+        backend = LocalBackend(
+            workflow=workflow, workflow_config=config, grader=grader, artifact_root=root
+        )
+        app = create_rollout_server(backend=backend, lifespan=lifespan, configure_logging=False)
+        async with trio.open_nursery() as nursery:
+            serving = partial(serve, app, bind="127.0.0.1:0", handle_signals=False)
+            urls = await nursery.start(serving)
+            async with RolloutClient(url=urls[0]) as client:
+
+                async def work(count: int) -> None:
+                    await run(client, chat_url, count, in_flight)
+
+                spent = await timed(work, rollouts, in_flight)
+            app.request_shutdown()
+    return spent
 
 
 async def run(client: RolloutClient, chat_url: str, rollouts: int, in_flight: int) -> None:
@@ -181,33 +197,171 @@ async def run(client: RolloutClient, chat_url: str, rollouts: int, in_flight: in
                 raise SystemExit(f"a rollout did not succeed: {ended.outcome}")
 
 
+async def timed(work: Callable[[int], Awaitable[None]], rollouts: int, in_flight: int) -> Spent:
+    """Do some work to warm up, then measure."""
+    await work(in_flight + 1)
+    began, spent = time.perf_counter(), time.process_time()
+    await work(rollouts)
+    spent = time.process_time() - spent
+    return spent / rollouts * 1e3, rollouts / (time.perf_counter() - began)
+
+
+def measure_calls(url: str, options: argparse.Namespace) -> None:
+    ways: list[tuple[str, type[AgentWorkflow[Any]], type[Grader]]] = [
+        ("no call", Nothing, Async),
+        ("no call, a plain def grader", Nothing, Plain),
+        ("httpx alone", Httpx, Async),
+        ("chat", Chat, Async),
+    ]
+    if importlib.util.find_spec("openai"):
+        ways += [("OpenAI SDK, record=False", SdkUnrecorded, Async), ("OpenAI SDK", Sdk, Async)]
+    print(f"{'one rollout':30} {'processor ms':>12} {'more':>6} {'rollouts/s':>11}")
+    base = None
+    for name, workflow, grader in ways:
+        chat_url = f"{url}/short/0/v1"
+        spent, rate = trio.run(
+            measure, workflow, grader, chat_url, options.rollouts, options.in_flight
+        )
+        base = spent if base is None else base
+        print(f"{name:30} {spent:12.2f} {spent - base:6.2f} {rate:11.0f}", flush=True)
+
+
+# --- agents ----------------------------------------------------------------------------------
+
+
+async def measure_sdk_alone(chat_url: str, rollouts: int, in_flight: int) -> Spent:
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=chat_url, api_key="none") as client:
+
+        async def work(count: int) -> None:
+            left = iter(range(count))
+
+            async def some() -> None:
+                for _ in left:
+                    await converse(client, PROMPT, CALLS)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(count, in_flight)):
+                    nursery.start_soon(some)
+
+        return await timed(work, rollouts, in_flight)
+
+
+def measure_official(python: str, chat_url: str, rollouts: int, in_flight: int) -> Spent:
+    with tempfile.TemporaryDirectory(prefix="rollout-bench-", dir=IN_MEMORY) as root:
+        arguments = [chat_url, str(rollouts), str(in_flight), str(CALLS)]
+        done = subprocess.run(
+            [python, str(COMPARISON / "official_agents.py"), *arguments],
+            stdout=subprocess.PIPE,
+            check=True,
+            env={**os.environ, "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": root},
+        )
+    said = json.loads(done.stdout.splitlines()[-1])
+    return said["spent_sec"] / rollouts * 1e3, rollouts / said["took_sec"]
+
+
+def measure_agents(url: str, options: argparse.Namespace) -> None:
+    chat_url = f"{url}/short/0.2/v1"
+    work = (chat_url, options.agents, options.agents_in_flight)
+    ways: dict[str, Callable[[], Spent]] = {
+        "ours": lambda: trio.run(measure, Agent, Async, *work),
+        "SDK alone": lambda: trio.run(measure_sdk_alone, *work),
+    }
+    if options.official_python:
+        ways["official"] = lambda: measure_official(options.official_python, *work)
+    rounds: list[dict[str, Spent]] = []
+    for number in range(options.rounds):
+        names = list(ways) if number % 2 == 0 else list(ways)[::-1]
+        rounds.append({name: ways[name]() for name in names})
+    title = f"agent of {CALLS} calls of 0.2 s"
+    print(f"{title:30} {'processor ms':>12} {'rollouts/s':>11} {'ours : it':>10}")
+    for name in ways:
+        spent, rate = (median(each[name][place] for each in rounds) for place in (0, 1))
+        ratio = median(each["ours"][1] / each[name][1] for each in rounds)
+        print(f"{name:30} {spent:12.2f} {rate:11.1f} {ratio:10.2f}", flush=True)
+
+
+# --- recording -------------------------------------------------------------------------------
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiplies two numbers, and says what comes of it.",
+        "parameters": {
+            "type": "object",
+            "properties": {"left": {"type": "integer"}, "right": {"type": "integer"}},
+        },
+    },
+}
+CALLED = {"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": "{}"}}
+TURN = [
+    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+    {"role": "tool", "tool_call_id": "c1", "content": "word " * 100},
+]
+Shape = tuple[str, str, list[dict[str, Any]], dict[str, Any]]
+"""A name, what the endpoint answers, the history, and further arguments of the call."""
+SHAPES: list[Shape] = [
+    ("a short answer", "short", PROMPT, {}),
+    ("a long answer, ten tools", "long", PROMPT, {"tools": [TOOL] * 10}),
+    ("a history of 60 messages", "long", PROMPT + TURN * 30, {"tools": [TOOL] * 10}),
+    ("4,400 token ids", "ids", PROMPT, {}),
+    ("400 log probabilities of five", "logprobs", PROMPT, {}),
+    ("a stream of 400 pieces", "stream", PROMPT, {"stream": True}),
+]
+
+
+async def converse_often(url: str, shape: Shape, agents: int, *, record: bool) -> float:
+    """Return the processor milliseconds of a call."""
+    _, answer, prompt, options = shape
+    began = time.process_time()
+    for _ in range(agents):
+        with RolloutContext(chat_completions_url=f"{url}/{answer}/0/v1") as rollout:
+            await converse(openai.rollout_client(record=record), prompt, CALLS, **options)
+            await rollout.get_sample()
+    return (time.process_time() - began) / agents / CALLS * 1e3
+
+
+async def measure_recording(url: str, agents: int, rounds: int) -> None:
+    print(f"{'one call':30} {'processor ms':>12} {'recorded':>9} {'more : it':>10}")
+    async with share_connections():
+        for shape in SHAPES:
+            once = partial(converse_often, url, shape, agents)
+            await once(record=True)
+            pairs = [(await once(record=False), await once(record=True)) for _ in range(rounds)]
+            bare, recorded = (median(pair[place] for pair in pairs) for place in (0, 1))
+            ratio = median(each / without - 1 for without, each in pairs)
+            print(f"{shape[0]:30} {bare:12.2f} {recorded:9.2f} {ratio:10.2f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rollouts", type=int, default=1000, help="of each way")
-    parser.add_argument("--in-flight", type=int, default=64)
-    arguments = parser.parse_args()
-    ways = [*WAYS, *(SDK_WAYS if importlib.util.find_spec("openai") else [])]
-    with (
-        tempfile.TemporaryDirectory(prefix="rollout-bench-") as root,
-        subprocess.Popen([sys.executable, __file__, ENDPOINT], stdout=subprocess.PIPE) as endpoint,
-    ):
-        try:
-            assert endpoint.stdout is not None
-            chat_url = f"{endpoint.stdout.readline().decode().strip()}/v1"
-            print(f"{'one rollout':30} {'processor ms':>12} {'more':>6} {'rollouts/s':>11}")
-            base = None
-            for way in ways:
-                spent, rate = trio.run(
-                    measure, way, chat_url, root, arguments.rollouts, arguments.in_flight
-                )
-                base = spent if base is None else base
-                print(f"{way[0]:30} {spent:12.2f} {spent - base:6.2f} {rate:11.0f}")
-        finally:
-            endpoint.kill()
+    add = parser.add_argument
+    add("--measures", default=",".join(MEASURES), help="what to measure, with commas in between")
+    add("--rollouts", type=int, default=1000, help="of each way to call")
+    add("--in-flight", type=int, default=64, help="rollouts at a time, for the ways to call")
+    add("--agents", type=int, default=1024, help="rollouts of several calls, in each round")
+    add("--agents-in-flight", type=int, default=256)
+    add("--recorded-agents", type=int, default=10, help="of each shape, in each round")
+    add("--rounds", type=int, default=5, help="of agents, and of recording")
+    add("--official-python", metavar="PATH", help="has osmosis-ai[server] and openai installed")
+    options = parser.parse_args()
+    measures = options.measures.split(",")
+    if unknown := set(measures).difference(MEASURES):
+        parser.error(f"no such measure: {', '.join(sorted(unknown))}")
+    if measures != ["calls"] and importlib.util.find_spec("openai") is None:
+        parser.error('agents and recording need pip install "trio-rollout[openai]"')
+    with endpoint() as url:
+        if "calls" in measures:
+            measure_calls(url, options)
+        if "agents" in measures:
+            measure_agents(url, options)
+        if "recording" in measures:
+            gc.freeze()  # garbage is looked for as in a process of `rollout serve`
+            gc.set_threshold(5000, *gc.get_threshold()[1:])
+            trio.run(measure_recording, url, options.recorded_agents, options.rounds)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == [ENDPOINT]:
-        trio.run(serve_endpoint)
-    else:
-        main()
+    main()

@@ -141,8 +141,10 @@ def is_number(value: Any) -> bool:
 
 def whole_numbers(value: Any) -> list[int] | None:
     """Return a list of whole numbers that is not empty; ``None`` for anything else."""
-    # Of thousands of ids, in C.
-    return value if isinstance(value, list) and set(map(type, value)) == {int} else None
+    if not isinstance(value, list) or not value:
+        return None
+    # Ids are thousands, so they are counted in C.
+    return value if list(map(type, value)).count(int) == len(value) else None
 
 
 def _numbers(value: Any) -> list[float] | None:
