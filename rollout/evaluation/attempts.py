@@ -42,7 +42,15 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["Attempt", "Credentials", "Ending", "check_usable", "keep_attempt", "run_rollout"]
+__all__ = [
+    "Attempt",
+    "Credentials",
+    "Ending",
+    "check_usable",
+    "ending_of",
+    "keep_attempt",
+    "run_rollout",
+]
 
 UNREACHABLE = "unreachable"
 _ID_BYTES = 6
@@ -192,6 +200,25 @@ async def run_rollout(
         **facts,
     )
     return Ending(record=record, sample=sample)
+
+
+def ending_of(
+    result: RolloutResultResponse,
+    config: EvaluationConfig,
+    credentials: Credentials,
+    attempt: Attempt,
+) -> Ending:
+    """Return the end of a rollout that nobody waited for; how long it took is not known."""
+    record = AttemptRecord(
+        row=attempt.row.index,
+        attempt=attempt.number,
+        retry=attempt.retry,
+        rollout_id=attempt.rollout_id,
+        submitted_at=result.agent_started_at or datetime.now(UTC),
+        duration_sec=0.0,
+        **_facts(result, config, credentials),
+    )
+    return Ending(record=record, sample=result.sample)
 
 
 def check_usable(error: Exception, url: str) -> None:

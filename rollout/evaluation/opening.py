@@ -28,7 +28,14 @@ from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
 from rollout.evaluation.folder.journal import EVENTS, read_records, recover
-from rollout.evaluation.folder.layout import archive, check_orphans, finish_archiving, tidy
+from rollout.evaluation.folder.layout import (
+    STATE,
+    archive,
+    check_orphans,
+    drop_state,
+    finish_archiving,
+    tidy,
+)
 from rollout.evaluation.folder.manifest import (
     MANIFEST,
     check_unchanged,
@@ -39,8 +46,10 @@ from rollout.evaluation.folder.manifest import (
     write_manifest,
 )
 from rollout.evaluation.index import AttemptIndex, IndexedAttempt
+from rollout.evaluation.leftover import ended_ids, results_of, wait_released
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.integrations.chat import chat
+from rollout.types import RolloutResultResponse
 
 __all__ = ["EvaluationProgress", "OpenedRun", "check_endpoint", "credentials_of", "open_run"]
 
@@ -60,6 +69,7 @@ class OpenedRun:
         dataset: Where its rows come from.
         resumed: Whether another process worked on it before.
         retry_failed: Whether attempts that failed are run again.
+        leftover: Results that its own server has kept of attempts that are not on record.
     """
 
     manifest: dict[str, Any]
@@ -68,6 +78,7 @@ class OpenedRun:
     dataset: Dataset
     resumed: bool
     retry_failed: bool
+    leftover: dict[tuple[int, int], RolloutResultResponse] = field(factory=dict)
 
 
 async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool) -> OpenedRun:
@@ -82,6 +93,8 @@ async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool)
     Cancelling this while the dataset is scanned leaves a thread to end by itself; nothing
     was changed until then.
     """
+    if config.server.app is not None:
+        await wait_released(config.run.output / STATE)
     dataset = await trio.to_thread.run_sync(open_dataset, config.dataset)
     scan = await trio.to_thread.run_sync(dataset.scan, abandon_on_cancel=True)
     _check_gradable(config, scan)
@@ -133,12 +146,15 @@ def _open(
         # Otherwise nothing has ended with the old ones, so a config can be fixed without --fresh.
         if not same_inputs(manifest, inputs):
             manifest |= inputs
+            drop_state(folder)
             write_manifest(folder, manifest)
     else:
         run_id = f"{now:%Y%m%d}-{secrets.token_hex(_RUN_ID_BYTES)}"
         manifest = new_manifest(run_id, now, inputs)
         write_manifest(folder, manifest)
     tidy(folder)
+    state = folder / STATE
+    unrecorded = set() if config.server.app is None else ended_ids(state)
     index = AttemptIndex()
     for place, record in recover(folder, manifest["run_id"]):
         if record.attempt >= config.run.n:
@@ -148,11 +164,15 @@ def _open(
                 "start anew (--fresh keeps it in archive/)"
             )
         index.add(record, place)
+        unrecorded.discard(record.rollout_id)
     progress = EvaluationProgress(total=scan.selected * config.run.n)
     for attempt in index:
         if not index.is_open(attempt.row, attempt.attempt, retry_failed=retry_failed):
             progress.add(attempt)
     progress.resumed = progress.settled
+    leftover = dict(results_of(state, manifest["run_id"], unrecorded))
+    if leftover:
+        logger.info("%d attempt(s) ended after the process before did", len(leftover))
     return OpenedRun(
         manifest=manifest,
         index=index,
@@ -160,6 +180,7 @@ def _open(
         dataset=dataset,
         resumed=resumed,
         retry_failed=retry_failed,
+        leftover=leftover,
     )
 
 

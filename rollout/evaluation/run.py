@@ -32,14 +32,23 @@ from rollout.evaluation.attempts import (
     UNREACHABLE,
     Attempt,
     Credentials,
+    Ending,
     check_usable,
+    ending_of,
     keep_attempt,
     run_rollout,
 )
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.folder.journal import Journal
-from rollout.evaluation.folder.layout import ROLLOUTS, SERVER_LOG, TRAJECTORIES, locked
+from rollout.evaluation.folder.layout import (
+    ROLLOUTS,
+    SERVER_LOG,
+    TRAJECTORIES,
+    drop_state,
+    locked,
+    make_state,
+)
 from rollout.evaluation.folder.outputs import summarize, write_outputs
 from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics
@@ -134,6 +143,7 @@ async def evaluate(
             yield run
         run.check_stopped()
         if run.complete:
+            await trio.to_thread.run_sync(drop_state, run.folder)
             await trio.to_thread.run_sync(_report, run.folder, opened.index, run.metrics)
     finally:
         lock.__exit__(None, None, None)
@@ -196,6 +206,7 @@ async def _connect(
             server_process(
                 config.server.app,
                 log=run.folder / SERVER_LOG,
+                state=await trio.to_thread.run_sync(make_state, run.folder),
                 environment=_server_environment(config, run.folder),
                 secrets=credentials.secrets,
             )
@@ -261,6 +272,7 @@ class EvaluationRun:
         self._credentials = credentials
         self._dataset = opened.dataset
         self._index = opened.index
+        self._leftover = opened.leftover
         self._retry_failed = opened.retry_failed
         self._breaker = CircuitBreaker(config.run.breaker_failures)
         self._running = trio.CapacityLimiter(config.run.max_in_flight)
@@ -430,21 +442,13 @@ class EvaluationRun:
     ) -> AttemptRecord:
         """Run one rollout of an attempt; return its record once that is on the disk."""
         retry = self._index.records(row.index, number)
-        attempt = Attempt.fresh(self.manifest["run_id"], row, number, retry)
-
-        def admitted() -> None:
-            self._started[attempt.rollout_id] = True
-
-        self._started[attempt.rollout_id] = False
-        ending = await run_rollout(
-            client,
-            self._config,
-            self._credentials,
-            attempt,
-            standstill=self._standstill,
-            on_admitted=admitted,
-        )
-        del self._started[attempt.rollout_id]
+        left = self._leftover.pop((row.index, number), None)
+        if left is not None:
+            attempt = Attempt(row=row, number=number, retry=retry, rollout_id=left.rollout_id)
+            ending = ending_of(left, self._config, self._credentials, attempt)
+        else:
+            attempt = Attempt.fresh(self.manifest["run_id"], row, number, retry)
+            ending = await self._run(client, attempt)
         if ending.record.err_category == UNREACHABLE and self._config.server.app is not None:
             # The run's own server is about to be found dead, and its end is no attempt's fault.
             await trio.sleep(_SERVER_ENDS_SEC)
@@ -467,6 +471,22 @@ class EvaluationRun:
                 self.progress.add(record)
             return record
         raise AssertionError("nothing cancels that scope")
+
+    async def _run(self, client: RolloutClient, attempt: Attempt) -> Ending:
+        def admitted() -> None:
+            self._started[attempt.rollout_id] = True
+
+        self._started[attempt.rollout_id] = False
+        ending = await run_rollout(
+            client,
+            self._config,
+            self._credentials,
+            attempt,
+            standstill=self._standstill,
+            on_admitted=admitted,
+        )
+        del self._started[attempt.rollout_id]
+        return ending
 
     async def _enter(self) -> _Place:
         """Wait until one more rollout may run."""

@@ -44,13 +44,19 @@ _TAIL_BYTES = 4096
 
 @asynccontextmanager
 async def server_process(
-    app: str, *, log: Path, environment: dict[str, str], secrets: Iterable[str | None] = ()
+    app: str,
+    *,
+    log: Path,
+    state: Path,
+    environment: dict[str, str],
+    secrets: Iterable[str | None] = (),
 ) -> AsyncGenerator[str, None]:
     """Serve an application for the length of the block; yields its URL.
 
     Args:
         app: ``MODULE:APP`` or ``FILE.py:APP``.
         log: The file that gets what the server writes, less the secrets.
+        state: The file in which it keeps its rollouts, whatever the application says.
         environment: Variables for it, on top of this process's own.
         secrets: What must not get into the log, see `rollout._redaction.Redactor`.
 
@@ -61,7 +67,7 @@ async def server_process(
     Leaving the block, by cancellation too, stops it within 15 seconds and waits for it.
     """
     with _opened(log) as file:
-        process, address = await _start(app, os.environ | environment)
+        process, address = await _start(app, state, os.environ | environment)
         output = _Output(process, log, file, file.tell(), RedactedStream(secrets))
         try:
             async with address, background_tasks(output.copy):
@@ -85,13 +91,14 @@ def _opened(log: Path) -> IO[bytes]:
 
 
 async def _start(
-    app: str, environment: dict[str, str]
+    app: str, state: Path, environment: dict[str, str]
 ) -> tuple[trio.Process, trio.abc.ReceiveStream]:
     """Start the process; its address comes through the stream."""
     # In a session of its own, so that Ctrl-C reaches the run alone, which then stops it. And with
     # `-u`, so that what it prints gets into the log when it prints it, not when it ends.
     read, write = os.pipe()
     command = [sys.executable, "-u", "-m", "rollout.cli", "serve", app, *_OPTIONS]
+    command += ["--state", str(state)]
     try:
         process = await trio.lowlevel.open_process(
             [*command, "--address-fd", str(write)],

@@ -20,7 +20,13 @@ from rollout.types.protocol import (
     RolloutLifecycle,
     RolloutResultResponse,
 )
-from rollout.types.sample import MODEL_ENDPOINT, RolloutErrorCategory, RolloutSample, RolloutStatus
+from rollout.types.sample import (
+    MODEL_ENDPOINT,
+    SERVER_RESTART,
+    RolloutErrorCategory,
+    RolloutSample,
+    RolloutStatus,
+)
 
 __all__ = [
     "ADMISSION_KEYS",
@@ -29,6 +35,7 @@ __all__ = [
     "MODEL_ENDPOINT",
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
+    "SERVER_RESTART",
     "AgentWorkflowConfig",
     "AgentWorkflowOutput",
     "BaseConfig",

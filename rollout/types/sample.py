@@ -17,7 +17,13 @@ from rollout.types._fields import (
     optional_field,
 )
 
-__all__ = ["MODEL_ENDPOINT", "RolloutErrorCategory", "RolloutSample", "RolloutStatus"]
+__all__ = [
+    "MODEL_ENDPOINT",
+    "SERVER_RESTART",
+    "RolloutErrorCategory",
+    "RolloutSample",
+    "RolloutStatus",
+]
 
 
 class RolloutStatus(StrEnum):
@@ -47,6 +53,9 @@ class RolloutErrorCategory(StrEnum):
 MODEL_ENDPOINT = "model_endpoint"
 """The source of a failure whose reason is the endpoint of the model: nobody listens, it refuses the
 key, knows no such model, has too much to do, is broken, or does not answer."""
+
+SERVER_RESTART = "server_restart"
+"""The source of a failure of a rollout that was in flight when its server died."""
 
 
 def to_status(value: Any) -> RolloutStatus:

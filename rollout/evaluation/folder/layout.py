@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,11 +22,14 @@ __all__ = [
     "REPORT",
     "ROLLOUTS",
     "SERVER_LOG",
+    "STATE",
     "TRAJECTORIES",
     "archive",
     "check_orphans",
+    "drop_state",
     "finish_archiving",
     "locked",
+    "make_state",
     "tidy",
 ]
 
@@ -34,12 +38,24 @@ METRICS = "metrics.json"
 REPORT = "report.html"
 ROLLOUTS = "rollouts"
 SERVER_LOG = "server.log"
+STATE = "state/rollouts"
 TRAJECTORIES = "trajectories"
 
 _ARCHIVE = "archive"
 _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
-_PARTS = (EVENTS, INDEX, METRICS, REPORT, ROLLOUTS, SERVER_LOG, TRAJECTORIES, MANIFEST)
+_STATE_FOLDER = "state"
+_PARTS = (
+    EVENTS,
+    INDEX,
+    METRICS,
+    REPORT,
+    ROLLOUTS,
+    SERVER_LOG,
+    _STATE_FOLDER,
+    TRAJECTORIES,
+    MANIFEST,
+)
 
 
 @contextmanager
@@ -148,6 +164,33 @@ def tidy(folder: Path) -> None:
     except OSError as error:
         place = error.filename or trajectories
         raise EvaluationError(f"{place}: {error.strerror or error}") from None
+
+
+def make_state(folder: Path) -> Path:
+    """Make the place of the state of the run's own server; return its path.
+
+    Raises:
+        EvaluationError: It cannot be made.
+    """
+    try:
+        _make(folder / _STATE_FOLDER)
+    except OSError as error:
+        raise EvaluationError(f"{folder / _STATE_FOLDER}: {reason_of(error)}") from None
+    return folder / STATE
+
+
+def drop_state(folder: Path) -> None:
+    """Remove the state of the run's own server, if there is one, with all that it holds.
+
+    Raises:
+        EvaluationError: It cannot be removed.
+    """
+    try:
+        shutil.rmtree(folder / _STATE_FOLDER)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise EvaluationError(f"{folder / _STATE_FOLDER}: {reason_of(error)}") from None
 
 
 def _make(folder: Path) -> None:

@@ -6,7 +6,7 @@ writes many rows in one commit, and `sqlite` is the store of a real server.
 
 from rollout.server.state.journal import Journal
 from rollout.server.state.rows import KeptRollout, Restored, ended_by_restart
-from rollout.server.state.sqlite import DURABILITIES, Durability, SQLiteStore, read_state
+from rollout.server.state.sqlite import DURABILITIES, Durability, SQLiteStore, is_held, read_state
 from rollout.server.state.store import StateStore
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "SQLiteStore",
     "StateStore",
     "ended_by_restart",
+    "is_held",
     "read_state",
 ]

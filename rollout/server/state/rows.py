@@ -13,7 +13,12 @@ from typing import NamedTuple
 from attrs import field, frozen
 
 from rollout.server.results import encode
-from rollout.types import RolloutErrorCategory, RolloutResultResponse, RolloutStatus
+from rollout.types import (
+    SERVER_RESTART,
+    RolloutErrorCategory,
+    RolloutResultResponse,
+    RolloutStatus,
+)
 
 __all__ = ["KeptRollout", "Restored", "ended_by_restart"]
 
@@ -76,5 +81,6 @@ def ended_by_restart(row: KeptRollout, until: float) -> KeptRollout:
         err_message=text,
         err_category=RolloutErrorCategory.INTERNAL_ERROR,
         agent_started_at=started,
+        err_source=SERVER_RESTART,
     )
     return row._replace(status=str(result.status), until=until, body=encode(result))

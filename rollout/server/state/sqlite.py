@@ -35,7 +35,7 @@ try:
 except ImportError:  # a platform without these locks: nothing keeps a second server out there
     fcntl = None
 
-__all__ = ["DURABILITIES", "Durability", "SQLiteStore", "read_state"]
+__all__ = ["DURABILITIES", "Durability", "SQLiteStore", "is_held", "read_state"]
 
 Durability = Literal["process", "power"]
 DURABILITIES: tuple[str, ...] = get_args(Durability)
@@ -243,6 +243,17 @@ def _locked(path: Path) -> int:
         raise
     _in_use.add(name)
     return descriptor
+
+
+def is_held(path: Path) -> bool:
+    """Whether a server of another process uses a state. Blocking."""
+    try:
+        descriptor = _locked(path)
+    except _RefusedError:
+        return True
+    _in_use.discard(os.path.realpath(path))
+    os.close(descriptor)
+    return False
 
 
 def _make_file(path: Path) -> None:

@@ -203,7 +203,7 @@ async def test_the_reason_is_none_of_an_earlier_server(tmp_path, app, says, word
     log.write_text("the last line of an earlier one\n")
     app.write_text(f"import os\nprint('{says}')\nos._exit(3)")
     with pytest.raises(EvaluationError, match=rf"not start: {words} \(exit code 3"):
-        async with server_process(f"{app}:app", log=log, environment={}):
+        async with server_process(f"{app}:app", log=log, state=tmp_path / "state", environment={}):
             pytest.fail("it started")
 
 
@@ -290,7 +290,9 @@ async def test_a_start_that_is_cancelled_leaves_no_descriptor_open(tmp_path, app
     before = set(Path("/dev/fd").iterdir())
     with trio.CancelScope() as scope:
         scope.cancel()
-        async with server_process(f"{app}:app", log=tmp_path / "log", environment={}):
+        async with server_process(
+            f"{app}:app", log=tmp_path / "log", state=tmp_path / "state", environment={}
+        ):
             pytest.fail("it was not started")
     assert set(Path("/dev/fd").iterdir()) == before
 
@@ -298,21 +300,27 @@ async def test_a_start_that_is_cancelled_leaves_no_descriptor_open(tmp_path, app
 async def test_log_that_cannot_be_written(tmp_path, app):
     (tmp_path / "log").mkdir()
     with pytest.raises(EvaluationError, match="directory"):
-        async with server_process(f"{app}:app", log=tmp_path / "log", environment={}):
+        async with server_process(
+            f"{app}:app", log=tmp_path / "log", state=tmp_path / "state", environment={}
+        ):
             pytest.fail("it has no log")
 
 
 async def test_interpreter_that_is_gone(tmp_path, app, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
     with pytest.raises(EvaluationError, match=r"cannot be started: .*No such file"):
-        async with server_process(f"{app}:app", log=tmp_path / "log", environment={}):
+        async with server_process(
+            f"{app}:app", log=tmp_path / "log", state=tmp_path / "state", environment={}
+        ):
             pytest.fail("it was not started")
 
 
 async def test_errors_of_the_block_come_out_as_they_are(tmp_path, app):
     cause, error = KeyError("cause"), LookupError("mine")
     with pytest.raises(LookupError) as caught:
-        async with server_process(f"{app}:app", log=tmp_path / "log", environment={}) as url:
+        async with server_process(
+            f"{app}:app", log=tmp_path / "log", state=tmp_path / "state", environment={}
+        ) as url:
             async with httpx.AsyncClient() as http:
                 assert (await http.get(f"{url}/health")).status_code == 200
             raise error from cause
