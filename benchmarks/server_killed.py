@@ -207,11 +207,13 @@ class Server:
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncGenerator[tuple[Server, RolloutClient], None]:
+async def served(
+    folder: Path, *, feed: bool = True
+) -> AsyncGenerator[tuple[Server, RolloutClient], None]:
     """Provide a server that serves, and a client of it."""
     with closing(Server(folder)) as server:
         await server.start()
-        async with RolloutClient(url=server.url) as client:
+        async with RolloutClient(url=server.url, feed=feed) as client:
             yield server, client
 
 
@@ -324,7 +326,7 @@ async def kill_again_and_again(
     draw = random.Random(f"kills {options.seed}")
     restarts_sec: list[float] = []
     in_flight: list[int] = []
-    async with served(folder) as (server, client):
+    async with served(folder, feed=not options.no_feed) as (server, client):
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, client, options.in_flight)
@@ -524,10 +526,11 @@ def in_folder(part: Callable[..., Any], *args: Any) -> tuple[dict[str, Any], lis
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--in-flight", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-feed", action="store_true", help="poll for each rollout alone")
     parser.add_argument("--no-trouble", action="store_true", help="kills alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
