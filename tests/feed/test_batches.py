@@ -87,6 +87,20 @@ async def test_those_that_come_with_the_first_wait_for_its_answer(autojump_clock
     assert server.times(BATCH) == [2]
 
 
+async def test_many_that_take_long_to_start_still_wait_for_the_first_answer(autojump_clock):
+    async def begin(rollout_id):
+        autojump_clock.jump(0.3)  # as a busy machine, in the middle of a step
+        await outcome_of(client, rollout_id, into)
+
+    server = ScriptedServer()
+    into = {}
+    async with client_of(server) as client, trio.open_nursery() as nursery:
+        for n in range(50):
+            nursery.start_soon(begin, f"r{n}")
+    assert len(into) == 50
+    assert len(server.times(SINGLE)) == 1
+
+
 @pytest.mark.parametrize(("timeout_sec", "held_sec"), [(None, 2.5), (60, 2.5), (1, 0.5)])
 async def test_a_first_answer_that_never_comes_holds_nobody_for_long(
     timeout_sec, held_sec, autojump_clock
