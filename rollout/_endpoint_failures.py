@@ -75,8 +75,8 @@ def _is_marked(error: BaseException) -> bool:
 def _is_of(chat_url: str, error: BaseException) -> bool:
     """Whether httpx or httpx2, used by hand, failed to reach an endpoint or was refused there."""
     # Whoever raises their exceptions has loaded them.
-    loaded: list[Any] = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
-    httpx = next((each for each in loaded if isinstance(error, each.HTTPError)), None)
+    loaded: list[Any] = [sys.modules.get(name) for name in ("httpx", "httpx2")]
+    httpx = next((each for each in loaded if each and isinstance(error, each.HTTPError)), None)
     if httpx is None or not chat_url:
         return False
     met: Any = error
