@@ -67,7 +67,7 @@ _REFUSALS = {
     413: "The body is too large.",
     429: "The backend has no room; Retry-After says when to ask again.",
     431: "The head of the request is too large.",
-    503: "The server is shutting down.",
+    503: "The server is shutting down, or its state cannot be read or written now.",
 }
 _ALWAYS = (400, 431)
 _WITH_BODY = (408, 413)
@@ -192,7 +192,8 @@ _BY_HAND: dict[str, Schema] = {
             "extensions": _NAMES,
             "polling_lease_timeout_sec": {"type": "number", "exclusiveMinimum": 0},
             "lifecycle": _ref("RolloutLifecycle"),
-        }
+        },
+        state=_record({"status": {"enum": ["ok", "error"]}, "detail": {"type": ["string", "null"]}}),
     ),
     "BatchRequest": _record(
         {"rollouts": {"type": "array", "items": _ref("RolloutInitRequest"), "maxItems": MAX_BATCH}},
@@ -269,7 +270,7 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 "result",
                 "Wait for news of a rollout, and renew its lease.",
                 {200: _answer("Where it stands.", _ref("RolloutResultResponse"))},
-                *(403, 404),
+                *(403, 404, 503),
                 parameters=[rollout_id, lease, seen],
             )
         },
