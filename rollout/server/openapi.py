@@ -193,7 +193,9 @@ _BY_HAND: dict[str, Schema] = {
             "polling_lease_timeout_sec": {"type": "number", "exclusiveMinimum": 0},
             "lifecycle": _ref("RolloutLifecycle"),
         },
-        state=_record({"status": {"enum": ["ok", "error"]}, "detail": {"type": ["string", "null"]}}),
+        state=_record(
+            {"status": {"enum": ["ok", "error"]}, "detail": {"type": ["string", "null"]}}
+        ),
     ),
     "BatchRequest": _record(
         {"rollouts": {"type": "array", "items": _ref("RolloutInitRequest"), "maxItems": MAX_BATCH}},
