@@ -14,6 +14,7 @@ from pathlib import Path
 
 import trio
 
+from rollout._files.atomic import reason_of
 from rollout._logs import get_logger
 from rollout.codec import parse_json, structure
 from rollout.errors import EvaluationError, RolloutServerError
@@ -35,7 +36,11 @@ _LOOK_SEC = 0.1
 
 
 async def wait_released(state: Path) -> None:
-    """Wait until no server uses a state, but for a bounded time."""
+    """Wait until no server uses a state, but for a bounded time.
+
+    Raises:
+        EvaluationError: Its lock cannot be opened.
+    """
     waits = False
     with trio.move_on_after(_ENDS_SEC):
         while await trio.to_thread.run_sync(_is_held, state):
@@ -46,7 +51,10 @@ async def wait_released(state: Path) -> None:
 
 
 def _is_held(state: Path) -> bool:
-    return state.exists() and is_held(state)
+    try:
+        return state.exists() and is_held(state)
+    except OSError as error:
+        raise EvaluationError(f"the lock of {state}: {reason_of(error)}") from None
 
 
 def ended_ids(state: Path) -> set[str]:

@@ -218,3 +218,12 @@ async def test_a_state_that_is_damaged_is_left_alone(left):
     with pytest.raises(EvaluationError, match=r"cannot be read.*remove the folder .*/out/state to"):
         await open_run(config, fresh=False, retry_failed=False)
     assert state.read_bytes() == b"no database" * 1000
+
+
+async def test_a_link_in_place_of_the_lock_is_refused(left):
+    config, _ = left
+    lock = config.run.output / "state" / "rollouts-lock"
+    lock.unlink()
+    lock.symlink_to("elsewhere")
+    with pytest.raises(EvaluationError, match=r"^the lock of .*/out/state/rollouts: "):
+        await open_run(config, fresh=False, retry_failed=False)
