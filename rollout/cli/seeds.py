@@ -41,12 +41,14 @@ class Recipe:
         rollouts: How many rollouts a seed has.
         keep_trace: Whether the outcome has the trace.
         feed: Whether the network lets batches and the result feed through.
+        crashes: Whether the server has a state and is killed several times.
     """
 
     faults: str
     rollouts: int
     keep_trace: bool = False
     feed: bool = False
+    crashes: bool = False
 
 
 @frozen(kw_only=True)
@@ -105,7 +107,11 @@ def run_seed(seed: int, recipe: Recipe) -> SeedOutcome:
     with _silence():
         try:
             run = simulate_workload(
-                seed, rollouts=recipe.rollouts, faults=recipe.faults, feed=recipe.feed
+                seed,
+                rollouts=recipe.rollouts,
+                faults=recipe.faults,
+                feed=recipe.feed,
+                crashes=recipe.crashes,
             )
         except Exception:  # noqa: BLE001 - reported, with its traceback
             return SeedOutcome(seed=seed, stats=None, error=traceback.format_exc())

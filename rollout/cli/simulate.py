@@ -96,6 +96,11 @@ def listed() -> str:
     "--feed", is_flag=True, help="Let batches and the result feed through, not single polls alone."
 )
 @click.option(
+    "--crashes",
+    is_flag=True,
+    help="Give the server a state, and kill it several times, some by a cut of the power.",
+)
+@click.option(
     "--workers",
     type=click.IntRange(min=1),
     help="How many processes simulate; by default one for every processor.",
@@ -110,6 +115,7 @@ def command(
     faults: str,
     rollouts: int,
     feed: bool,
+    crashes: bool,
     workers: int | None,
     as_json: bool,
 ) -> None:
@@ -122,7 +128,7 @@ def command(
     Exits with 1 if an invariant does not hold, with what led to it and the command that
     replays it.
     """
-    recipe = Recipe(faults, rollouts, keep_trace=seed is not None, feed=feed)
+    recipe = Recipe(faults, rollouts, keep_trace=seed is not None, feed=feed, crashes=crashes)
     if seed is not None:
         given = [name for name in _MANY if _is_given(ctx, name)]
         if given:
@@ -293,8 +299,8 @@ class _Tally:
 
 
 def _replay_command(seed: int, recipe: Recipe) -> str:
-    feed = " --feed" if recipe.feed else ""
-    options = f"--faults {recipe.faults} --rollouts {recipe.rollouts}{feed}"
+    more = (" --feed" if recipe.feed else "") + (" --crashes" if recipe.crashes else "")
+    options = f"--faults {recipe.faults} --rollouts {recipe.rollouts}{more}"
     return f"rollout simulate --seed {seed} {options}"
 
 

@@ -37,9 +37,6 @@ __all__ = ["AdmissionNotices", "Ask", "Progress", "WasAdmitted", "admit"]
 logger = get_logger(__name__)
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-_DISPROVED = frozenset({httpx.codes.CONFLICT, httpx.codes.SERVICE_UNAVAILABLE})
-"""Refusals which say that no earlier request with the same key was admitted."""
-
 _KEY_BYTES = 24
 _BUSY_SEC = 30.0
 _LOST_SEC = 5.0
@@ -129,9 +126,13 @@ class _Losses:
             self.failure = failure
         self.end = await self.replay.end(self.first_at)
         delay = shortened(admission_retry_delay_sec(self.count), random.random())  # noqa: S311
-        if trio.current_time() + delay >= self.end:
-            raise self.failure
+        self.check(delay)
         return delay
+
+    def check(self, delay_sec: float = 0.0) -> None:
+        """Raise the failure if the time is over when a delay is."""
+        if self.failure is not None and trio.current_time() + delay_sec >= self.end:
+            raise self.failure
 
 
 async def admit(
@@ -183,12 +184,13 @@ async def admit(
                 replay.learn(answer.response)
                 return answer
             if isinstance(answer, Busy):
-                progress.admitted = "no"
-                losses = _Losses(replay)
                 delay = lengthened(
                     retry_after_sec(answer.retry_after, datetime.now(UTC)),
                     random.random(),  # noqa: S311 - no secret
                 )
+                if progress.admitted == "no":
+                    losses = _Losses(replay)
+                losses.check(delay)
                 now = trio.current_time()
                 notices.put_off(request.rollout_id, now - started, now)
                 logger.debug("rollout %s: no capacity, again in %.2f s", request.rollout_id, delay)
@@ -216,6 +218,7 @@ async def _ask_once(
 ) -> Admitted | Busy | Exception:
     """Send one request; return its answer, or the failure that an answer may yet follow."""
     before = progress.admitted
+    losses.check()  # the process may have stood still
 
     def sent() -> None:
         progress.admitted = "unknown"
@@ -229,12 +232,16 @@ async def _ask_once(
             if isinstance(error, LOST):
                 return error
             raise
+        if isinstance(answer, Busy):
+            disproved = answer.certain and bool(losses.replay.length_sec)
+            progress.admitted = "no" if disproved else before
         if not isinstance(answer, Refused):
             return answer
         code = answer.error.status_code
         if answer.certain:
-            disproved = bool(losses.replay.length_sec) and code in _DISPROVED
-            progress.admitted = "no" if disproved else before
+            # With a key, a duplicate is somebody else's rollout.
+            other = bool(losses.replay.length_sec) and code == httpx.codes.CONFLICT
+            progress.admitted = "no" if other else before
         if code in GATEWAY_STATUS_CODES:
             return answer.error
         raise answer.error

@@ -49,9 +49,12 @@ class Busy:
 
     Attributes:
         retry_after: When to ask again, as in a ``Retry-After`` header; ``None`` if it is missing.
+        certain: Whether a rollout server says so: one that knows admission keys then proves that
+            no request with the same key was admitted. A gateway's has no detail.
     """
 
     retry_after: str | None
+    certain: bool = True
 
 
 @frozen
@@ -135,9 +138,9 @@ class AnswerReader:
                 return Admitted(self._admission(body, request), sent_at)
             except RolloutProtocolError as error:
                 return Refused(error, certain=False)
-        if status_code == httpx.codes.TOO_MANY_REQUESTS:
-            return Busy(retry_after)
         detail = _detail(body)
+        if status_code == httpx.codes.TOO_MANY_REQUESTS:
+            return Busy(retry_after, certain=bool(detail))
         certain = httpx.codes.is_client_error(status_code) or (
             status_code == httpx.codes.SERVICE_UNAVAILABLE and bool(detail)
         )

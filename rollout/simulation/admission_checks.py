@@ -36,6 +36,8 @@ class _Asking:
         may_ask: Whether another one may follow.
         lost_at: When the first request was sent of those in a row that got no answer.
         losses: How many those are.
+        in_doubt: Whether one of them may have arrived.
+        busy: Whether the latest request meets a gateway that has no room.
         failed_at: When the latest of them failed.
     """
 
@@ -45,6 +47,8 @@ class _Asking:
     may_ask: bool = True
     lost_at: float = math.inf
     losses: int = 0
+    in_doubt: bool = False
+    busy: bool = False
     failed_at: float = -math.inf
     sent_at: float = -math.inf
 
@@ -58,12 +62,17 @@ class _Asking:
         route, status = event.detail["route"], event.detail.get("status")
         self.under_way = False
         if status in (_NOT_TAKEN if route == "batch" else _BUSY):
-            self.may_ask, self.lost_at, self.losses = True, math.inf, 0
+            self.may_ask = True
+            self.failed_at = -math.inf
+            if not (self.in_doubt and self.busy):
+                self.lost_at, self.losses, self.in_doubt = math.inf, 0, False
             return
         lost = event.what == "failed" or status in _GATEWAY
         self.may_ask = lost and self.key is not None
         self.lost_at, self.failed_at = min(self.lost_at, self.sent_at), event.time
         self.losses += 1
+        if event.what == "failed" and event.detail["error"] != "ConnectError":
+            self.in_doubt = True
 
 
 def check_admissions_not_replayed(checked: Checked) -> Iterator[Finding]:
@@ -77,6 +86,7 @@ def check_admissions_not_replayed(checked: Checked) -> Iterator[Finding]:
                 yield from _check_request(checked, call, asking, event)
                 asking.request, asking.under_way = event.detail["request"], True
                 asking.key, asking.sent_at = event.detail.get("key"), event.time
+                asking.busy = event.detail["fault"] == "busy"
             elif event.detail["request"] == asking.request:
                 asking.end(event)
 
@@ -84,11 +94,12 @@ def check_admissions_not_replayed(checked: Checked) -> Iterator[Finding]:
 def _check_request(
     checked: Checked, call: Call, asking: _Asking, event: Event
 ) -> Iterator[Finding]:
+    until = asking.lost_at + checked.options.polling_lease_timeout_sec + EPSILON_SEC
     if asking.under_way or not asking.may_ask:
         yield Finding(call.rollout_id, "its admission was sent again", event.time)
     elif asking.request and event.detail.get("key") != asking.key:
         yield Finding(call.rollout_id, "was asked for again with another key", event.time)
-    elif event.time > asking.lost_at + checked.options.polling_lease_timeout_sec + EPSILON_SEC:
+    elif event.time > until + checked.history.paused_sec(asking.failed_at, event.time):
         message = f"its admission was sent again, a lease after that of {asking.lost_at:.3f}"
         yield Finding(call.rollout_id, message, event.time)
     elif event.time < asking.failed_at + asking.delay_sec - EPSILON_SEC:
@@ -150,7 +161,8 @@ def _check_tokens(checked: Checked) -> Iterator[Finding]:
             key = keys.get((detail["request"], event.rollout_id, detail["process"]))
             if key is None:
                 continue
-            owner, token = (detail["process"], event.rollout_id, key), detail["token"]
+            process = 0 if checked.options.durable else detail["process"]
+            owner, token = (process, event.rollout_id, key), detail["token"]
             if tokens.setdefault(owner, token) != token:
                 message = "was given another token for the same admission key"
                 yield Finding(event.rollout_id, message, event.time)

@@ -321,7 +321,7 @@ def check_tokens(checked: Checked) -> Iterator[Finding]:
         for event in rollout.events:
             if event.what == "arrived" and event.detail["lease"] == "other":
                 others.add(event.detail["request"])
-            elif event.what == "forgotten":
+            elif event.what == "forgotten" or event.time >= rollout.dropped_at:
                 break  # from here on there is no such rollout
             elif event.what == "server-answered" and event.detail["request"] in others:
                 others.discard(event.detail["request"])

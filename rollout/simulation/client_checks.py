@@ -24,6 +24,7 @@ __all__ = [
 
 _TRANSPORT_DELAYS_SEC = (0.1, 0.5)
 _GATEWAY_DELAYS_SEC = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_LONGEST_DELAY_SEC = 8.0
 _RETRYABLE = {"ReadError", "WriteError", "ConnectError", "RemoteProtocolError", "ReadTimeout"}
 _GATEWAY = {502, 503, 504}
 _READ_GRACE_SEC = 10.0
@@ -62,8 +63,10 @@ class _Polling:
         delay: The backoff that has to follow.
         over: Whether the last attempt allows no further one.
         feed_failed: Whether a feed that was to report it has failed since the last confirmation.
+        durable: Whether its server has a state, so that the backoffs do not run out.
     """
 
+    durable: bool
     deadline: float = -math.inf
     transport: int = 0
     gateway: int = 0
@@ -95,6 +98,9 @@ class _Polling:
         setattr(self, kind, spent + 1)
         if spent < len(delays):
             self.delay = delays[spent]
+        elif self.durable:
+            more = spent - len(delays) + 1
+            self.delay = min(delays[-1] * 2.0**more, _LONGEST_DELAY_SEC)
         else:
             self.over = True
 
@@ -104,7 +110,7 @@ def check_retries(checked: Checked) -> Iterator[Finding]:
     lease = checked.options.polling_lease_timeout_sec
     request_sec = checked.options.result_wait_timeout_sec + _READ_GRACE_SEC
     for call in checked.history.calls:
-        state = _Polling()
+        state = _Polling(checked.options.durable)
         sent: dict[int, Event] = {}
         for event in call.events:
             if event.what == "takes-over":

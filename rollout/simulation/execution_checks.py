@@ -109,7 +109,9 @@ def check_disconnects(checked: Checked) -> Iterator[Finding]:
 def _check_stop(checked: Checked, rollout: ServedRollout) -> Iterator[Finding]:
     """Check that only a cancel request, the lease or a shutdown asks a rollout to stop."""
     asked = rollout.time_of("stop-requested")
-    expired = rollout.expired and rollout.time_of("finished") <= asked
+    # With a state, its end is published a moment later, if its process lives that long.
+    expired = rollout.expired and rollout.time_of("finished") <= asked + EPSILON_SEC
+    expired = expired or (checked.options.durable and rollout.lost_at <= asked + EPSILON_SEC)
     by_shutdown = asked >= rollout.shutdown_at
     if (
         asked < math.inf

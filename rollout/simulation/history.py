@@ -51,6 +51,19 @@ class Checked:
     options: ServerOptions
     plans: Mapping[str, RolloutPlan]
 
+    def __attrs_post_init__(self) -> None:
+        if self.options.durable:
+            for rollout in self.history.rollouts:
+                over = rollout.time_of("finished") + self.retention_sec(rollout)
+                rollout.dropped_at = max(over, rollout.over_at)
+
+    def retention_sec(self, rollout: ServedRollout) -> float:
+        """Return how long a result stays readable: with a key, for at least a lease."""
+        retention = self.options.result_retention_sec
+        if rollout.keys <= {None}:
+            return retention
+        return max(retention, self.options.polling_lease_timeout_sec)
+
 
 @frozen
 class Finding:
@@ -82,6 +95,8 @@ class ServedRollout:
         keys: The admission keys of the requests for it that were under way at its admission.
         shutdown_at: When the shutdown of its process began, if it did.
         lost_at: When its process was gone with it, if it was.
+        dropped_at: With a state, when its id may be taken again: it need not be in memory then, and
+            nothing says that it is forgotten.
         closed_at: When the shutdown of its process was over, if it was; from then on the
             process waits for nothing but what ignores its end.
     """
@@ -95,6 +110,7 @@ class ServedRollout:
     keys: frozenset[int | None] = frozenset()
     shutdown_at: float = math.inf
     lost_at: float = math.inf
+    dropped_at: float = math.inf
     closed_at: float = math.inf
     _by_kind: dict[str, list[Event]] = field(factory=dict)
     _to_be_renewed: bool = False
@@ -145,7 +161,9 @@ class ServedRollout:
     def time_of(self, what: str) -> float:
         """Return when something happened first; infinity if it never did."""
         events = self._by_kind.get(what)
-        return events[0].time if events else math.inf
+        if not events:
+            return self.dropped_at if what == "forgotten" else math.inf
+        return events[0].time
 
     @property
     def expired(self) -> bool:

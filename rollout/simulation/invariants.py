@@ -27,6 +27,7 @@ from rollout.simulation.client_checks import (
     check_retries,
     check_seen_statuses,
 )
+from rollout.simulation.crash_checks import check_durability
 from rollout.simulation.execution_checks import (
     check_disconnects,
     check_executions,
@@ -57,6 +58,7 @@ INVARIANTS: Mapping[str, str] = {
     "cancel": "a cancel request is answered by what it meets, and stops a rollout once",
     "bulk": "run_rollouts keeps its bounds, and cancels what it leaves and nothing else",
     "deadlines": "what is to end ends: at its deadline or the request to stop, the earlier",
+    "durability": "with a state, what was answered outlives every death of the server",
     "disconnect": "a disconnect changes nothing but that client's own response",
 }
 
@@ -79,6 +81,7 @@ _CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
     ("cancel", check_cancel_requests),
     ("bulk", check_bulk),
     ("deadlines", check_phases),
+    ("durability", check_durability),
     ("disconnect", check_disconnects),
 )
 

@@ -35,6 +35,7 @@ _SLACK_SEC = 1.0
 _OK = 200
 _INSIDE = {"server", "workflow", "grader"}
 _REFUSALS = {409, 503}
+_BUSY = 429
 
 
 # --- leases -------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def check_retention(checked: Checked) -> Iterator[Finding]:
     """Check that a result stays readable for its time, and its id reserved until all is over."""
     history = checked.history
     for rollout in history.rollouts:
-        retention = _retention_sec(checked, rollout)
+        retention = checked.retention_sec(rollout)
         yield from _check_answers(checked, rollout)
         finished = rollout.time_of("finished")
         forgotten = rollout.time_of("forgotten")
@@ -163,17 +164,9 @@ def check_retention(checked: Checked) -> Iterator[Finding]:
             yield Finding(rollout.rollout_id, "its id was not given back in time", late)
 
 
-def _retention_sec(checked: Checked, rollout: ServedRollout) -> float:
-    """Return how long a result stays readable: with a key, while its admission may be repeated."""
-    retention = checked.options.result_retention_sec
-    if rollout.keys <= {None}:
-        return retention
-    return max(retention, checked.options.polling_lease_timeout_sec)
-
-
 def _check_answers(checked: Checked, rollout: ServedRollout) -> Iterator[Finding]:
     """Check what polls and admissions of its id were answered while it was known."""
-    readable_until = rollout.time_of("finished") + _retention_sec(checked, rollout)
+    readable_until = rollout.time_of("finished") + checked.retention_sec(rollout)
     forgotten = rollout.time_of("forgotten")
     came: dict[int, Event] = {}
     for event in rollout.events:
@@ -189,12 +182,14 @@ def _check_answers(checked: Checked, rollout: ServedRollout) -> Iterator[Finding
             if in_time and status != _OK:
                 message = f"a poll within its time was answered {status}"
                 yield Finding(rollout.rollout_id, message, event.time)
-            if "digest" in event.detail and arrival.time > forgotten + EPSILON_SEC:
+            too_late = rollout.first("forgotten") and arrival.time > forgotten + EPSILON_SEC
+            if "digest" in event.detail and too_late:
                 yield Finding(rollout.rollout_id, "could be read after its time", event.time)
         known = handled < min(forgotten, rollout.lost_at) - EPSILON_SEC
         if route not in {"admit", "batch"} or not known or rollout.is_replay(arrival):
             continue
-        if status not in _REFUSALS:
+        # One that is in the state alone is found once there is room.
+        if status not in _REFUSALS and not (status == _BUSY and checked.options.durable):
             message = f"an admission of its id was answered {status}, not 409"
             yield Finding(rollout.rollout_id, message, event.time)
 
@@ -287,7 +282,8 @@ def _check_delivery(
         if end < min(latest, least) - EPSILON_SEC:
             message = "the shutdown did not wait for who still read its result"
             yield Finding(rollout.rollout_id, message, end)
-    if last + _SLACK_SEC < end < math.inf:
+    # Who reads a result that a process before it has left is not among these.
+    if last + _SLACK_SEC < end < math.inf and not checked.options.durable:
         yield Finding("", f"the shutdown waited for nobody since {last:.3f}", end)
 
 

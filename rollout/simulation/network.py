@@ -26,7 +26,12 @@ from attrs import define, field
 from rollout.simulation.faults import Fate, Fault, FaultPlan, Route
 from rollout.simulation.server import Exchange, SimulatedServer
 from rollout.simulation.trace import Trace
-from rollout.types import ADMISSION_KEYS, POLLING_LEASE_HEADER, SEEN_STATE_HEADER
+from rollout.types import (
+    ADMISSION_KEYS,
+    DURABLE_RESULTS,
+    POLLING_LEASE_HEADER,
+    SEEN_STATE_HEADER,
+)
 
 __all__ = ["SimulatedTransport"]
 
@@ -35,6 +40,7 @@ _TRICKLES = 10.0
 
 _TERMINAL = {"success", "failure", "cancelled"}
 _FOREIGN = b'{"rollout_id":"somebody-elses","status":"running"}'
+_NOT_FOR_FEEDS = {ADMISSION_KEYS, DURABLE_RESULTS}
 _NOTHING: Mapping[str, dict[str, Any]] = {}
 _NO_SEEN: Mapping[str, str | None] = {}
 _NO_KEYS: Mapping[str, str] = {}
@@ -184,7 +190,8 @@ class _Memory:
         """Return the body of an answer; of the first one if it is to be stale."""
         if not whole and request.route is Route.ADMIT and b'"extensions"' in exchange.body:
             admission = json.loads(exchange.body)
-            admission["extensions"] = [ADMISSION_KEYS]
+            offered = admission["extensions"]
+            admission["extensions"] = [name for name in offered if name in _NOT_FOR_FEEDS]
             return json.dumps(admission).encode()
         if request.route is not Route.POLL or exchange.status != httpx.codes.OK:
             return exchange.body

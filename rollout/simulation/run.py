@@ -10,17 +10,19 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rollout._checks import check_flag, check_number, check_whole
 from rollout._tasks import sole_error
 from rollout.backend.base import ExecutionBackend
 from rollout.errors import InvalidFieldError, SimulationTimeoutError
 from rollout.server import ShutdownBudget
+from rollout.server.state import Durability
 from rollout.simulation.callers import run_workload
 from rollout.simulation.determinism import deterministic_run
 from rollout.simulation.faults import FaultLevel, FaultPlan, level_of
 from rollout.simulation.invariants import Violation, check_trace
+from rollout.simulation.store import COMMIT_MOMENTS
 from rollout.simulation.trace import Trace
 from rollout.simulation.workload import RolloutPlan, draw_workload, longest_work_sec
 from rollout.simulation.world import ServerOptions, SimulatedWorld, simulated_world
@@ -32,6 +34,14 @@ T = TypeVar("T")
 _LONGEST_PAUSE_SEC = 200.0
 _LONGEST_OUTAGE_SEC = 20.0
 _SPARE_SEC = 3600.0
+_MOST_CRASHES = 5
+_MOST_STEPS = 40
+_SYNCED = 0.5
+"""How likely a state with crashes is to survive cuts of the power."""
+
+_POWER_CUTS = 0.3
+"""How likely it is that a crash is a cut of the power."""
+
 _WEEK_SEC = 7 * 24 * 3600.0
 _LAST_EVENTS = 10
 """How many events the note on an error of a scenario tells."""
@@ -203,6 +213,7 @@ def simulate_workload(
     plan: FaultPlan | None = None,
     options: ServerOptions | None = None,
     feed: bool = False,
+    crashes: bool = False,
 ) -> Simulation[list[RolloutPlan]]:
     """Run a drawn workload under drawn faults, and check the trace.
 
@@ -214,19 +225,27 @@ def simulate_workload(
         plan: A fault plan to use instead of drawn faults.
         options: How the server is set up; drawn if left out.
         feed: Whether the network lets batches and the result feed through.
+        crashes: Whether the server has a state and is killed several times, at any step, some
+            of them in the middle of a commit, some by a cut of the power.
     """
     check_whole("seed", seed, least=None)
     check_whole("rollouts", rollouts, least=0)
     check_flag("feed", feed)
+    check_flag("crashes", crashes)
     level = level_of(faults)
     draw = random.Random(f"workload {seed}")  # noqa: S311 - simulation, no secrets
     workload = list(plans) if plans is not None else draw_workload(draw, rollouts)
     if options is None:
         options = _draw_options(draw)
+    if crashes:
+        durability: Durability = "power" if draw.random() < _SYNCED else "process"
+        options = evolve(options, durable=True, durability=durability)
 
     async def scenario(world: SimulatedWorld) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_trouble, world, level, draw, workload)
+            if crashes:
+                nursery.start_soon(_crash, world, draw.random(), workload)
             await run_workload(world, workload, limit_sec=_limit_sec(workload), feed=feed)
             nursery.cancel_scope.cancel()
 
@@ -253,6 +272,37 @@ def _limit_sec(workload: Sequence[RolloutPlan]) -> float:
     arrived = max((plan.arrival_sec for plan in workload), default=0.0)
     work = sum(longest_work_sec(plan) + plan.caller_sec for plan in workload)
     return arrived + work + _SPARE_SEC
+
+
+async def _crash(world: SimulatedWorld, seed: float, workload: list[RolloutPlan]) -> None:
+    """Kill the server several times: at some step of the tasks, or at a moment of a commit."""
+    draw = random.Random(seed)  # noqa: S311 - simulation, no secrets
+    horizon = max((plan.arrival_sec for plan in workload), default=0.0) + 60.0
+    for moment in sorted(draw.uniform(0, horizon) for _ in range(draw.randint(1, _MOST_CRASHES))):
+        await trio.sleep_until(world.trace.started + moment)
+        kill = partial(
+            world.restart_server,
+            down_sec=round(draw.random() ** 2 * _LONGEST_OUTAGE_SEC, 3),
+            power_cut=draw.random() < _POWER_CUTS,
+        )
+        when = draw.choice(("at-any-step", *COMMIT_MOMENTS))
+        if when == "at-any-step":
+            for _ in range(draw.randrange(_MOST_STEPS)):
+                await trio.lowlevel.checkpoint()
+            kill()
+        else:
+            _kill_at(world, when, kill)
+
+
+def _kill_at(world: SimulatedWorld, when: str, kill: Callable[[], None]) -> None:
+    """Kill the server when a commit has come that far."""
+
+    def reached(moment: str) -> None:
+        if moment == when:
+            world.server.disk.on_moment = None
+            kill()
+
+    world.server.disk.on_moment = reached
 
 
 async def _trouble(

@@ -9,6 +9,7 @@ import trio
 from attrs import define, field
 
 from rollout.server import RolloutServer
+from rollout.simulation.store import Disk, SimulatedStore
 from rollout.simulation.trace import Trace
 
 __all__ = ["Exchange", "SimulatedServer"]
@@ -68,6 +69,7 @@ class SimulatedServer:
     Attributes:
         build: Makes the application of a new process.
         trace: Where to record.
+        disk: What the processes have committed, where they have a state.
         app: The application of the running process; ``None`` while there is none.
         number: Which process this is, counted from 1.
         keep_running: Set it to false to let `run` return after the current process.
@@ -75,6 +77,7 @@ class SimulatedServer:
 
     build: Callable[[], RolloutServer]
     trace: Trace
+    disk: Disk
     app: RolloutServer | None = None
     number: int = 0
     down_sec: float = 0.0
@@ -112,11 +115,15 @@ class SimulatedServer:
             self._lose_connections()
             await trio.sleep(self.down_sec)
 
-    def crash(self, *, down_sec: float) -> None:
-        """Kill the process: the registry and all connections are lost; a new one follows."""
+    def crash(self, *, down_sec: float, power_cut: bool = False) -> None:
+        """Kill the process: its memory and all connections are lost; a new one follows."""
         self.down_sec = down_sec
         if self._process is not None and self.app is not None:
             self.trace.add("world", "server-crashed", process=self.number)
+            if isinstance(self.app.registry.store, SimulatedStore):
+                self.app.registry.store.dead = True
+            if power_cut:
+                self.disk.cut_power()
             self.app = self._nursery = None
             self._process.cancel()
             self._lose_connections()

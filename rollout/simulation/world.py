@@ -11,16 +11,19 @@ from typing import Any
 import httpx
 import trio
 from attrs import define, field
+from attrs.validators import in_
 
-from rollout._checks import check_number, check_whole, setting
+from rollout._checks import check_flag, check_number, check_whole, setting
 from rollout.backend.base import ExecutionBackend
 from rollout.client import RolloutClient
 from rollout.server import RolloutServer, ShutdownBudget, create_rollout_server
 from rollout.server.entry import Entry
+from rollout.server.state import DURABILITIES, Durability
 from rollout.simulation.determinism import current_mock_clock
 from rollout.simulation.faults import FaultLevel, FaultPlan, RandomFaults, level_of
 from rollout.simulation.network import SimulatedTransport
 from rollout.simulation.server import SimulatedServer
+from rollout.simulation.store import Disk, SimulatedStore
 from rollout.simulation.trace import Trace
 from rollout.simulation.workload import simulated_backend
 
@@ -49,6 +52,8 @@ class ServerOptions:
         polling_lease_timeout_sec: As for `create_rollout_server`.
         result_retention_sec: As for `create_rollout_server`.
         shutdown: The budget of the staged shutdown.
+        durable: Whether it has a state, which outlives its processes.
+        durability: What that survives; see `rollout.server.create_rollout_server`.
     """
 
     max_concurrent: int | None = field(default=4, validator=_places)
@@ -58,6 +63,8 @@ class ServerOptions:
     polling_lease_timeout_sec: float = field(default=120.0, validator=_above_zero)
     result_retention_sec: float = field(default=900.0, validator=setting(check_number, least=0))
     shutdown: ShutdownBudget = field(factory=ShutdownBudget)
+    durable: bool = field(default=False, validator=setting(check_flag))
+    durability: Durability = field(default="process", validator=in_(DURABILITIES))
 
 
 class _NoCookies(httpx.Cookies):
@@ -129,10 +136,18 @@ class SimulatedWorld:
         self.trace.add("world", "paused", seconds=seconds)
         current_mock_clock().jump(seconds)
 
-    def restart_server(self, *, down_sec: float = 1.0) -> None:
-        """Kill the server process; its registry is lost. A new one is up after *down_sec*."""
+    def restart_server(self, *, down_sec: float = 1.0, power_cut: bool = False) -> None:
+        """Kill the server process, and start a new one after a while.
+
+        Its memory is lost. With `ServerOptions.durable`, what it had committed is kept; a power
+        cut takes back the last commits, unless the durability is ``power``.
+
+        Args:
+            down_sec: How long it takes until the new one is up, in seconds.
+            power_cut: Whether the power of its machine is cut.
+        """
         check_number("down_sec", down_sec, least=0)
-        self.server.crash(down_sec=down_sec)
+        self.server.crash(down_sec=down_sec, power_cut=power_cut)
 
 
 def _observe(trace: Trace, process: Callable[[], int]) -> Callable[[str, Entry], None]:
@@ -198,6 +213,8 @@ async def simulated_world(
             watchdog_sec=None,
         )
         app.shutdown_stages.budget = options.shutdown
+        if options.durable:
+            app.registry.store = SimulatedStore(disk)
         # Here nothing but a pause of everything keeps the server from serving, and every tick
         # costs a step of the simulation.
         lease = options.polling_lease_timeout_sec
@@ -208,7 +225,8 @@ async def simulated_world(
         app.registry.hooks.observer = _observe(trace, lambda: number)
         return app
 
-    server = SimulatedServer(build, trace)
+    disk = Disk(trace, synced=options.durability == "power")
+    server = SimulatedServer(build, trace, disk)
     plan = _plan(faults, generator)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)

@@ -242,7 +242,7 @@ async def test_the_time_of_the_caller_bounds_it(autojump_clock):
         ([LOST[0], NEVER_SENT[0]], "unknown"),
         ([LOST[0], refused(401)], "unknown"),
         ([LOST[0], refused(409)], "no"),
-        ([LOST[0], refused(503, "closing")], "no"),
+        ([LOST[0], refused(503, "closing")], "unknown"),
         ([LOST[0], refused(429), NEVER_SENT[0]], "no"),
         ([refused(409)], "no"),
     ],
@@ -287,3 +287,11 @@ async def test_the_error_is_that_of_the_request_that_may_have_arrived(autojump_c
     with pytest.raises(httpx.ReadError, match="lost"):
         await run_second(server)
     assert len(server.times("/rollout")) > 10
+
+
+async def test_a_gateway_that_is_busy_does_not_start_the_time_anew(autojump_clock):
+    full = httpx.Response(429, json={}, headers={"Retry-After": "60"})
+    server = knowing(httpx.ReadError("lost"), full, full, admitted(**OFFERED))
+    with pytest.raises(httpx.ReadError, match="lost"):
+        await run_second(server)
+    assert trio.current_time() < 100

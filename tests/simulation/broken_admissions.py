@@ -42,14 +42,14 @@ def a_replay_starts_another_execution(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_replay_after_the_retention_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result with a key is forgotten after the retention time, however short that is."""
 
-    def published(honest, registry, entry, *args):
+    def conclude(honest, registry, entry, *args):
         kept, entry.request_digest = entry.request_digest, None
         try:
             honest(registry, entry, *args)
         finally:
             entry.request_digest = kept
 
-    wrap(monkeypatch, RolloutRegistry, "_published", published)
+    wrap(monkeypatch, RolloutRegistry, "_conclude", conclude)
 
 
 @mutant("admission-keys", lost())

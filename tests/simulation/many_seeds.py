@@ -25,6 +25,7 @@ class Chunk:
     faults: str
     seeds: range
     feed: bool = False
+    crashes: bool = False
 
 
 @frozen
@@ -46,7 +47,7 @@ def run_chunk(chunk: Chunk) -> Outcome:
     stats, stories = SimulationStats(), []
     for seed in chunk.seeds:
         faulthandler.dump_traceback_later(HANGS_SEC, exit=True, file=sys.__stderr__)
-        run = simulate_workload(seed, faults=chunk.faults, feed=chunk.feed)
+        run = simulate_workload(seed, faults=chunk.faults, feed=chunk.feed, crashes=chunk.crashes)
         faulthandler.cancel_dump_traceback_later()
         stats += run.stats
         if run.violations:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulation.many_seeds import chunks, run_chunks
+from simulation.many_seeds import Chunk, chunks, run_chunks
 
 from rollout.simulation import Fault, SimulationStats, simulate_workload
 from rollout.simulation.strategies import fault_plans, server_options, workloads
@@ -27,6 +27,19 @@ def test_no_invariant_is_violated_in_ten_thousand_rollouts():
     assert stats.simulated_sec > SIMULATED_DAYS * 24 * 3600
     kinds = {str(fault) for fault in Fault if fault is not Fault.NONE}
     assert stats.faults.keys() == kinds | {"paused", "server-crashed"}
+
+
+def test_no_invariant_is_violated_by_servers_that_are_killed():
+    todo = [
+        Chunk(level, range(at, at + 15), feed, crashes=True)
+        for level, feed in (("none", False), ("harsh", False), ("harsh", True))
+        for at in (0, 15)
+    ]
+    stats = SimulationStats()
+    for outcome in run_chunks(todo):
+        assert not outcome.stories, outcome.stories[0]
+        stats += outcome.stats
+    assert stats.faults["server-crashed"] > stats.runs
 
 
 RARE = [

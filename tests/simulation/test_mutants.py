@@ -12,7 +12,8 @@ import simulation.broken_client
 import simulation.broken_feed
 import simulation.broken_phases
 import simulation.broken_rollouts
-import simulation.broken_server  # noqa: F401 - they register their mutants
+import simulation.broken_server
+import simulation.broken_state  # noqa: F401 - they register their mutants
 from simulation.mutants import MUTANTS, Mutant
 
 from rollout.simulation.invariants import INVARIANTS
