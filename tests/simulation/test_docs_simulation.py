@@ -101,7 +101,7 @@ def test_the_harness_holds_at_every_level(harness, faults):
 def test_attempts_are_repeated_at_all(harness):
     """Else the check would hold for nothing."""
     second = set()
-    for seed in range(5):
+    for seed in range(20):
         run = simulate(harness["scenario"], seed=seed, faults="harsh")
         second |= {e.rollout_id for e in run.trace.select("sent") if e.rollout_id.endswith("-1")}
     assert second
@@ -118,8 +118,9 @@ def test_a_harness_that_repeats_a_result_is_caught():
 
 
 def test_a_harness_that_goes_on_for_longer_is_caught():
-    one_more = mistaken("in range(ATTEMPTS):", "in range(ATTEMPTS + 3):")
-    assert "-4'" in first_failure(one_more, "harsh", 60)
+    one_more = mistaken("in range(ATTEMPTS):", "in range(4):")
+    one_more["ATTEMPTS"] = 1
+    assert "-1'" in first_failure(one_more, "harsh", 60)
 
 
 def test_a_harness_that_forgets_a_prompt_is_caught():
