@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -31,7 +31,10 @@ class ChildError(Exception):
 
 @frozen
 class Usage:
-    """What a process has used so far: processor time in seconds, resident memory in KiB."""
+    """What a process has used so far: processor time in seconds, resident memory in KiB.
+
+    The time of its child processes counts too, such as that of the one that writes files.
+    """
 
     user_sec: float
     system_sec: float
@@ -91,12 +94,16 @@ class Child:
         """What it has used so far, where ``/proc`` tells."""
         proc = Path(f"/proc/{self.process.pid}")
         try:
-            # The name in the second field may hold anything, so count from its end.
-            stat = (proc / "stat").read_text().rpartition(")")[2].split()
+            user, system = _ticks(proc)
             pages = int((proc / "statm").read_text().split()[1])
         except OSError:
             return None
-        return Usage(int(stat[11]) / _TICKS, int(stat[12]) / _TICKS, pages * _PAGE_KIB)
+        for listed in proc.glob("task/*/children"):
+            with suppress(OSError):  # a thread, or a child, that has ended meanwhile
+                for pid in listed.read_text().split():
+                    more = _ticks(proc.parent / pid)
+                    user, system = user + more[0], system + more[1]
+        return Usage(user / _TICKS, system / _TICKS, pages * _PAGE_KIB)
 
     def _last_words(self) -> str:
         self.log.flush()
@@ -104,6 +111,12 @@ class Child:
         self.log.seek(max(0, self.log.tell() - _TAIL))
         words = self.log.read().decode(errors="replace").strip()
         return f":\n{words}" if words else ""
+
+
+def _ticks(proc: Path) -> tuple[int, int]:
+    # The name in the second field may hold anything, so count from its end.
+    stat = (proc / "stat").read_text().rpartition(")")[2].split()
+    return int(stat[11]), int(stat[12])
 
 
 @asynccontextmanager
