@@ -23,8 +23,17 @@ from server.faults import (
 )
 from support import Script, local_backend, make_app, prompt
 
+from rollout import get_rollout_context
+from rollout.backend import ExecutionBackend
 from rollout.server.state import KeptRollout, SQLiteStore
-from rollout.types import RolloutInitRequest
+from rollout.types import (
+    ExecutionOutcome,
+    ExecutionRequest,
+    ExecutionResult,
+    RolloutInitRequest,
+    RolloutSample,
+    RolloutStatus,
+)
 
 pytestmark = pytest.mark.usefixtures("log_lines")
 
@@ -49,6 +58,7 @@ class Gated(SQLiteStore):
         super().__init__(path)
         self.gate = trio.Event()
         self.gate.set()
+        self.left, self.held = 10**9, False
         self.sizes: list[int] = []
 
     def shut(self) -> None:
@@ -58,7 +68,15 @@ class Gated(SQLiteStore):
         self._writer._path = self.path / "nowhere"
         self._writer.close()
 
+    def hold_after(self, commits: int) -> None:
+        """Shut the gate once so many more commits have begun."""
+        self.left = commits
+
     async def commit(self, rows: Sequence[KeptRollout], time: float) -> Any:
+        self.left -= 1
+        if self.left < 0 and self.gate.is_set() and not self.held:
+            self.held = True
+            self.shut()
         with trio.move_on_after(1e4):  # a failed test is to end
             await self.gate.wait()
         self.sizes.append(len(rows))
@@ -178,6 +196,67 @@ async def test_an_agent_that_waits_for_the_commit_can_be_stopped(path, autojump_
     expected = ("cancelled", None) if end == "cancel" else ("failure", "timeout")
     assert (result["status"], result["err_category"]) == expected
     assert ran_at == [0]
+
+
+class Reports(ExecutionBackend):
+    """Says that its agent starts, and does not wait until that is kept."""
+
+    reports_agent_start = True
+
+    async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:
+        context = get_rollout_context()
+        assert context is not None
+        context.mark_agent_started()
+        context.mark_agent_started()
+        await trio.sleep(request.prompt[0].get("sleep", 0))
+        sample = RolloutSample(messages=[*request.prompt])
+        result = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
+        return ExecutionOutcome(workflow=result)
+
+
+class Silent(Reports):
+    """Leaves it to the server to say when its agent starts."""
+
+    reports_agent_start = False
+
+    async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:
+        ran_at.append(trio.current_time())
+        return await super().execute(request)
+
+
+async def test_a_backend_that_does_not_wait_tells_no_start_before_it_is_kept(path, autojump_clock):
+    app, store = gated_app(path, Reports(), result_wait_timeout_sec=1)
+    async with in_process_http(app) as http:
+        quick = await admit(http)
+        result = await finished(http, *quick)
+        assert (result["status"], result["agent_started_at"] is None) == ("success", False)
+        answers = []
+
+        async def ask() -> None:
+            answers.append(await admit(http, initial_messages=prompt(sleep=20)))
+
+        async with trio.open_nursery() as nursery:
+            store.hold_after(1)
+            nursery.start_soon(ask)
+        told = await poll(http, *answers[0])
+        assert (told["status"], told["agent_started_at"]) == ("queued", None)
+        store.gate.set()
+        result = await finished(http, *answers[0])
+        assert (result["status"], result["agent_started_at"] is None) == ("success", False)
+
+
+async def test_a_backend_that_reports_nothing_is_called_once_the_start_is_kept(
+    path, autojump_clock
+):
+    app, store = gated_app(path, Silent())
+    async with in_process_http(app) as http:
+        store.hold_after(1)
+        rollout = await admit(http)
+        await trio.sleep(10)
+        assert ran_at == []
+        store.gate.set()
+        assert (await finished(http, *rollout))["status"] == "success"
+        assert ran_at == [10]
 
 
 async def test_a_result_is_told_once_it_is_kept(path, autojump_clock):
