@@ -123,6 +123,8 @@ class AnswerReader:
         body = outcome.get("admission") if code == httpx.codes.ACCEPTED else outcome
         retry_after = outcome.get("retry_after_sec")
         header = None if retry_after is None else str(retry_after)
+        if code == httpx.codes.TOO_MANY_REQUESTS:
+            return Busy(header)  # no gateway answers for one rollout of a batch
         return self._admission_answer(code, body, header, request, sent_at)
 
     def _admission_answer(

@@ -155,6 +155,8 @@ def half_the_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     written(
         RolloutPlan(rollout_id="r", agent=Course.SWALLOW, agent_sec=300.0, caller=Caller.VANISH),
         RolloutPlan(rollout_id="meanwhile", agent_sec=400.0),
+        result_wait_timeout_sec=20.0,
+        polling_lease_timeout_sec=31.0,  # as long is the retention, at least
         result_retention_sec=5.0,
     ),
 )
