@@ -284,7 +284,7 @@ def check_slots(checked: Checked) -> Iterator[Finding]:
     limit = math.inf if options.max_concurrent is None else options.max_concurrent
     depth = math.inf if options.max_queue_depth is None else options.max_queue_depth
     graders = math.inf if options.max_graders is None else options.max_graders
-    there = _Occupancy(limit, limit + depth, graders)
+    there = _Occupancy(limit, limit + depth, graders, durable=options.durable)
     since = -math.inf
     for event in checked.history.trace:
         if event.time > since + EPSILON_SEC:
@@ -295,7 +295,8 @@ def check_slots(checked: Checked) -> Iterator[Finding]:
         elif event.what == "paused":  # who was about to take a slot does so after it
             since = event.time + event.detail["seconds"]
         elif event.what in {"server-crashed", "server-up", "server-gone"}:
-            there = _Occupancy(limit, limit + depth, graders, event.detail["process"])
+            process = event.detail["process"]
+            there = _Occupancy(limit, limit + depth, graders, process, options.durable)
 
 
 def _check_work(checked: Checked) -> Iterator[Finding]:
@@ -333,6 +334,7 @@ class _Occupancy:
         room: How many rollouts may be admitted at a time.
         graders: How many graders may run at a time.
         process: Which process it is.
+        durable: Whether an admission has a place from its arrival on, until it is kept.
         admitted: Whose execution has not ended.
         waiting: Among them, whose workflow has not started.
         working: Who has a slot: the workflow has started, and not all has ended.
@@ -348,6 +350,7 @@ class _Occupancy:
     room: float
     graders: float
     process: int = 0
+    durable: bool = False
     admitted: dict[str, None] = field(factory=dict)
     waiting: dict[str, None] = field(factory=dict)
     working: dict[str, None] = field(factory=dict)
@@ -442,6 +445,8 @@ class _Occupancy:
         most = self.asking.get(event.detail["request"], math.inf)
         if event.detail["route"] != "batch":  # which answers each of its rollouts
             self.asking.pop(event.detail["request"], None)
+        if self.durable:
+            most += len(self.asking)
         if event.detail["status"] != _BUSY or most >= self.room:
             return None
         return f"was refused although {self.room - most} places were free"
