@@ -292,7 +292,7 @@ def _awaited_until(
 ) -> tuple[float, float]:
     """Return the earliest and the latest end of the wait for a result to be fetched."""
     least = most = -math.inf
-    feed, held = False, set[int]()
+    feed, held, gone = False, set[int](), set[int]()
     for event in (event for event in rollout.events if event.time <= end):
         detail = event.detail
         route, later = detail.get("route"), event.time + _BETWEEN_POLLS_SEC
@@ -312,8 +312,9 @@ def _awaited_until(
                 least, most = later, written + _BETWEEN_POLLS_SEC
             held.discard(detail["request"])
         if route == "feed" and detail.get("refused") is False:
-            feed = True
+            feed = detail["request"] not in gone  # it may open in the moment in which it is lost
         elif event.what == "disconnected":
+            gone.add(detail["request"])
             most = later
             answered = route == "poll" and rollout.time_of("finished") <= event.time
             least = -math.inf if answered else least  # it may have been, in that moment
