@@ -287,9 +287,11 @@ class RolloutRegistry:
             token = lease_token(self.secret, request.rollout_id, request.admission_key)
             digest = request_digest(self.secret, request)
         before = self._entries.get(request.rollout_id)
-        if before is not None:
-            if digest is None or not hmac.compare_digest(before.request_digest or b"", digest):
-                raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
+        if (
+            before is not None
+            and digest is not None
+            and hmac.compare_digest(before.request_digest or b"", digest)
+        ):
             self.renew(before, now)
             before.record.reported = SeenState()  # as the answer says once more
             return before, token
@@ -297,6 +299,8 @@ class RolloutRegistry:
         if not self.accepting or nursery is None:
             raise AdmissionsClosedError("the rollout server is not accepting rollouts")
         self._check_chat_host(request)
+        if before is not None:
+            raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
         journal = self._journal
         if journal is not None and journal.trouble is not None:
             raise StateUnavailableError(journal.trouble)
