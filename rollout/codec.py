@@ -178,6 +178,12 @@ converter.register_unstructure_hook(
         RolloutResultResponse, converter, err_source=override(omit_if_default=True)
     ),
 )
+converter.register_unstructure_hook(
+    CancelRolloutsRequest,
+    make_dict_unstructure_fn(
+        CancelRolloutsRequest, converter, admission_keys=override(omit_if_default=True)
+    ),
+)
 for _kind in (
     RolloutInitRequest,
     RolloutInitResponse,

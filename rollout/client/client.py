@@ -499,9 +499,21 @@ class RolloutClient:
         return await self.cancel_rollouts(ids=[rollout_id])
 
     async def cancel_rollouts(
-        self, *, ids: list[str] | None = None, prefix: str | None = None, all: bool = False
+        self,
+        *,
+        ids: list[str] | None = None,
+        prefix: str | None = None,
+        all: bool = False,
+        admission_keys: dict[str, str] | None = None,
     ) -> CancelRolloutsResponse:
         """Ask the server to stop many rollouts: by ids, by prefix, or all of them.
+
+        Args:
+            ids: These ids.
+            prefix: Every id that starts with this.
+            all: Every rollout.
+            admission_keys: Admission keys by id, of rollouts whose admission may not have
+                arrived yet; a server that announces ``admission-keys`` does not start them then.
 
         Raises:
             ValueError: Not exactly one of the three is given, or one has the wrong type.
@@ -513,7 +525,9 @@ class RolloutClient:
         if isinstance(given, Collection) and not isinstance(given, str):
             given = list(given)
         wanted = cast("list[str] | None", given)  # the request refuses what is something else
-        request = CancelRolloutsRequest(ids=wanted, prefix=prefix, all=all)
+        request = CancelRolloutsRequest(
+            ids=wanted, prefix=prefix, all=all, admission_keys=admission_keys or None
+        )
         if request.selectors != 1:
             raise InvalidFieldError("ids", "or prefix or all: give exactly one of the three")
         with trio.move_on_after(CANCEL_TIMEOUT_SEC):

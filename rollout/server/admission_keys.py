@@ -17,7 +17,7 @@ import attrs
 
 from rollout.types import RolloutInitRequest
 
-__all__ = ["lease_token", "request_digest"]
+__all__ = ["cancelled_digest", "lease_token", "request_digest"]
 
 _MARSHAL_VERSION = 2
 _members = operator.attrgetter(*sorted(attrs.fields_dict(RolloutInitRequest)))
@@ -29,6 +29,12 @@ def lease_token(secret: bytes, rollout_id: str, admission_key: str) -> str:
     text = f"lease-token\0{rollout_id}\0{admission_key}"
     digest = hmac.digest(secret, text.encode("utf-8", errors="surrogatepass"), hashlib.sha256)
     return urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+
+
+def cancelled_digest(secret: bytes, rollout_id: str, admission_key: str) -> bytes:
+    """Return what stands for the digest of a request that was cancelled before it arrived."""
+    text = f"cancelled\0{rollout_id}\0{admission_key}"
+    return hmac.digest(secret, text.encode("utf-8", errors="surrogatepass"), hashlib.sha256)
 
 
 def request_digest(secret: bytes, request: RolloutInitRequest) -> bytes:

@@ -530,6 +530,11 @@ async def _cancel(app: RolloutServer, call: Call) -> Answer:
     if body.ids is not None and len(body.ids) > MAX_CANCEL_IDS:
         msg = f"must have at most {MAX_CANCEL_IDS} items"
         raise InvalidBodyError([FieldProblem(("ids",), msg, "too_long")])
+    keys = body.admission_keys or {}
+    strangers = keys.keys() - set(body.ids or ())
+    if strangers:
+        msg = "must hold keys of the ids alone"
+        raise InvalidBodyError([FieldProblem(("admission_keys",), msg, "selector")])
     ids = body.ids
     if ids is None:
         ids = registry.selected(prefix=body.prefix, all_=body.all)
@@ -537,6 +542,8 @@ async def _cancel(app: RolloutServer, call: Call) -> Answer:
     for start in range(0, len(ids), _CANCELLED_AT_ONCE):
         await trio.lowlevel.checkpoint()
         dispositions |= registry.cancel(ids=ids[start : start + _CANCELLED_AT_ONCE])
+    if keys:
+        dispositions |= dict.fromkeys(await registry.cancel_ahead(keys), "cancelled_queued")
     logger.info("cancel request for %d rollout(s)", len(dispositions))
     return Answer(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
 

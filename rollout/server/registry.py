@@ -42,7 +42,7 @@ from rollout.errors import (
 )
 from rollout.rules import PollingLease, RolloutRecord, SeenState
 from rollout.rules.status import TERMINAL_STATUSES
-from rollout.server.admission_keys import lease_token, request_digest
+from rollout.server.admission_keys import cancelled_digest, lease_token, request_digest
 from rollout.server.deadlines import Deadlines
 from rollout.server.entry import (
     Entry,
@@ -287,11 +287,7 @@ class RolloutRegistry:
             token = lease_token(self.secret, request.rollout_id, request.admission_key)
             digest = request_digest(self.secret, request)
         before = self._entries.get(request.rollout_id)
-        if (
-            before is not None
-            and digest is not None
-            and hmac.compare_digest(before.request_digest or b"", digest)
-        ):
+        if before is not None and self._repeats(request, digest, before):
             self.renew(before, now)
             before.record.reported = SeenState()  # as the answer says once more
             return before, token
@@ -327,6 +323,14 @@ class RolloutRegistry:
             entry.pending = True
             journal.put(entry.row(), partial(self._admitted, entry), once=True)
         return entry, token
+
+    def _repeats(self, request: RolloutInitRequest, digest: bytes | None, before: Entry) -> bool:
+        """Whether a request is the one that was admitted, or cancelled before it arrived."""
+        kept, key = before.request_digest, request.admission_key
+        if kept is None or digest is None or key is None:
+            return False
+        cancelled = cancelled_digest(self.secret, request.rollout_id, key)
+        return hmac.compare_digest(kept, digest) or hmac.compare_digest(kept, cancelled)
 
     async def settled(self) -> None:
         """Wait until it is known of all admissions so far whether they are kept."""
@@ -563,6 +567,52 @@ class RolloutRegistry:
                 dispositions[rollout_id] = self._request_stop(entry)
         return dispositions
 
+    async def cancel_ahead(self, admission_keys: Mapping[str, str]) -> list[str]:
+        """Cancel rollouts whose admissions have not arrived: they do not start when they do.
+
+        Args:
+            admission_keys: The keys by rollout id. Ids that are known here are left alone.
+
+        For as long as a lease, such an admission is answered as if it had come first, and its
+        rollout is cancelled. With a state, a restart changes nothing about it.
+
+        Returns:
+            The ids of those that were cancelled.
+
+        Raises:
+            StateUnavailableError: The state cannot be read.
+        """
+        missing = {name: key for name, key in admission_keys.items() if name not in self._entries}
+        known: set[str] = set()
+        if self.store is not None and missing:
+            known = {row.rollout_id for row in await self.store.find(list(missing))}
+        now = trio.current_time()
+        until = self._clock.time(now) + self.polling_lease_timeout_sec
+        cancelled: list[str] = []
+        for rollout_id, key in missing.items():
+            if rollout_id in known or rollout_id in self._entries or self._nursery is None:
+                continue
+            result = RolloutResultResponse(
+                rollout_id=rollout_id,
+                status=RolloutStatus.CANCELLED,
+                err_message="cancelled before its admission arrived",
+            )
+            row = KeptRollout(
+                number=next(self._numbers),
+                rollout_id=rollout_id,
+                token_digest=token_digest(lease_token(self.secret, rollout_id, key)),
+                request_digest=cancelled_digest(self.secret, rollout_id, key),
+                status=str(result.status),
+                until=until,
+                body=encode(result),
+            )
+            self._load(row, until, now)
+            cancelled.append(rollout_id)
+            if self._journal is not None:
+                self._journal.put(row, lambda _: None, once=True)
+        await self.settled()
+        return cancelled
+
     def selected(self, *, prefix: str | None, all_: bool) -> list[str]:
         """Return the ids that are selected, those that are queued first.
 
@@ -722,7 +772,7 @@ class RolloutRegistry:
             concluded=True,
             body=row.body,
             retained_until=until,
-            stored=True,
+            stored=self.store is not None,
         )
         entry.record.result = RolloutResultResponse(rollout_id=row.rollout_id, status=status)
         self._entries[row.rollout_id] = entry

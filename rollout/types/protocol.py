@@ -242,6 +242,9 @@ class CancelRolloutsRequest:
         ids: These ids.
         prefix: Every id that starts with this; not empty.
         all: Every rollout.
+        admission_keys: Admission keys by id, of rollouts whose admission may not have arrived
+            yet: it does not start them when it does. For servers that announce
+            ``admission-keys``.
 
     Raises:
         InvalidFieldError: A field has the wrong type, or the prefix is empty.
@@ -250,6 +253,9 @@ class CancelRolloutsRequest:
     ids: list[str] | None = field(default=None, validator=optional(strings))
     prefix: str | None = field(default=None, validator=optional(_prefix))
     all: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
+    admission_keys: dict[str, str] | None = field(
+        default=None, validator=optional(string_map), repr=False
+    )
 
     @property
     def selectors(self) -> int:

@@ -8,10 +8,11 @@ import httpx
 import pytest
 import trio
 from client.fakes import FakeServer, after, bare_client, client_of, refused, result, start
+from support import CHAT_URL, in_process, make_app, prompt
 
 from rollout.client import RolloutCancelTimeoutError, RolloutProtocolError
 from rollout.errors import InvalidFieldError
-from rollout.types import RolloutStatus
+from rollout.types import RolloutInitRequest, RolloutStatus
 
 
 def dispositions(**ids):
@@ -146,3 +147,30 @@ async def test_the_handle_goes_on_polling(autojump_clock):
         assert not handle.done()
         assert (await handle).status is RolloutStatus.CANCELLED
     assert trio.current_time() == 10
+
+
+async def test_an_admission_that_is_on_its_way_can_be_cancelled_by_its_key(autojump_clock):
+    wanted = RolloutInitRequest(
+        rollout_id="r",
+        initial_messages=prompt(),
+        chat_completions_url=CHAT_URL,
+        label="42",
+        admission_key="key-of-r",
+    )
+    async with in_process(make_app()) as client:
+        answer = await client.cancel_rollouts(ids=["r"], admission_keys={"r": "key-of-r"})
+        assert answer.dispositions == {"r": "cancelled_queued"}
+        async with client.run_rollouts([wanted], max_in_flight=1) as finished:
+            assert (await finished.receive()).result.status is RolloutStatus.CANCELLED
+
+
+async def test_a_cancel_request_names_keys_only_where_there_are_any():
+    server = FakeServer()
+    async with client_of(server) as client:
+        await client.cancel_rollouts(ids=["r"])
+        await client.cancel_rollouts(ids=["r"], admission_keys={"r": "k"})
+        with pytest.raises(InvalidFieldError, match="admission_keys"):
+            await client.cancel_rollouts(ids=["r"], admission_keys={"r": 1})
+    bodies = [json.loads(call.body) for call in server.calls]
+    assert [body.get("admission_keys") for body in bodies] == [None, {"r": "k"}]
+    assert "admission_keys" not in bodies[0]

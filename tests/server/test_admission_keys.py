@@ -284,3 +284,60 @@ def test_a_request_shows_no_key():
     )
     assert KEY not in repr(request)
     assert KEY in request.secrets
+
+
+# --- cancelled before they arrive -------------------------------------------------------------
+
+
+async def cancel(http, **body):
+    answer = await http.post("/rollout/cancel", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["dispositions"]
+
+
+async def test_a_cancel_that_overtakes_its_admission_wins(autojump_clock, runs):
+    body = admission(rollout_id="r", admission_key=KEY)
+    async with in_process_http(counted_app()) as http:
+        for disposition in ("cancelled_queued", "not_found"):  # asking again changes nothing
+            assert await cancel(http, ids=["r"], admission_keys={"r": KEY}) == {"r": disposition}
+        first = await send(http, body)
+        assert first.status_code == 202
+        assert (await send(http, body)).content == first.content
+        result = await poll(http, "r", lease_of(first))
+        assert result["status"] == "cancelled"
+        assert result["err_message"] == "cancelled before its admission arrived"
+        assert_refused(await send(http, body | {"admission_key": KEY + "x"}), 409)
+        assert_refused(await send(http, body | {"admission_key": None}), 409)
+        await trio.sleep(121)
+        assert (await send(http, body)).status_code == 202
+        await finished(http, "r", lease_of(first))
+    assert runs == ["r"]
+
+
+async def test_a_cancel_with_a_key_stops_what_has_arrived(autojump_clock):
+    async with in_process_http(make_app()) as http:
+        body = admission(rollout_id="r", admission_key=KEY, initial_messages=prompt(sleep=60))
+        lease = lease_of(await send(http, body))
+        wanted = {"ids": ["r", "s"], "admission_keys": {"r": KEY}}
+        assert await cancel(http, **wanted) == {"r": "cancelled_running", "s": "not_found"}
+        result = await finished(http, "r", lease)
+        assert (result["status"], result["err_message"]) == (
+            "cancelled",
+            "cancelled while its agent ran",
+        )
+
+
+@pytest.mark.parametrize(
+    ("selector", "keys"),
+    [
+        ({"ids": ["r"]}, {"s": KEY}),
+        ({"all": True}, {"r": KEY}),
+        ({"prefix": "r"}, {"r": KEY}),
+        ({"ids": ["r"]}, {"r": 1}),
+        ({"ids": ["r"]}, [KEY]),
+    ],
+)
+async def test_keys_of_a_cancel_request_belong_to_its_ids(selector, keys):
+    async with in_process_http(make_app()) as http:
+        answer = await http.post("/rollout/cancel", json={**selector, "admission_keys": keys})
+        assert problem_at(answer) == [["body", "admission_keys"]]

@@ -154,6 +154,23 @@ async def test_an_admission_with_a_key_is_known_after_a_restart(path, autojump_c
     assert runs == [1]
 
 
+async def test_what_was_cancelled_before_it_arrived_does_not_start_after_a_restart(
+    path, autojump_clock
+):
+    wanted = {"ids": ["r", "done"], "admission_keys": {"r": "k", "done": "other"}}
+    async with in_process_http(make_app(state=path)) as http:
+        done = await admit(http, rollout_id="done", admission_key="k")
+        result = await finished(http, *done)
+        answer = await http.post("/rollout/cancel", json=wanted)
+        dispositions = {"r": "cancelled_queued", "done": "not_found"}
+        assert answer.json() == {"dispositions": dispositions}
+        killed = left_behind(path)
+    async with in_process_http(make_app(state=killed)) as http:
+        rollout, lease = await admit(http, rollout_id="r", admission_key="k")
+        assert (await poll(http, rollout, lease))["status"] == "cancelled"
+        assert await poll(http, *done) == result
+
+
 async def test_numbers_and_the_secret_go_on(path, autojump_clock):
     async with in_process_http(make_app(state=path)) as http:
         await finished(http, *await admit(http))
