@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from feed.streaming import admit_many, open_feed
 from hypothesis import given
 from server.faults import (
     LLM_KEY,
@@ -238,15 +239,12 @@ async def test_a_feed_reports_what_is_admitted_again():
     async with served_http(counted_app()) as http:
         first = await send(http, body)
         await finished(http, body["rollout_id"], lease_of(first))
-        async with http.stream("POST", "/rollouts/feed", json={"leases": []}) as feed:
-            lines = feed.aiter_lines()
-            token = json.loads(await anext(lines))["feed"]
-            batch = {"rollouts": [body], "feed": token}
+        async with open_feed(http) as feed:
             for _ in range(2):
-                answer = (await http.post("/rollouts", json=batch)).json()
+                answer = await admit_many(http, [body], feed.token)
                 assert answer["attached"] is True
                 assert answer["outcomes"][0]["admission"] == first.json()
-                assert json.loads(await anext(lines))["status"] == "success"
+                assert (await feed.result())["status"] == "success"
 
 
 async def test_the_extension_is_announced():

@@ -334,14 +334,13 @@ def test_a_drawn_workload_runs_under_drawn_faults(plans, plan, seed):
 
 
 def test_a_failing_run_shrinks_to_one_rollout_and_one_fate():
-    """What a user sees whose harness cannot bear the loss of the admission's answer."""
+    """What a user sees whose harness cannot bear that an answer is lost."""
 
     def loses_the_answer(drawn):
         plans, plan = drawn
         run = simulate_workload(0, faults="none", plans=plans, plan=plan, options=ServerOptions())
         return any(
-            event.detail["error"] == "RemoteProtocolError"
-            for event in run.trace.select("call-failed")
+            event.detail["error"] == "RemoteProtocolError" for event in run.trace.select("failed")
         )
 
     plans, plan = find(
