@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from artifacts.writing import hanging, until, until_sent, writer_pid
 from support import local_backend
 
@@ -491,6 +492,7 @@ async def test_who_is_cancelled_waits_for_a_bounded_time_whatever_gets_on(
         for count, save in enumerate((save_one, save_one, save_cancelled), 1):
             nursery.start_soon(save)
             await until_sent(store, count)
+        await trio.testing.wait_all_tasks_blocked()  # the one that is cancelled has to know it
         for count in (1, 2):
             mock_clock.jump(artifacts.LONGEST_WAIT_SEC * 0.6)
             slow.answer()
