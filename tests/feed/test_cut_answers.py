@@ -94,10 +94,10 @@ async def test_every_rollout_runs_once_though_answers_to_admissions_are_cut_off(
             chat_completions_url=CHAT_URL,
             label="42",
         )
-        for n in range(100)
+        for n in range(30)
     ]
     app = make_app(local_backend(Counted, max_concurrent=None))
-    async with served(app) as url, cut(url, share=0.5) as (cutter, through):
+    async with served(app) as url, cut(url, share=0.4) as (cutter, through):
         async with RolloutClient(url=through, feed=feed) as client:
             async with client.run_rollouts(requests, max_in_flight=25) as finished:
                 statuses = {
@@ -105,4 +105,4 @@ async def test_every_rollout_runs_once_though_answers_to_admissions_are_cut_off(
                 }
     assert statuses == dict.fromkeys((request.rollout_id for request in requests), "success")
     assert Counter(statuses.keys()) == RUNS
-    assert cutter.cut > 5
+    assert cutter.cut

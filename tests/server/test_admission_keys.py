@@ -88,14 +88,14 @@ async def test_the_same_admission_gets_the_same_answer_while_it_runs_and_after(r
     ],
     ids=str,
 )
-async def test_another_key_or_request_is_a_duplicate(other):
+async def test_another_key_or_request_is_a_duplicate(other, autojump_clock):
     body = admission(admission_key=KEY)
     async with in_process_http(counted_app()) as http:
         assert (await send(http, body)).status_code == 202
         assert_refused(await send(http, {**body, **other}), 409)
 
 
-async def test_a_key_does_not_open_a_rollout_that_has_none():
+async def test_a_key_does_not_open_a_rollout_that_has_none(autojump_clock):
     body = admission()
     async with in_process_http(counted_app()) as http:
         assert (await send(http, body)).status_code == 202
@@ -103,21 +103,21 @@ async def test_a_key_does_not_open_a_rollout_that_has_none():
         assert_refused(await send(http, {**body, "admission_key": KEY}), 409)
 
 
-async def test_fields_that_the_server_does_not_know_make_no_difference():
+async def test_fields_that_the_server_does_not_know_make_no_difference(autojump_clock):
     body = admission(admission_key=KEY)
     async with in_process_http(counted_app()) as http:
         first = await send(http, body)
         assert (await send(http, {"new": 1, **body})).content == first.content
 
 
-async def test_one_key_for_two_rollouts_gives_two_tokens():
+async def test_one_key_for_two_rollouts_gives_two_tokens(autojump_clock):
     async with in_process_http(counted_app()) as http:
         one = await send(http, admission(admission_key=KEY))
         other = await send(http, admission(admission_key=KEY))
         assert lease_of(one) != lease_of(other)
 
 
-async def test_two_servers_give_two_tokens():
+async def test_two_servers_give_two_tokens(autojump_clock):
     body = admission(admission_key=KEY)
     tokens = []
     for _ in range(2):
@@ -127,13 +127,13 @@ async def test_two_servers_give_two_tokens():
 
 
 @pytest.mark.parametrize("key", ["", 7, True, [], "k" * 257], ids=str)
-async def test_a_key_is_a_text_of_bounded_length(key):
+async def test_a_key_is_a_text_of_bounded_length(key, autojump_clock):
     async with in_process_http(counted_app()) as http:
         answer = await send(http, admission(admission_key=key))
         assert problem_at(answer) == [["body", "admission_key"]]
 
 
-async def test_any_text_will_do_as_a_key():
+async def test_any_text_will_do_as_a_key(autojump_clock):
     async with in_process_http(counted_app()) as http:
         for key in ("k", "k" * 256, " ", "\0", "\u00fc", "\ud800"):
             body = admission(admission_key=key)
@@ -247,7 +247,7 @@ async def test_a_feed_reports_what_is_admitted_again():
                 assert (await feed.result())["status"] == "success"
 
 
-async def test_the_extension_is_announced():
+async def test_the_extension_is_announced(autojump_clock):
     async with in_process_http(counted_app()) as http:
         assert "admission-keys" in (await http.get("/health")).json()["extensions"]
         assert "admission-keys" in (await send(http, admission())).json()["extensions"]
@@ -335,7 +335,7 @@ async def test_a_cancel_with_a_key_stops_what_has_arrived(autojump_clock):
         ({"ids": ["r"]}, [KEY]),
     ],
 )
-async def test_keys_of_a_cancel_request_belong_to_its_ids(selector, keys):
+async def test_keys_of_a_cancel_request_belong_to_its_ids(selector, keys, autojump_clock):
     async with in_process_http(make_app()) as http:
         answer = await http.post("/rollout/cancel", json={**selector, "admission_keys": keys})
         assert problem_at(answer) == [["body", "admission_keys"]]
