@@ -70,7 +70,7 @@ class Writer:
 
     Attributes:
         hangs: Whether the storage took longer than that, and has not answered since.
-        pid: The process, ``None`` while there is none.
+        pid: The number of the process; ``None`` before it starts and after it ends.
     """
 
     def __init__(self, root: Path, longest_wait_sec: float) -> None:

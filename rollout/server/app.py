@@ -316,7 +316,7 @@ def create_rollout_server(
         watchdog_sec: Warn about code that blocks the event loop for longer than this many
             seconds; ``None`` to watch nothing.
         state: The file in which admissions and results are kept, so that a server that is killed
-            and started again loses none; made if there is none. ``None`` keeps them in memory.
+            and started again loses nothing; made if it does not exist. ``None``: in memory.
         durability: What the state survives: any death of the ``"process"``, or a cut of the
             ``"power"`` too, which syncs the disk at each commit.
 

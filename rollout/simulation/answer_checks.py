@@ -209,7 +209,7 @@ class _Reported:
         return None
 
     def _forget_told(self, replay: Event) -> None:
-        """Take that its feed tells it once more, as an admission comes again."""
+        """Note that an admission came again, so that the feed may repeat what it said."""
         self.replays[replay.detail["request"]] = replay.time
         self.early.clear()
         self.over.clear()

@@ -80,7 +80,7 @@ class SQLiteStore(StateStore):
     """Keeps rows in a file.
 
     Args:
-        path: The file; made if there is none, for its user alone.
+        path: The file; made if it does not exist, for its user alone.
         durability: What commits survive: any death of the ``"process"``, or a cut of the
             ``"power"`` too, which costs a sync of the disk for each.
 
