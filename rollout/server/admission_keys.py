@@ -25,15 +25,18 @@ _members = operator.attrgetter(*sorted(attrs.fields_dict(RolloutInitRequest)))
 
 def lease_token(secret: bytes, rollout_id: str, admission_key: str) -> str:
     """Derive the lease token of a rollout from its admission key and the server's secret."""
-    # An id holds no NUL, so no other id and key give the same text.
-    text = f"lease-token\0{rollout_id}\0{admission_key}"
-    digest = hmac.digest(secret, text.encode("utf-8", errors="surrogatepass"), hashlib.sha256)
+    digest = _key_digest(secret, "lease-token", rollout_id, admission_key)
     return urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
 
 def cancelled_digest(secret: bytes, rollout_id: str, admission_key: str) -> bytes:
     """Return what stands for the digest of a request that was cancelled before it arrived."""
-    text = f"cancelled\0{rollout_id}\0{admission_key}"
+    return _key_digest(secret, "cancelled", rollout_id, admission_key)
+
+
+def _key_digest(secret: bytes, purpose: str, rollout_id: str, admission_key: str) -> bytes:
+    # An id holds no NUL, so no other id and key give the same text.
+    text = f"{purpose}\0{rollout_id}\0{admission_key}"
     return hmac.digest(secret, text.encode("utf-8", errors="surrogatepass"), hashlib.sha256)
 
 
