@@ -17,7 +17,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from comparison.job import Job
 from comparison.pairs import Launcher, Pair
@@ -118,13 +117,7 @@ async def by_layer(launcher: Launcher, pair: Pair, who: str, job: Job) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "layers.json"
         options = ("--layers", str(path))
-        async with launcher.running(
-            pair,
-            server_options=options if who == "server" else (),
-            client_options=options if who == "client" else (),
-        ) as running:
-            await running.warm_up()
-            report: dict[str, Any] = await running.run(job)
+        report = await launcher.run_once(pair, who, options, job)
         weights: dict[str, float] = json.loads(path.read_text())
     each = report[f"{who}_cpu_sec"] / report["finished"]
     total = sum(weights.values())

@@ -95,6 +95,22 @@ class Launcher:
         ):
             yield RunningPair(pair, server, client)
 
+    async def run_once(
+        self, pair: Pair, who: str, options: tuple[str, ...], job: Job
+    ) -> dict[str, Any]:
+        """Run one job with options for one side, ``"server"`` or ``"client"``; return its report.
+
+        Raises:
+            ChildError: A process failed.
+        """
+        async with self.running(
+            pair,
+            server_options=options if who == "server" else (),
+            client_options=options if who == "client" else (),
+        ) as running:
+            await running.warm_up()
+            return await running.run(job)
+
 
 @define(eq=False)
 class RunningPair:

@@ -141,11 +141,5 @@ async def profile(
     with tempfile.TemporaryDirectory() as folder:
         path = (keep or Path(folder)) / f"{who}.prof"
         options = ("--profile", str(path))
-        async with launcher.running(
-            pair,
-            server_options=options if who == "server" else (),
-            client_options=options if who == "client" else (),
-        ) as running:
-            await running.warm_up()
-            report = await running.run(job)
+        report = await launcher.run_once(pair, who, options, job)
         return Profile(who, pstats.Stats(str(path)), report)
