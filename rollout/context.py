@@ -64,16 +64,16 @@ class RolloutProgress(Protocol):
     def report_status(self, status: RolloutStatus) -> None:
         """Record a status; one that does not lead forward is ignored."""
 
-    def report_agent_started(self) -> None:
-        """Record that the agent starts now; only the first call counts."""
+    def report_agent_started(self, at: datetime | None = None) -> None:
+        """Record that the agent starts, now or at a time; only the first call counts."""
 
     @property
     def start_pending(self) -> bool:
-        """Whether that record would not survive the server's process yet."""
+        """Whether the agent may not start yet."""
         ...
 
     async def wait_start_kept(self) -> None:
-        """Wait until it would."""
+        """Wait until it may."""
 
     @property
     def agent_started_at(self) -> datetime | None:
@@ -170,29 +170,37 @@ class RolloutContext:
         if trio.lowlevel.in_trio_run():  # code of an asyncio framework may await it too
             await trio.lowlevel.checkpoint()
 
-    def mark_agent_started(self) -> None:
-        """Record that the agent starts now; the first call wins.
+    def mark_agent_started(self, at: datetime | None = None) -> None:
+        """Record that the agent starts; the first call wins.
 
         For backends with `ExecutionBackend.reports_agent_start`. A queued rollout becomes
         running with it. It counts at once in the event loop, and a moment later from any other
         thread.
+
+        Args:
+            at: When it started, for an agent that runs elsewhere; now by default.
+
+        Raises:
+            InvalidFieldError: The time has no time zone.
         """
+        if at is not None and at.utcoffset() is None:
+            raise InvalidFieldError("at", "must be a datetime with a time zone", kind="type_error")
         if self.progress is not None:
-            self.progress.report_agent_started()
+            self.progress.report_agent_started(at)
         elif self._started_at is None:
-            self._started_at = datetime.now(UTC)
+            self._started_at = at or datetime.now(UTC)
 
     @property
     def start_pending(self) -> bool:
-        """Whether the agent's start is not durable yet; ``False`` without a state to keep it."""
+        """Whether the agent may not start yet; see `wait_start_kept`."""
         return self.progress is not None and self.progress.start_pending
 
     async def wait_start_kept(self) -> None:
-        """Wait until the agent's start, which was reported in the event loop, is durable.
+        """Wait until the agent, whose start was reported in the event loop, may start.
 
-        An agent that waits for it before it does anything is never said not to have started
-        after the server was killed. Where the server keeps no state, nothing is waited for.
-        Cancelling this leaves the report as it is.
+        That is when its start is durable, where the server has a state, and confirmed, where
+        the caller has asked for that (`RolloutInitRequest.confirm_start`). An agent must not do
+        anything before. Cancelling this leaves the report as it is.
         """
         if self.progress is not None:
             await self.progress.wait_start_kept()

@@ -22,7 +22,11 @@ from rollout._logs import get_logger
 from rollout.client.answers import AdmissionAnswer, Admitted, Busy, Refused
 from rollout.client.replay import LOST, ReplayWindow
 from rollout.codec import dump_request
-from rollout.errors import RolloutAdmissionTimeoutError, RolloutProtocolError
+from rollout.errors import (
+    RolloutAdmissionTimeoutError,
+    RolloutCapacityError,
+    RolloutProtocolError,
+)
 from rollout.rules.retry import (
     GATEWAY_STATUS_CODES,
     admission_retry_delay_sec,
@@ -30,9 +34,9 @@ from rollout.rules.retry import (
     retry_after_sec,
     shortened,
 )
-from rollout.types import RolloutInitRequest, RolloutResultResponse
+from rollout.types import RolloutInitRequest, RolloutInitResponse, RolloutResultResponse
 
-__all__ = ["AdmissionNotices", "Ask", "Progress", "WasAdmitted", "admit"]
+__all__ = ["AdmissionNotices", "Ask", "Progress", "WasAdmitted", "WhenBusy", "admit"]
 
 logger = get_logger(__name__)
 
@@ -48,6 +52,10 @@ to call when it is on its way. Raises `RolloutProtocolError` or `httpx.Transport
 WasAdmitted = Literal["yes", "no", "unknown"]
 """Whether a rollout was admitted; "unknown" where a request may have arrived."""
 
+WhenBusy = Literal["wait", "raise"]
+"""What follows where a server is certain not to have admitted a rollout, but might do so later:
+ask it again, or raise an error, so that the caller can go elsewhere."""
+
 
 @define(eq=False)
 class Progress:
@@ -55,10 +63,12 @@ class Progress:
 
     Attributes:
         admitted: Whether a server has admitted it.
+        admission: The answer that admitted it, once there is one.
         agent_started_at: When its agent started, as far as the client has heard.
     """
 
     admitted: WasAdmitted = "no"
+    admission: RolloutInitResponse | None = None
     agent_started_at: datetime | None = None
 
     def hear(self, result: RolloutResultResponse) -> None:
@@ -143,6 +153,7 @@ async def admit(
     replay: ReplayWindow,
     progress: Progress | None = None,
     notices: AdmissionNotices | None = None,
+    when_busy: WhenBusy = "wait",
 ) -> Admitted:
     """Ask for admission until the server has room, or the time is up.
 
@@ -157,8 +168,11 @@ async def admit(
         replay: How long the request may be sent again.
         progress: Updated with what is known of the admission.
         notices: Warns of a server that admits nothing.
+        when_busy: Whether to wait after a refusal that may pass. "raise" never waits unless a
+            request may have arrived.
 
     Raises:
+        RolloutCapacityError: The server has no room (429), and *when_busy* is "raise".
         RolloutAdmissionTimeoutError: The time was up first.
         RolloutProtocolError: The server answered with something else than 202 or 429.
         InvalidFieldError: The request holds something that has no JSON form.
@@ -180,9 +194,11 @@ async def admit(
             asked_at = trio.current_time()
             answer = await _ask_once(ask, request, body, progress, losses)
             if isinstance(answer, Admitted):
-                progress.admitted = "yes"
+                progress.admitted, progress.admission = "yes", answer.response
                 replay.learn(answer.response)
                 return answer
+            if when_busy == "raise" and progress.admitted == "no":
+                raise _error_of(answer)
             if isinstance(answer, Busy):
                 delay = lengthened(
                     retry_after_sec(answer.retry_after, datetime.now(UTC)),
@@ -207,6 +223,12 @@ async def admit(
             "rollout that nobody polls once its polling lease has ended"
         )
     raise RolloutAdmissionTimeoutError(message) from losses.failure
+
+
+def _error_of(answer: Busy | Exception) -> Exception:
+    if isinstance(answer, Busy):
+        return RolloutCapacityError("the server has no capacity (HTTP 429)")
+    return answer
 
 
 async def _ask_once(

@@ -19,7 +19,7 @@ import trio
 
 from rollout._checks import check_api_key, check_flag, check_number
 from rollout._tasks import sole_error
-from rollout.client.admission import AdmissionNotices, Progress, admit
+from rollout.client.admission import AdmissionNotices, Progress, WhenBusy, admit
 from rollout.client.answers import Admitted
 from rollout.client.bulk import Runner, run_many
 from rollout.client.extensions import ServerExtensions
@@ -228,6 +228,7 @@ class RolloutClient:
         agent_timeout_sec: float | None = None,
         grader_timeout_sec: float | None = None,
         extra_fields: dict[str, Any] | None = None,
+        run: str | None = None,
     ) -> RolloutResultResponse:
         """Run one rollout and return its terminal result, whether success or failure.
 
@@ -255,15 +256,19 @@ class RolloutClient:
                 agent_timeout_sec=agent_timeout_sec,
                 grader_timeout_sec=grader_timeout_sec,
                 extra_fields=extra_fields,
+                run=run,
             )
         )
 
     async def _run(
-        self, request: RolloutInitRequest, progress: Progress | None = None
+        self,
+        request: RolloutInitRequest,
+        progress: Progress | None = None,
+        when_busy: WhenBusy = "wait",
     ) -> RolloutResultResponse:
         progress = progress or Progress()
         extensions = self._extensions
-        admitted = await self._admit(request, progress)
+        admitted = await self._admit(request, progress, when_busy)
         poller = Poller(self._wire, admitted, progress.hear)
         if extensions is None:
             return await poller.run()
@@ -281,6 +286,7 @@ class RolloutClient:
         agent_timeout_sec: float | None = None,
         grader_timeout_sec: float | None = None,
         extra_fields: dict[str, Any] | None = None,
+        run: str | None = None,
     ) -> RolloutHandle:
         """Return a handle once the rollout is admitted; polling goes on in the background.
 
@@ -310,6 +316,7 @@ class RolloutClient:
                 agent_timeout_sec=agent_timeout_sec,
                 grader_timeout_sec=grader_timeout_sec,
                 extra_fields=extra_fields,
+                run=run,
             )
         )
         self._check_usable()
@@ -324,7 +331,10 @@ class RolloutClient:
         return handle
 
     async def _admit(
-        self, request: RolloutInitRequest, progress: Progress | None = None
+        self,
+        request: RolloutInitRequest,
+        progress: Progress | None = None,
+        when_busy: WhenBusy = "wait",
     ) -> Admitted:
         self._check_usable()
         return await admit(
@@ -334,6 +344,7 @@ class RolloutClient:
             replay=self._replay,
             progress=progress,
             notices=self._notices,
+            when_busy=when_busy,
         )
 
     async def _poll(self, handle: RolloutHandle, admitted: Admitted) -> None:

@@ -21,7 +21,7 @@ from rollout.types import EXTENSIONS, RolloutInitRequest, RolloutResultResponse
 
 __all__ = ["ServerExtensions"]
 
-BATCH, FEED, _ = EXTENSIONS
+BATCH, FEED, *_ = EXTENSIONS
 _FIRST_ANSWER_SEC = 2.5
 """How long others wait for the first answer, so that they can be asked for in batches."""
 

@@ -5,7 +5,7 @@ Nothing here waits or retries.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from functools import lru_cache
 from typing import Any, cast
@@ -37,6 +37,7 @@ __all__ = ["StreamedAnswer", "Wire"]
 
 _LONGEST_PATH = 200
 _CLOSE_SEC = 2.0
+_START_PATH = "/rollouts/start"
 
 _MIB = 1024 * 1024
 _LARGEST_ANSWER = 16 * _MIB
@@ -133,6 +134,32 @@ class Wire:
             "POST", "/rollout/cancel", content=content, timeout_sec=timeout_sec
         )
         return self.reader("POST /rollout/cancel").read(response, CancelRolloutsResponse)
+
+    async def start(self, admissions: Iterable[RolloutInitResponse]) -> dict[str, int]:
+        """Confirm that the agents of admitted rollouts may start.
+
+        Returns:
+            The status of each by id: 200, the agent may start; 403, the lease is not its; 404, it
+            is unknown; 409, its agent does not wait for this, not yet or no longer.
+
+        Raises:
+            RolloutProtocolError: The answer is not what the protocol allows.
+            httpx.TransportError: There was no answer; the request may have arrived.
+        """
+        tokens = {each.rollout_id: each.polling_lease_token for each in admissions}
+        claims = [{"rollout_id": name, "polling_lease_token": tokens[name]} for name in tokens]
+        reader = self.reader(f"POST {_START_PATH}", *tokens.values())
+        body = reader.parse(await self.post(_START_PATH, dump_json({"rollouts": claims})))
+        outcomes = body.get("outcomes") if isinstance(body, dict) else None
+        codes: dict[str, int] = {}
+        for outcome in outcomes if isinstance(outcomes, list) else ():
+            name = outcome.get("rollout_id") if isinstance(outcome, dict) else None
+            code = outcome.get("status_code") if isinstance(outcome, dict) else None
+            if isinstance(name, str) and type(code) is int:
+                codes[name] = code
+        if codes.keys() != tokens.keys():
+            raise reader.error(200, "without an outcome for each rollout")
+        return codes
 
     async def health(self) -> dict[str, Any]:
         """Read ``GET /health``.

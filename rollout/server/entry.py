@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 from attrs import define, field
@@ -144,9 +144,13 @@ class Entry:
         """Record a status report of the execution; callable from any thread."""
         self._in_loop(self._advance, RolloutStatus(status))
 
-    def report_agent_started(self) -> None:
-        """Record the agent's start, which makes a queued rollout running; from any thread."""
-        self._in_loop(self._start_agent)
+    def report_agent_started(self, at: datetime | None = None) -> None:
+        """Record the agent's start, which makes a queued rollout running; from any thread.
+
+        Args:
+            at: When it started; aware. Now by default.
+        """
+        self._in_loop(self._start_agent, at)
 
     @property
     def agent_started_at(self) -> datetime | None:
@@ -210,7 +214,7 @@ class Entry:
         except RuntimeError:  # not in a trio loop
             return False
 
-    def _in_loop(self, function: Callable[..., None], *args: RolloutStatus) -> None:
+    def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function in the server's loop: at once, or scheduled from another thread.
 
         What a thread reports is taken before its end, since both go the same way.
@@ -225,8 +229,8 @@ class Entry:
             self.emit("status")
             self.notify()
 
-    def _start_agent(self) -> None:
-        started = self.record.mark_agent_started(self.hooks.wall_clock())
+    def _start_agent(self, at: datetime | None) -> None:
+        started = self.record.mark_agent_started(at or self.hooks.wall_clock())
         if started and self.journal is not None:
             self.record.start_kept = False
             self.journal.put(self.row(), self._keep_start)

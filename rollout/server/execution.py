@@ -46,6 +46,7 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
                     agent_timeout_sec=request.agent_timeout_sec,
                     grader_timeout_sec=request.grader_timeout_sec,
                     grade=request.grade,
+                    run=request.run,
                 )
             )
 

@@ -238,6 +238,7 @@ def requests() -> st.SearchStrategy[RolloutInitRequest]:
             "grade": st.just(False),
             "agent_timeout_sec": _timeouts(),
             "grader_timeout_sec": _timeouts(),
+            "run": st.text(st.characters(), min_size=1, max_size=12),
         }
     ).map(_request)
 
@@ -251,6 +252,8 @@ _OPTIONAL = (
     "grade",
     "agent_timeout_sec",
     "grader_timeout_sec",
+    "run",
+    "confirm_start",
 )
 _LONG_ID = "é" * (MAX_QUOTED_ID_LENGTH // 6 + 1)
 _WRONG_VALUES: dict[str, tuple[Any, ...]] = {
@@ -264,6 +267,8 @@ _WRONG_VALUES: dict[str, tuple[Any, ...]] = {
     "grade": (None, 0, 1, "true", [], {}),
     "agent_timeout_sec": ("7", True, [], {}, 10**400),
     "grader_timeout_sec": ("7", False, [], {}, 10**400),
+    "run": ("", 7, False, [], {}, "r" * 257),
+    "confirm_start": (None, 0, 1, "true", [], {}),
 }
 
 

@@ -9,6 +9,7 @@ from rollout.types.execution import ExecutionOutcome, ExecutionRequest, Executio
 from rollout.types.output import AgentWorkflowOutput, MessageDict, Messages
 from rollout.types.protocol import (
     ADMISSION_KEYS,
+    CONFIRMED_START,
     DURABLE_RESULTS,
     EXTENSIONS,
     POLLING_LEASE_HEADER,
@@ -30,6 +31,7 @@ from rollout.types.sample import (
 
 __all__ = [
     "ADMISSION_KEYS",
+    "CONFIRMED_START",
     "DURABLE_RESULTS",
     "EXTENSIONS",
     "MODEL_ENDPOINT",

@@ -103,6 +103,28 @@ def as_messages(value: Any) -> Any:
     return value
 
 
+MAX_TEXT_LENGTH = 256
+
+
+@rule(minLength=1)
+def given_text(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a text that is left out or not empty."""
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise InvalidFieldError(attribute.name, "must be a string or null", kind="type_error")
+    if not value:
+        raise InvalidFieldError(attribute.name, "must be left out or not empty")
+
+
+@rule(minLength=1, maxLength=MAX_TEXT_LENGTH)
+def short_text(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validate a text that is left out or has 1 to 256 characters."""
+    given_text(instance, attribute, value)
+    if value is not None and len(value) > MAX_TEXT_LENGTH:
+        raise InvalidFieldError(attribute.name, f"must have at most {MAX_TEXT_LENGTH} characters")
+
+
 def strings(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate a list of strings."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -13,6 +13,7 @@ from rollout.types._fields import (
     optional,
     optional_field,
     path_segment,
+    short_text,
     timeout,
 )
 from rollout.types.output import MessageDict
@@ -40,6 +41,7 @@ class ExecutionRequest:
             unbounded, zero or below is a deadline that has already passed.
         grader_timeout_sec: Time for the grader in seconds, its own full window.
         grade: Whether the rollout is graded.
+        run: The name of the run that it belongs to, for backends that take turns between runs.
 
     Raises:
         InvalidFieldError: A field breaks its rule.
@@ -52,6 +54,7 @@ class ExecutionRequest:
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
+    run: str | None = field(default=None, validator=short_text)
 
 
 @define(kw_only=True)

@@ -12,6 +12,7 @@ from rollout._redaction import public_url, url_secrets
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import (
     count,
+    given_text,
     http_url,
     instance_of,
     messages,
@@ -19,6 +20,7 @@ from rollout.types._fields import (
     optional_field,
     path_segment,
     rule,
+    short_text,
     string_map,
     strings,
     timeout,
@@ -35,6 +37,7 @@ from rollout.types.sample import (
 
 __all__ = [
     "ADMISSION_KEYS",
+    "CONFIRMED_START",
     "DURABLE_RESULTS",
     "EXTENSIONS",
     "POLLING_LEASE_HEADER",
@@ -49,6 +52,9 @@ __all__ = [
 
 ADMISSION_KEYS = "admission-keys"
 """The extension that lets an admission be sent again."""
+
+CONFIRMED_START = "confirmed-start"
+"""The extension that lets a caller decide when an admitted rollout's agent may start."""
 
 EXTENSIONS = ("batch-admission", "result-feed", ADMISSION_KEYS)
 """The extensions that a server of this library announces.
@@ -75,27 +81,6 @@ servers ignore the header.
 """
 
 
-@rule(minLength=1)
-def _secret(_: Any, attribute: Any, value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, str):
-        raise InvalidFieldError(attribute.name, "must be a string or null", kind="type_error")
-    if not value:
-        raise InvalidFieldError(attribute.name, "must be left out or not empty")
-
-
-MAX_ADMISSION_KEY_LENGTH = 256
-
-
-@rule(minLength=1, maxLength=MAX_ADMISSION_KEY_LENGTH)
-def _admission_key(_: Any, attribute: Any, value: Any) -> None:
-    _secret(_, attribute, value)
-    if value is not None and len(value) > MAX_ADMISSION_KEY_LENGTH:
-        reason = f"must have at most {MAX_ADMISSION_KEY_LENGTH} characters"
-        raise InvalidFieldError(attribute.name, reason)
-
-
 @define(kw_only=True)
 class RolloutInitRequest:
     r"""``POST /rollout``: ask the server to admit one rollout.
@@ -118,6 +103,10 @@ class RolloutInitRequest:
         admission_key: A random text of the caller's. A server that announces ``admission-keys``
             answers the same request with the same key as it did the first time, while it keeps
             the id. As secret as the lease token, which it can be exchanged for.
+        run: The name of the run that the rollout belongs to, 1 to 256 characters. A server that
+            hands rollouts out to others takes turns between runs; other servers ignore it.
+        confirm_start: Whether the agent starts only once its start is confirmed. For servers that
+            announce ``confirmed-start``; others ignore it.
 
     Raises:
         InvalidFieldError: A field breaks its rule; the message names it.
@@ -128,12 +117,14 @@ class RolloutInitRequest:
     metadata: dict[str, Any] | None = optional_field(dict, "an object or null")
     rollout_id: str = field(validator=path_segment)
     chat_completions_url: str = field(validator=http_url, repr=public_url)
-    llm_api_key: str | None = field(default=None, validator=_secret, repr=False)
+    llm_api_key: str | None = field(default=None, validator=given_text, repr=False)
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
     agent_timeout_sec: float | None = field(default=None, validator=timeout)
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
     extra_fields: dict[str, Any] | None = optional_field(dict, "an object or null")
-    admission_key: str | None = field(default=None, validator=_admission_key, repr=False)
+    admission_key: str | None = field(default=None, validator=short_text, repr=False)
+    run: str | None = field(default=None, validator=short_text)
+    confirm_start: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
 
     @property
     def secrets(self) -> list[str | None]:

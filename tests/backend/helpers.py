@@ -36,9 +36,9 @@ class Progress:
     def report_status(self, status):
         self.events.append((str(status), trio.current_time()))
 
-    def report_agent_started(self):
+    def report_agent_started(self, at=None):
         self.events.append(("started", trio.current_time()))
-        self.agent_started_at = self.agent_started_at or datetime.now(UTC)
+        self.agent_started_at = self.agent_started_at or at or datetime.now(UTC)
 
     def settle(self, outcome):
         end = RolloutContext(rollout_id="r").settle(outcome)

@@ -111,6 +111,8 @@ async def test_every_attempt_sends_the_same_admission(autojump_clock):
         "grade": True,
         "agent_timeout_sec": 3,
         "grader_timeout_sec": None,
+        "run": None,
+        "confirm_start": False,
     }
 
 

@@ -28,6 +28,7 @@ NULLABLE = (
     "extra_fields",
     "agent_timeout_sec",
     "grader_timeout_sec",
+    "run",
 )
 
 WRONG: dict[str, list[Any]] = {
@@ -41,6 +42,8 @@ WRONG: dict[str, list[Any]] = {
     "grade": [None, 1, 0, "false", "true", "", [], {}, 1.0],
     "agent_timeout_sec": ["7", "", True, False, [7], {}, "NaN", "inf", 10**400, -(10**400)],
     "grader_timeout_sec": ["7", "", True, False, [7], {}, "NaN", "inf", 10**400],
+    "run": ["", 7, True, [], {}, "r" * 257],
+    "confirm_start": [None, 1, 0, "true", "", [], {}],
 }
 
 RIGHT: dict[str, list[Any]] = {
@@ -52,6 +55,8 @@ RIGHT: dict[str, list[Any]] = {
     "grade": [True, False],
     "agent_timeout_sec": [None, 1e308, 10**300, 86400, 0.5],
     "grader_timeout_sec": [None, 1e308, 10**300, 86400],
+    "run": [None, "r", " ", "\0", "\U0001f600" * 256],
+    "confirm_start": [False],
 }
 
 

@@ -85,6 +85,8 @@ async def test_the_same_admission_gets_the_same_answer_while_it_runs_and_after(r
         {"metadata": {}},
         {"grade": False},
         {"agent_timeout_sec": 60},
+        {"run": "other"},
+        {"confirm_start": True},
     ],
     ids=str,
 )

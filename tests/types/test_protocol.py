@@ -72,6 +72,8 @@ BAD_FIELDS = [
                 "grade": [None, 1, 0, "false"],
                 "agent_timeout_sec": ["7", True, math.nan, math.inf, -math.inf, 10**400, []],
                 "grader_timeout_sec": ["7", False, math.nan, math.inf, -math.inf, 10**400, {}],
+                "run": ["", 1, b"run", True, "r" * 257],
+                "confirm_start": [None, 1, 0, "true"],
             },
         ),
         (
@@ -108,6 +110,7 @@ BAD_FIELDS = [
                 "grade": [None, 1, "true"],
                 "agent_timeout_sec": ["7", True, math.nan, math.inf],
                 "grader_timeout_sec": ["7", True, math.nan, math.inf],
+                "run": ["", 1, b"run", "r" * 257],
             },
         ),
         (

@@ -91,8 +91,8 @@ class Ran(SimpleNamespace):
 class Progress:
     """Calls back when the agent starts."""
 
-    def __init__(self, report_agent_started):
-        self.report_agent_started = report_agent_started
+    def __init__(self, on_agent_start):
+        self.report_agent_started = lambda at: on_agent_start()
 
     def report_status(self, status):
         pass

@@ -48,7 +48,7 @@ async def test_the_way_back():
     class Progress:
         started = 0
 
-        def report_agent_started(self):
+        def report_agent_started(self, at=None):
             self.started += 1
 
     progress = Progress()
