@@ -59,12 +59,16 @@ def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
     return plain, httpx.BasicAuth(parsed.username, parsed.password)
 
 
-def own_http_client(url: str) -> httpx.AsyncClient:
+def own_http_client(url: str, *, unix_path: str | None = None) -> httpx.AsyncClient:
     """Make an HTTP client for long polls.
 
     As many connections as there are polls, since a capped pool starves the rollouts beyond
     the cap; no waiting for the pool; idle connections are dropped before a server drops them;
     and no proxy from the environment stands between this process and its own machine.
+
+    Args:
+        url: The base URL of the server.
+        unix_path: The path of the socket that it listens on, if not that of the URL.
 
     Raises:
         InvalidFieldError: The certificates that the environment names cannot be read.
@@ -72,9 +76,11 @@ def own_http_client(url: str) -> httpx.AsyncClient:
     limits = limits_of_pools()
     context = tls_context(url)
     transport: httpx.AsyncBaseTransport | None = None
-    if proxy_for(url) is None:
+    if unix_path is not None or proxy_for(url) is None:
         # With a transport of its own httpx asks the environment for nothing.
-        transport = SpreadTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
+        transport = SpreadTransport(
+            lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits, uds=unix_path)
+        )
     return httpx.AsyncClient(
         transport=transport,
         verify=context,

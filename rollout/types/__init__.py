@@ -24,6 +24,7 @@ from rollout.types.protocol import (
 from rollout.types.sample import (
     MODEL_ENDPOINT,
     SERVER_RESTART,
+    WORKER_LOST,
     RolloutErrorCategory,
     RolloutSample,
     RolloutStatus,
@@ -38,6 +39,7 @@ __all__ = [
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
     "SERVER_RESTART",
+    "WORKER_LOST",
     "AgentWorkflowConfig",
     "AgentWorkflowOutput",
     "BaseConfig",

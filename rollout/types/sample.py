@@ -20,6 +20,7 @@ from rollout.types._fields import (
 __all__ = [
     "MODEL_ENDPOINT",
     "SERVER_RESTART",
+    "WORKER_LOST",
     "RolloutErrorCategory",
     "RolloutSample",
     "RolloutStatus",
@@ -56,6 +57,9 @@ key, knows no such model, has too much to do, is broken, or does not answer."""
 
 SERVER_RESTART = "server_restart"
 """The source of a failure of a rollout that was in flight when its server died."""
+
+WORKER_LOST = "worker_lost"
+"""The source of a failure of a rollout whose worker, a server behind its server, was lost."""
 
 
 def to_status(value: Any) -> RolloutStatus:

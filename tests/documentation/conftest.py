@@ -21,3 +21,4 @@ def readers_own_modules(monkeypatch):
     for module in (ModuleType("my_package"), agent, server):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("ROLLOUT_SERVER_API_KEY", "a-key-of-the-server")
+    monkeypatch.setenv("ROLLOUT_WORKER_API_KEY", "a-key-of-the-workers")

@@ -1,0 +1,496 @@
+"""One worker as the front sees it: its client, its health, and the rollouts that it has.
+
+Theory of operation: each rollout that is handed to a worker is an `Attempt`. Its agent starts on
+the worker only once the front has confirmed the start, and the front decides that in one step, in
+`Attempt.hear`, unless the attempt has been given up before. So of all attempts of a rollout one at
+most is ever confirmed, and an attempt that is not confirmed can be given up whatever has become of
+its worker. A worker has two tasks, whatever the number of its rollouts: one sends confirmations
+and cancel requests, as many in one request as there are, and one asks for the health.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import httpx
+import trio
+from attrs import define, field, frozen
+
+from rollout._checks import check_api_key, is_whole_from_one
+from rollout._logs import get_logger, printable
+from rollout._redaction import public_url
+from rollout._tasks import background_tasks
+from rollout.client.admission import Progress
+from rollout.client.answers import Admitted
+from rollout.client.client import RolloutClient
+from rollout.client.http import check_url, own_http_client
+from rollout.client.polling import Poller
+from rollout.context import RolloutContext
+from rollout.errors import InvalidFieldError, RolloutError, RolloutProtocolError
+from rollout.rules import is_terminal
+from rollout.rules.retry import GATEWAY_STATUS_CODES
+from rollout.types import (
+    CancelRolloutsRequest,
+    RolloutInitRequest,
+    RolloutResultResponse,
+    RolloutStatus,
+)
+
+__all__ = ["Attempt", "Host", "Worker", "WorkerAddress", "make_client"]
+
+logger = get_logger(__name__)
+
+UNIX = "unix:"
+HEALTH_SEC = 1.0
+"""How long between two looks at the health of a worker."""
+
+SUSPECT_SEC = 10.0
+"""A worker that has not answered for so long gives up what has not started."""
+
+_REQUEST_SEC = 5.0
+"""How long a worker may take for a confirmation, a cancel request or its health."""
+
+_RESEND_SEC = 0.5
+_RESUME_SEC = 1.0
+_CLOSE_SEC = 2.0
+_MOST_AT_ONCE = 4096
+"""How many confirmations or cancels go into one request."""
+
+
+def _url(_: Any, __: Any, value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidFieldError("url", "must be a string", kind="type_error")
+    if not value.startswith(UNIX):
+        check_url(value)
+    elif value == UNIX:
+        raise InvalidFieldError("url", "must name a path after unix:")
+
+
+def _name(_: Any, __: Any, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidFieldError("name", "must be a string that is not empty")
+
+
+def _key(_: Any, __: Any, value: Any) -> None:
+    check_api_key(value)
+
+
+@frozen
+class WorkerAddress:
+    """Where a worker listens.
+
+    Attributes:
+        name: What logs, health and messages call it; no two workers of a pool share one.
+        url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+        api_key: The worker's key; hidden from `repr`.
+
+    Raises:
+        InvalidFieldError: One of them cannot be used.
+    """
+
+    name: str = field(validator=_name)
+    url: str = field(validator=_url, repr=public_url)
+    api_key: str | None = field(default=None, validator=_key, repr=False)
+
+
+def make_client(address: WorkerAddress) -> RolloutClient:
+    """Make the client of a worker, which leaves its HTTP client to be closed by the caller."""
+    url, path = address.url, None
+    if url.startswith(UNIX):
+        url, path = "http://localhost", url.removeprefix(UNIX)
+    http = own_http_client(url, unix_path=path)
+    return RolloutClient(url=url, http_client=http, api_key=address.api_key)
+
+
+@define(eq=False)
+class Attempt(Progress):
+    """A rollout on one worker.
+
+    Attributes:
+        worker: Where.
+        scope: Ends it on the front's side.
+        context: The rollout as the front knows it.
+        request: What the worker is asked for, once that is sent.
+        confirmed: Whether the start of its agent is confirmed, or about to be.
+        given_up: Why it cannot go on there; ``None`` while it can.
+    """
+
+    worker: Worker = field(kw_only=True)
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    context: RolloutContext = field(factory=RolloutContext)
+    request: RolloutInitRequest | None = None
+    confirmed: bool = False
+    given_up: str | None = None
+
+    def give_up(self, reason: str) -> None:
+        """End it on the front's side: its worker cannot go on with it."""
+        self.given_up = reason
+        self.scope.cancel()
+
+    def hear(self, result: RolloutResultResponse) -> None:
+        """Pass on a status, and confirm the start of an agent that waits for it."""
+        if self.scope.cancel_called:
+            return
+        if self.confirmed:
+            if result.status is RolloutStatus.GRADING:
+                self.context.report_status(result.status)
+        elif result.agent_started_at is not None and not is_terminal(result.status):
+            self.confirmed = True
+            self.context.mark_agent_started(result.agent_started_at)
+            self.worker.confirm(self)
+
+
+class Host(Protocol):
+    """What a worker needs of the pool that it is part of."""
+
+    def check(self, worker: Worker, health: dict[str, Any]) -> str | None:
+        """Return why a worker with this health cannot be used; ``None`` if it can."""
+
+    def notify(self) -> None:
+        """Note that a worker may have more room, or less."""
+
+
+class Worker:
+    """One worker of a pool. `rollout.pool.Workers.join` makes it.
+
+    Args:
+        address: Where it listens.
+        client: Its client; entered and closed by `run`.
+        host: The pool.
+
+    Attributes:
+        address: As above.
+        attempts: The rollouts that take a place on it.
+        process_id: Its process, as of the last health; ``None`` before the first.
+        application: What it serves, as of the last health.
+        draining: Whether it gets nothing new.
+        lost: Why it is gone; ``None`` while it is not.
+        refusal: Why the pool does not use it; ``None`` if it does.
+        trouble: Why it does not answer; ``None`` while it does.
+    """
+
+    def __init__(self, address: WorkerAddress, client: RolloutClient, host: Host) -> None:
+        self.address = address
+        self.client = client
+        self.attempts: dict[Attempt, None] = {}
+        self.process_id: str | None = None
+        self.application: str | None = None
+        self.draining = False
+        self.lost: str | None = None
+        self.refusal: str | None = None
+        self.trouble: str | None = "it has not answered yet"
+        self._host = host
+        self._capacity = math.inf
+        self._accepting = True
+        self._full = False
+        self._answered_at = trio.current_time()
+        self._to_confirm: dict[Attempt, None] = {}
+        self._to_cancel: dict[Attempt, None] = {}
+        self._wake = trio.Event()
+        self._look_now = trio.Event()
+        self._told = trio.Event()
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name} {self.status}, {self.in_flight} in flight>"
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.address.name
+
+    @property
+    def status(self) -> str:
+        """``up``, ``joining``, ``away``, ``refused``, ``draining``, ``closed`` or ``lost``.
+
+        ``joining`` has not answered yet, ``away`` does not answer any more, and ``closed`` takes
+        no rollouts, since it shuts down.
+        """
+        if self.lost is not None:
+            return "lost"
+        if self.draining:
+            return "draining"
+        if self.trouble is not None:
+            return "joining" if self.process_id is None else "away"
+        if self.refusal is not None:
+            return "refused"
+        return "up" if self._accepting else "closed"
+
+    @property
+    def room(self) -> float:
+        """How many more rollouts it would start at once; infinite without a bound."""
+        if self.status != "up" or self._full:
+            return 0.0
+        return self._capacity - len(self.attempts)
+
+    @property
+    def capacity(self) -> float:
+        """How many rollouts it runs at a time; infinite without a bound, 0 if it is not up."""
+        return self._capacity if self.status == "up" else 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many rollouts take a place on it."""
+        return len(self.attempts)
+
+    def health(self) -> dict[str, Any]:
+        """Return its part of the pool's health."""
+        said: dict[str, Any] = {
+            "name": self.name,
+            "url": public_url(self.address.url),
+            "status": self.status,
+            "capacity": None if math.isinf(self._capacity) else self._capacity,
+            "in_flight": self.in_flight,
+        }
+        reason = self.lost or self.trouble or self.refusal
+        return said if reason is None else {**said, "reason": reason}
+
+    # --- rollouts -----------------------------------------------------------------------------
+
+    async def follow(self, attempt: Attempt, request: RolloutInitRequest) -> RolloutResultResponse:
+        """Have the worker run a rollout; return its terminal result.
+
+        A confirmed rollout is waited for as long as its lease may last on the worker, whatever
+        becomes of the connection.
+
+        Raises:
+            RolloutError: The worker refuses it, has forgotten it, or answers something else.
+            httpx.HTTPError: The worker cannot be reached.
+        """
+        attempt.request = request
+        try:
+            return await self.client._run(request, attempt, "raise")  # noqa: SLF001
+        except (RolloutError, httpx.HTTPError) as error:
+            if attempt.admission is None or not (attempt.confirmed and _may_pass(error)):
+                raise
+            self.doubt(error)
+            until = trio.current_time() + attempt.admission.polling_lease_timeout_sec
+        while True:
+            await trio.sleep(_RESUME_SEC)
+            try:
+                return await self._resume(attempt)
+            except (RolloutError, httpx.HTTPError) as error:
+                if not _may_pass(error) or trio.current_time() >= until:
+                    raise
+
+    async def _resume(self, attempt: Attempt) -> RolloutResultResponse:
+        assert attempt.admission is not None  # noqa: S101 - only who was admitted is followed
+        admitted = Admitted(attempt.admission, trio.current_time())
+        poller = Poller(self.client._wire, admitted, attempt.hear)  # noqa: SLF001
+        extensions = self.client._extensions  # noqa: SLF001
+        return await (poller.run() if extensions is None else extensions.follow(poller))
+
+    def confirm(self, attempt: Attempt) -> None:
+        """Send the confirmation of an agent's start, once the front's own rollout may start."""
+        if attempt.context.start_pending and self._nursery is not None:
+            self._nursery.start_soon(self._confirm_later, attempt)
+            return
+        self._to_confirm[attempt] = None
+        self._wake.set()
+
+    async def _confirm_later(self, attempt: Attempt) -> None:
+        await attempt.context.wait_start_kept()
+        self._to_confirm[attempt] = None
+        self._wake.set()
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Send a cancel request."""
+        if attempt.request is not None:
+            self._to_cancel[attempt] = None
+            self._wake.set()
+
+    def end(self, attempt: Attempt, *, over: bool) -> None:
+        """Give back the place of a rollout that the front follows no longer.
+
+        Args:
+            attempt: The rollout.
+            over: Whether the worker has ended it, or never had it. Otherwise it is cancelled, and
+                its place is free when the worker has answered that.
+        """
+        if attempt not in self.attempts:
+            return
+        if over or attempt.admitted == "no" or self.lost is not None:
+            del self.attempts[attempt]
+            self._to_cancel.pop(attempt, None)
+            self._full = False
+        else:
+            attempt.scope.cancel()  # if it is not; nothing may be confirmed from here on
+            self._to_confirm.pop(attempt, None)
+            self.cancel(attempt)
+
+    def full(self) -> None:
+        """Note that it refuses rollouts at the moment: until its next health, or one has ended."""
+        self._full = True
+
+    def doubt(self, error: Exception) -> None:
+        """Note that a request failed: nothing new goes there until its health is answered."""
+        if self.trouble is None:
+            self.trouble = _reason(error)
+            self._look_now.set()
+            logger.debug("worker %s: %s", self.name, self.trouble)
+
+    # --- membership ---------------------------------------------------------------------------
+
+    def drain(self, *, draining: bool = True) -> None:
+        """Give it nothing new, or do so again."""
+        self.draining = draining
+        self._host.notify()
+
+    def lose(self, reason: str) -> None:
+        """Give up everything on it: it is gone."""
+        if self.lost is not None:
+            return
+        self.lost = reason
+        for attempt in list(self.attempts):
+            attempt.give_up(reason)
+        self._to_confirm.clear()
+        self._to_cancel.clear()
+        self._scope.cancel()
+        self._told.set()
+        self._host.notify()
+
+    async def flushed(self) -> None:
+        """Wait until every cancel request was answered."""
+        while self._to_cancel:
+            await self._told.wait()
+        await trio.lowlevel.checkpoint()
+
+    # --- tasks --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep its client, until it is lost."""
+        try:
+            with self._scope:
+                async with self.client, background_tasks(self._send) as self._nursery:
+                    await self._watch()
+        finally:
+            self._nursery = None
+            with trio.move_on_after(_CLOSE_SEC, shield=True):
+                await self.client.http_client.aclose()
+
+    async def _send(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._to_cancel or self._to_confirm:
+                try:
+                    await self._send_cancels()
+                    await self._send_confirmations()
+                except (RolloutError, httpx.HTTPError, trio.TooSlowError) as error:
+                    self.doubt(error)
+                    await trio.sleep(_RESEND_SEC)
+
+    async def _send_cancels(self) -> None:
+        batch = list(self._to_cancel)[:_MOST_AT_ONCE]
+        requests = [attempt.request for attempt in batch if attempt.request is not None]
+        if not requests:
+            return
+        keys = {each.rollout_id: each.admission_key for each in requests if each.admission_key}
+        request = CancelRolloutsRequest(
+            ids=[each.rollout_id for each in requests], admission_keys=keys or None
+        )
+        with trio.fail_after(_REQUEST_SEC):
+            await self.client._wire.cancel(request, timeout_sec=_REQUEST_SEC)  # noqa: SLF001
+        for attempt in batch:
+            self._to_cancel.pop(attempt, None)
+            if attempt.scope.cancel_called:  # nobody waits for its result
+                self.attempts.pop(attempt, None)
+        self._told.set()
+        self._told = trio.Event()
+        self._full = False
+        self._host.notify()
+
+    async def _send_confirmations(self) -> None:
+        batch = list(self._to_confirm)[:_MOST_AT_ONCE]
+        admissions = [
+            attempt.admission
+            for attempt in batch
+            if attempt.admission is not None and not attempt.scope.cancel_called
+        ]
+        if admissions:
+            with trio.fail_after(_REQUEST_SEC):
+                codes = await self.client._wire.start(admissions)  # noqa: SLF001
+            for rollout_id, code in codes.items():
+                if code != httpx.codes.OK:  # its end is on its way, or was lost with the worker
+                    logger.debug("worker %s: start of %s: %d", self.name, rollout_id, code)
+        for attempt in batch:
+            self._to_confirm.pop(attempt, None)
+
+    async def _watch(self) -> None:
+        while True:
+            self._look_now = trio.Event()
+            await self._look()
+            with trio.move_on_after(HEALTH_SEC):
+                await self._look_now.wait()
+                await trio.sleep(_RESEND_SEC / 5)  # whatever has failed, not at once again
+
+    async def _look(self) -> None:
+        try:
+            with trio.fail_after(_REQUEST_SEC):
+                health = await self.client.health()
+        except (RolloutError, httpx.HTTPError, trio.TooSlowError) as error:
+            self._take_failure(error, trio.current_time())
+        else:
+            self._take_health(health, trio.current_time())
+        self._host.notify()
+
+    def _take_failure(self, error: Exception, now: float) -> None:
+        self.trouble = _reason(error)
+        silent_sec = now - self._answered_at
+        if silent_sec < SUSPECT_SEC:
+            return
+        if silent_sec < SUSPECT_SEC + HEALTH_SEC + _REQUEST_SEC:  # that is, the first time
+            logger.warning("worker %s does not answer: %s", self.name, self.trouble)
+        for attempt in list(self.attempts):
+            if not attempt.confirmed and not attempt.scope.cancel_called:
+                attempt.give_up(f"it has not answered for {silent_sec:.0f} s")
+
+    def _take_health(self, health: dict[str, Any], now: float) -> None:
+        self._answered_at = now
+        before = self.status
+        refusal = self._host.check(self, health)
+        if refusal is not None and refusal != self.refusal:
+            logger.error("worker %s is refused: %s", self.name, refusal)
+        process_id = health.get("process_id")
+        if process_id != self.process_id:
+            self.process_id = process_id if isinstance(process_id, str) else None
+            for attempt in list(self._to_cancel):  # the process that had them is gone
+                if attempt.scope.cancel_called:
+                    del self._to_cancel[attempt]
+                    self.attempts.pop(attempt, None)
+        self.refusal = refusal
+        self.trouble = None
+        self._full = False
+        self._accepting = _part(health, "lifecycle").get("accepting_rollouts") is not False
+        slots: Any = _part(health, "concurrency").get("max_concurrent")
+        self._capacity = slots if is_whole_from_one(slots) else math.inf
+        if self.status != before:
+            logger.info("worker %s is %s", self.name, self.status)
+
+
+def _part(health: dict[str, Any], name: str) -> dict[str, Any]:
+    value = health.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a failure may be one of the connection alone."""
+    if isinstance(error, RolloutProtocolError):
+        return error.status_code in GATEWAY_STATUS_CODES
+    return isinstance(error, httpx.TransportError)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, trio.TooSlowError):
+        return f"no answer within {_REQUEST_SEC:g} s"
+    text = printable(str(error))
+    if isinstance(error, RolloutError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+MakeClient = Callable[[WorkerAddress], RolloutClient]
+"""Makes the client of a worker."""
