@@ -69,10 +69,15 @@ async def command_lines() -> AsyncIterator[bytes]:
 # --- the server ------------------------------------------------------------------------------
 
 
-def build_app(*, watchdog: bool) -> RolloutServer:
+def build_app(*, watchdog: bool, files: bool) -> RolloutServer:
     config = AgentWorkflowConfig(name="sleep", concurrency=ConcurrencyConfig(max_concurrent=None))
     return create_rollout_server(
-        backend=LocalBackend(workflow=Sleep, workflow_config=config, grader=Compare),
+        backend=LocalBackend(
+            workflow=Sleep,
+            workflow_config=config,
+            grader=Compare,
+            artifact_root=None if files else False,
+        ),
         configure_logging=False,
         result_wait_timeout_sec=WAIT_SEC,
         polling_lease_timeout_sec=LEASE_SEC,
@@ -80,8 +85,8 @@ def build_app(*, watchdog: bool) -> RolloutServer:
     )
 
 
-async def run_server(*, watchdog: bool) -> None:
-    app = build_app(watchdog=watchdog)
+async def run_server(*, watchdog: bool, files: bool) -> None:
+    app = build_app(watchdog=watchdog, files=files)
     async with trio.open_nursery() as nursery:
         urls = await nursery.start(partial(serve, app, bind="127.0.0.1:0", handle_signals=False))
         say(json.dumps({"url": urls[0], **about()}))
@@ -156,10 +161,13 @@ def main() -> None:
     parser.add_argument("--profile", metavar="PATH")
     parser.add_argument("--layers", type=Path, metavar="PATH")
     parser.add_argument("--many", action="store_true")
+    parser.add_argument("--no-files", action="store_true")
     options = parser.parse_args()
     logging.getLogger("rollout").setLevel(logging.ERROR)
     # A profile counts the time of all threads together, also that of a watchdog that waits.
-    entry: Callable[[], Awaitable[None]] = partial(run_server, watchdog=options.profile is None)
+    entry: Callable[[], Awaitable[None]] = partial(
+        run_server, watchdog=options.profile is None, files=not options.no_files
+    )
     if options.role == "client":
         entry = partial(run_client, many=options.many)
     if options.layers is not None:

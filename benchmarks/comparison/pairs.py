@@ -27,6 +27,7 @@ class Pair:
         wide: Whether the official client is handed an HTTP client with connections for all. Its
             own one is httpx as it comes: 100 connections, and a rollout that has waited 5 s for
             one of them fails.
+        files: Whether our server keeps the files of rollouts, as both systems do by default.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Pair:
     client: str
     server: str
     wide: bool = False
+    files: bool = True
 
     @property
     def needs_official(self) -> bool:
@@ -49,6 +51,7 @@ PAIRS = {
     pair.key: pair
     for pair in (
         Pair("ours", "ours", "ours", "ours"),
+        Pair("ours-no-files", "ours, no files", "ours", "ours", files=False),
         Pair("official", "official", "official", "official"),
         Pair("official-wide", "official, wide", "official", "official", wide=True),
         Pair("official-on-ours", "official client, our server", "official", "ours"),
@@ -85,6 +88,8 @@ class Launcher:
         """Run server and client of a pair for the length of the block."""
         if self.many and pair.key == "ours":
             client_options = (*client_options, "--many")
+        if not pair.files:
+            server_options = (*server_options, "--no-files")
         if pair.wide:
             client_options = (*client_options, "--wide")
         server_command = self.command(pair.server, "serve", *server_options)

@@ -108,6 +108,13 @@ def targets(records: list[Record]) -> list[Target]:
             ("throughput", "official-wide", 256),
             at_least=25,
         ),
+        _ratio(
+            "our pair, 256 in flight, files kept : not kept",
+            records,
+            ("throughput", "ours", 256),
+            ("throughput", "ours-no-files", 256),
+            at_least=0.85,
+        ),
         _wall("1,000 concurrent rollouts of 5 s, our pair", records, (1000, 5.0), 7.0, None),
         _wall("10,000 concurrent rollouts of 30 s, our pair", records, (10_000, 30.0), 34.0, 15.0),
         _ratio(

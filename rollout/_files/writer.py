@@ -3,7 +3,8 @@
 Theory of operation: a small file takes a few system calls. In a thread each of them hands the
 interpreter lock back and forth with a busy event loop, which costs more than the calls; in the
 loop's own thread, storage that hangs would stop it. So the files go through a pipe to a process
-that shares no lock, as one batch for all rollouts that ended since the last one.
+that shares no lock. While it writes one batch, the next one fills up, so the more rollouts end
+the less each of them costs.
 
 A system task of trio's owns the process: it starts with the first files and ends with the run.
 """
@@ -172,7 +173,7 @@ class Writer:
     async def _send(self, process: trio.Process) -> None:
         pipe = process.stdin
         while pipe is not None:
-            while not self._waiting:
+            while self._sent or not self._waiting:
                 await self._sender.park()
             jobs = [*self._waiting]
             self._waiting.clear()
@@ -191,6 +192,8 @@ class Writer:
             self._quiet_since = trio.current_time()
             for line in lines:
                 self._sent.popleft().end(*(line.decode().split("\t") if line else ()))
+            if not self._sent:
+                self._sender.unpark()
 
 
 async def _end(process: trio.Process) -> None:

@@ -31,5 +31,6 @@ async def until(condition):
 
 
 async def until_sent(store, count=1):
-    """Wait until the process has so many jobs that it has not answered."""
-    await until(lambda: len(store._writer._sent) == count)
+    """Wait until so many jobs are not answered, of which the process has some."""
+    await until(lambda: len(store._writer._sent) + len(store._writer._waiting) == count)
+    await until(lambda: store._writer._sent)
