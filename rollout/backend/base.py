@@ -30,11 +30,14 @@ class ExecutionBackend(ABC):
             server. Otherwise the server makes a task for that.
         artifact_root: Below which folder it keeps the files of rollouts, for ``rollout serve``
             to say; ``None`` if it keeps none.
+        application: What it runs, for ``GET /health``: servers with the same one can stand in
+            for each other. ``None`` if it does not say.
     """
 
     reports_agent_start: ClassVar[bool] = False
     isolates_user_code: ClassVar[bool] = False
     artifact_root: Path | None = None
+    application: str | None = None
 
     @abstractmethod
     async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:

@@ -147,7 +147,7 @@ class Execution:
             context.report_status(status)
 
     async def wait_start_kept(self, context: RolloutContext, deadline: float) -> None:
-        """Wait until the agent's start is durable, but not past a deadline or a cancel request."""
+        """Wait until the agent may start, but not past a deadline or a cancel request."""
         if context.start_pending:
             with trio.CancelScope(deadline=deadline) as scope:
                 self.enter(scope)
@@ -253,6 +253,13 @@ class Phase:
             RolloutErrorCategory.INTERNAL_ERROR,
         )
 
+    def timeout(self) -> ExecutionResult:
+        """Return the result of an execution that its deadline has ended."""
+        text = f"{self.name} exceeded its deadline of {self.limit:g} s"
+        if self.queued_sec >= _NOTEWORTHY_QUEUE_SEC:
+            text += f" ({self.queued_sec:.1f} s of it in the queue)"
+        return failure(text, RolloutErrorCategory.TIMEOUT)
+
     def interruption(self, execution: Execution, now: float) -> ExecutionResult | None:
         """Return the result if the deadline or a cancel request, the earlier one, has ended it.
 
@@ -261,10 +268,7 @@ class Phase:
             now: When it ended (trio time).
         """
         if now >= self.deadline and self.deadline <= execution.cancelled_at:
-            text = f"{self.name} exceeded its deadline of {self.limit:g} s"
-            if self.queued_sec >= _NOTEWORTHY_QUEUE_SEC:
-                text += f" ({self.queued_sec:.1f} s of it in the queue)"
-            return failure(text, RolloutErrorCategory.TIMEOUT)
+            return self.timeout()
         return execution.interrupted() if execution.cancelled else None
 
 

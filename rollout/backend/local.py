@@ -25,7 +25,7 @@ from rollout.backend.failures import (
     format_exception,
     source_of,
 )
-from rollout.backend.references import class_with, config_of
+from rollout.backend.references import application_of, class_with, config_of
 from rollout.backend.saving import RolloutFiles, settle_end
 from rollout.backend.usercode import Outcome, UserCall, check_graded, checked_sample
 from rollout.context import (
@@ -102,6 +102,7 @@ class LocalBackend(SlotBackend):
         self.grader_cls: Any = None if grader is None else class_with("grade", grader, "grader")
         self.workflow_config = config_of(workflow_config, AgentWorkflowConfig, "workflow_config")
         self.grader_config = config_of(grader_config, GraderConfig, "grader_config")
+        self.application = application_of(self.workflow_cls, self.grader_cls)
         self.artifacts = ArtifactStore(artifact_root)
         self.artifact_root = self.artifacts.root
         workflow_slots, grader_slots = (

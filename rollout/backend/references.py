@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rollout.errors import BackendConfigurationError
 from rollout.types import BaseConfig
 
-__all__ = ["class_with", "config_of", "resolve_object"]
+__all__ = ["application_of", "class_with", "config_of", "resolve_object"]
 
 TBaseConfig = TypeVar("TBaseConfig", bound=BaseConfig)
 
@@ -64,6 +64,15 @@ def class_with(method: str, reference: Any, name: str) -> type:
     if inspect.isabstract(cls):
         raise BackendConfigurationError(f"{name} {cls.__name__} has abstract methods left")
     return cls
+
+
+def application_of(workflow: type | str, grader: type | None) -> str:
+    """Return the name of a workflow with its grader: ``module:Workflow/module:Grader``."""
+    return "/".join(
+        part if isinstance(part, str) else f"{part.__module__}:{part.__qualname__}"
+        for part in (workflow, grader)
+        if part is not None
+    )
 
 
 def config_of(reference: Any, kind: type[TBaseConfig], name: str) -> TBaseConfig | None:

@@ -13,10 +13,10 @@ from rollout._json.fit import fit
 from rollout._logs import get_logger
 from rollout._redaction import redactor_of
 from rollout._threads import is_large, run_by_size
+from rollout._version import package_version
 from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp
 from rollout.context import RolloutContext
 from rollout.trajectory import build_trajectory
-from rollout.trajectory.build import package_version
 from rollout.types import (
     ExecutionOutcome,
     ExecutionRequest,

@@ -23,6 +23,7 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 from uuid import uuid4
 
@@ -37,6 +38,7 @@ from rollout._checks import check_api_key, check_flag, check_number, check_whole
 from rollout._json.fit import fit
 from rollout._logs import LogFormatter, get_logger
 from rollout._tasks import background_tasks, sole_error
+from rollout._version import package_version
 from rollout.backend.base import ExecutionBackend
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
@@ -67,7 +69,15 @@ from rollout.server.asgi import (
     serve_call,
 )
 from rollout.server.authentication import RefusalLog, authorizer
-from rollout.server.feed import FEED_PATH, Feed, FeedHub, FeedStream, read_claims
+from rollout.server.feed import (
+    FEED_PATH,
+    Feed,
+    FeedHub,
+    FeedStream,
+    LeaseClaim,
+    read_claims,
+    recall_claimed,
+)
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
@@ -96,6 +106,8 @@ DEFAULT_POLLING_LEASE_TIMEOUT_SEC = 120.0
 DEFAULT_RESULT_RETENTION_SEC = 900.0
 _CANCELLED_AT_ONCE = 32
 """How many rollouts are cancelled without a checkpoint; their cleanup takes about 1 ms each."""
+_STARTED_AT_ONCE = 32
+"""How many agents are started without a checkpoint."""
 DEFAULT_MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
@@ -444,6 +456,7 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
         ("POST", "/rollouts", partial(_admit_batch, app)),
         ("POST", FEED_PATH, partial(_open_feed, app)),
         ("POST", "/rollouts/renew", partial(_renew, app)),
+        ("POST", "/rollouts/start", partial(_start, app)),
         ("GET", OPENAPI_PATH, openapi),
     ]
 
@@ -462,7 +475,7 @@ async def _open_feed(app: RolloutServer, call: Call) -> Answer:
         await trio.lowlevel.checkpoint()
         return _refuse(503, "the rollout server is not serving")
     claims = read_claims(await call.read_json())
-    await app.feeds.prepare(claims)
+    await recall_claimed(app.registry, claims)
     return Answer(
         FeedStream(app.feeds, claims),
         kind="application/x-ndjson",
@@ -488,6 +501,30 @@ async def _renew(app: RolloutServer, call: Call) -> Answer:
     if feed is None:
         return _refuse(404, "unknown feed")
     return Answer(dump_json({"renewed": app.feeds.renew(feed)}))
+
+
+async def _start(app: RolloutServer, call: Call) -> Answer:
+    claims = read_claims(await call.read_json(), "rollouts")
+    refused = await recall_claimed(app.registry, claims)
+    outcomes: list[dict[str, Any]] = []
+    for start in range(0, len(claims), _STARTED_AT_ONCE):
+        await trio.lowlevel.checkpoint()
+        for claim in claims[start : start + _STARTED_AT_ONCE]:
+            code = _confirm(app.registry, claim, refused)
+            outcomes.append({"rollout_id": claim.rollout_id, "status_code": code})
+    if any(outcome["status_code"] == HTTPStatus.FORBIDDEN for outcome in outcomes):
+        app.refusals.note(403, call.scope["method"], call.scope["path"], call.peer)
+    return Answer(dump_json({"outcomes": outcomes}))
+
+
+def _confirm(registry: RolloutRegistry, claim: LeaseClaim, refused: Collection[str]) -> int:
+    """Confirm one start; return the status of its outcome."""
+    try:
+        return 200 if registry.confirm_start(claim.rollout_id, claim.token) else 409
+    except UnknownRolloutError:
+        return 403 if claim.rollout_id in refused else 404
+    except InvalidLeaseError:
+        return 403
 
 
 def _feed(app: RolloutServer, body: Any, *, required: bool) -> Feed | None:
@@ -549,12 +586,14 @@ async def _health(app: RolloutServer, _call: Call) -> Answer:
     await trio.lowlevel.checkpoint()
     payload: dict[str, Any] = {}
     try:
-        fitted, _ = fit(dict(app.backend.health()))
+        fitted, _ = fit({**app.backend.health(), "application": app.backend.application})
         payload.update(fitted)
     except Exception:
         logger.exception("the backend's health failed")
         payload["status"] = "error"
     payload.setdefault("status", "ok")
+    payload.setdefault("application", None)
+    payload["version"] = package_version()
     payload["instance_id"] = app.instance_id
     payload["process_id"] = app.process_id
     payload["extensions"] = list(app.registry.extensions)

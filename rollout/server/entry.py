@@ -45,7 +45,7 @@ logger = get_logger(__name__)
 
 def token_digest(token: str) -> bytes:
     """Return the SHA-256 digest of a lease token; the server keeps no token itself."""
-    return hashlib.sha256(token.encode("utf-8", errors="surrogateescape")).digest()
+    return hashlib.sha256(token.encode("utf-8", errors="surrogatepass")).digest()
 
 
 def utc_now() -> datetime:
@@ -91,7 +91,8 @@ class Entry:
         call: The call of ``backend.execute``.
         polled_at: When the caller was last heard of (trio time).
         executing: Whether that call has not ended yet.
-        changed: Set, and replaced, whenever a poll may have something to report.
+        changed: Set, and replaced, whenever a poll may have something to report, or the agent
+            may start.
         encoding: Whether its end is being encoded, and comes when that is done.
         concluded: Whether its end is decided and encoded; it is published once it is kept.
         body: The encoded terminal result; maybe there a moment before it is published.
@@ -105,6 +106,9 @@ class Entry:
         pending: Whether its admission is not kept yet; nobody has been told of it.
         refusal: Why its admission was not kept after all.
         stored: Whether its end is kept, so that it need not stay in memory.
+        confirmed: Whether its caller lets the agent start; not before it says so, for a request
+            with ``confirm_start``.
+        held: Whether the backend is called once the agent may start, and has not been yet.
     """
 
     request: RolloutInitRequest | None = field(repr=False)
@@ -128,6 +132,8 @@ class Entry:
     pending: bool = False
     refusal: Exception | None = None
     stored: bool = False
+    confirmed: bool = True
+    held: bool = False
     _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token, repr=False)
 
     @property
@@ -159,13 +165,22 @@ class Entry:
 
     @property
     def start_pending(self) -> bool:
-        """Whether the agent's start is reported, but not kept yet."""
-        return not self.record.start_kept
+        """Whether the agent may not start yet: its start is not kept, or not confirmed."""
+        return not (self.confirmed and self.record.start_kept)
 
     async def wait_start_kept(self) -> None:
-        """Wait until the agent's start is kept; in the server's loop."""
-        while self.journal is not None and self.start_pending:
-            await self.journal.flushed()
+        """Wait until the agent, whose start was reported, may start; in the server's loop."""
+        while self.start_pending:
+            await self.changed.wait()
+
+    def confirm_start(self) -> bool:
+        """Let an agent start that waits for this; return whether its start is confirmed."""
+        record = self.record
+        waits = record.told_start is not None and record.end is None and self.disposition is None
+        if waits and not self.confirmed:
+            self.confirmed = True
+            self._wake()
+        return self.confirmed
 
     def row(self) -> KeptRollout:
         """Return what is to be kept of it as it stands."""
@@ -238,7 +253,7 @@ class Entry:
             self._publish_start(started)
 
     def _keep_start(self, error: Exception | None) -> None:
-        if error is None and self.start_pending:
+        if error is None and not self.record.start_kept:
             self.record.start_kept = True
             self._publish_start(started=True)
 
@@ -258,10 +273,13 @@ class Entry:
 
     def notify(self) -> None:
         """Wake waiting polls, and mark the entry in its feed."""
-        self.changed.set()
-        self.changed = trio.Event()
+        self._wake()
         if self.feed is not None:
             self.feed.mark(self)
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
     def current_body(self) -> bytes:
         """Return the encoded response for the current state."""

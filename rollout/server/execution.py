@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import trio
+
 from rollout._threads import run_by_size
 from rollout.backend.base import ExecutionBackend
+from rollout.backend.executions import Phase
 from rollout.backend.failures import categorize_exception, describe_exception, source_of
 from rollout.context import RolloutContext
 from rollout.server.entry import Entry, log_failure
@@ -30,7 +33,9 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
         if not backend.reports_agent_start:
             entry.report_agent_started()
             if entry.start_pending:
-                await entry.wait_start_kept()
+                ended = await _hold(entry, request.agent_timeout_sec)
+                if ended is not None:
+                    return ExecutionOutcome(workflow=ended)
         with RolloutContext(
             chat_completions_url=request.chat_completions_url,
             api_key=request.llm_api_key,
@@ -68,3 +73,15 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
     entry.encoding = True
     sample = getattr(getattr(outcome, "result", None), "sample", None)
     await run_by_size(partial(entry.settle, outcome), sample)
+
+
+async def _hold(entry: Entry, agent_timeout_sec: float | None) -> ExecutionResult | None:
+    """Wait until the agent may start; return the result of a rollout whose time is up first."""
+    phase = Phase("agent", agent_timeout_sec, trio.current_time())
+    entry.held = True
+    try:
+        with trio.CancelScope(deadline=phase.deadline) as scope:
+            await entry.wait_start_kept()
+    finally:
+        entry.held = False
+    return phase.timeout() if scope.cancelled_caught else None

@@ -25,7 +25,16 @@ from rollout.server.asgi import EndlessBody
 from rollout.server.entry import Entry, token_digest
 from rollout.server.registry import RolloutRegistry
 
-__all__ = ["FEED_PATH", "MAX_CLAIMS", "Feed", "FeedHub", "FeedStream", "LeaseClaim", "read_claims"]
+__all__ = [
+    "FEED_PATH",
+    "MAX_CLAIMS",
+    "Feed",
+    "FeedHub",
+    "FeedStream",
+    "LeaseClaim",
+    "read_claims",
+    "recall_claimed",
+]
 
 FEED_PATH = "/rollouts/feed"
 
@@ -46,25 +55,25 @@ class LeaseClaim:
     seen: SeenState
 
 
-def read_claims(body: Any) -> list[LeaseClaim]:
-    """Read the body of a request that opens a feed.
+def read_claims(body: Any, name: str = "leases") -> list[LeaseClaim]:
+    """Read the leases that a request claims in the list of that name.
 
     Raises:
         InvalidBodyError: It has another form.
     """
-    leases = body.get("leases") if isinstance(body, dict) else None
+    leases = body.get(name) if isinstance(body, dict) else None
     if not isinstance(leases, list) or len(leases) > MAX_CLAIMS:
-        raise _problem("leases", f"must be a list of at most {MAX_CLAIMS} objects")
+        raise _problem(name, f"must be a list of at most {MAX_CLAIMS} objects")
     claims: list[LeaseClaim] = []
     for index, item in enumerate(leases):
         rollout_id = item.get("rollout_id") if isinstance(item, dict) else None
         token = item.get("polling_lease_token") if isinstance(item, dict) else None
         if not isinstance(rollout_id, str) or not isinstance(token, str):
             msg = "must have the strings rollout_id and polling_lease_token"
-            raise _problem(f"leases.{index}", msg)
+            raise _problem(f"{name}.{index}", msg)
         seen = item.get("seen")
         if seen is not None and not isinstance(seen, str):
-            raise _problem(f"leases.{index}.seen", "must be a string")
+            raise _problem(f"{name}.{index}.seen", "must be a string")
         claims.append(LeaseClaim(rollout_id, token, SeenState.from_header(seen) or SeenState()))
     return claims
 
@@ -188,6 +197,17 @@ class Feed:
             await self._wake.wait()
 
 
+async def recall_claimed(registry: RolloutRegistry, claims: Iterable[LeaseClaim]) -> set[str]:
+    """Bring what is claimed into memory; return the ids of claims with a wrong token.
+
+    Raises:
+        StateUnavailableError: The state cannot be read.
+    """
+    refused = await registry.recall({claim.rollout_id: claim.token for claim in claims})
+    await trio.lowlevel.checkpoint()
+    return refused
+
+
 class FeedHub:
     """The open feeds of a server, by their tokens.
 
@@ -204,12 +224,6 @@ class FeedHub:
         registry.on_release.append(self.close_all)
         self._feeds: dict[bytes, Feed] = {}
 
-    async def prepare(self, claims: Iterable[LeaseClaim]) -> None:
-        """Bring what is claimed into memory, before `open`; see `RolloutRegistry.recall`."""
-        tokens = {claim.rollout_id: claim.token for claim in claims if claim.token.isascii()}
-        await self._registry.recall(tokens)
-        await trio.lowlevel.checkpoint()
-
     def open(self, claims: Iterable[LeaseClaim]) -> tuple[Feed, str, list[str]]:
         """Open a feed for proven leases, and renew them.
 
@@ -222,9 +236,7 @@ class FeedHub:
         refused: list[str] = []
         now = trio.current_time()
         for claim in claims:
-            # A token of ours is ASCII; of other text there may be no digest.
-            proven = claim.token.isascii()
-            entry = self._registry.proven(claim.rollout_id, claim.token) if proven else None
+            entry = self._registry.proven(claim.rollout_id, claim.token)
             if entry is None:
                 refused.append(claim.rollout_id)
                 continue
@@ -236,7 +248,7 @@ class FeedHub:
     def find(self, token: str) -> Feed | None:
         """Return the open feed that a token belongs to."""
         # A lookup by digest tells an attacker nothing about the token by its time.
-        return self._feeds.get(token_digest(token)) if token.isascii() else None
+        return self._feeds.get(token_digest(token))
 
     def renew(self, feed: Feed) -> int:
         """Renew every lease that is attached to a feed; return how many hold."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from importlib.metadata import version
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import attrs
 
+from rollout._version import package_version
 from rollout.server.admission import MAX_BATCH, MAX_CANCEL_IDS
 from rollout.server.feed import MAX_CLAIMS
 from rollout.types import (
@@ -81,7 +81,7 @@ def openapi_document(*, authenticated: bool) -> dict[str, Any]:
     """
     document: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "Rollout server", "version": version("trio-rollout")},
+        "info": {"title": "Rollout server", "version": package_version()},
         "paths": _paths((401,) if authenticated else ()),
         "components": {
             "schemas": {
@@ -174,12 +174,14 @@ _PROBLEM = _record(
 _CLAIM = _record(
     {"rollout_id": _TEXT, "polling_lease_token": _TEXT}, seen={"type": ["string", "null"]}
 )
+_CLAIMS: Schema = {"type": "array", "items": _CLAIM, "maxItems": MAX_CLAIMS}
 _OUTCOME = _record(
     {"status_code": {"enum": [202, 409, 422, 429, 503]}},
     admission=_ref("RolloutInitResponse"),
     detail={"anyOf": [_TEXT, {"type": "array", "items": _ref("Problem")}]},
     retry_after_sec={"type": "number"},
 )
+_STARTED = _record({"rollout_id": _TEXT, "status_code": {"enum": [200, 403, 404, 409]}})
 _BY_HAND: dict[str, Schema] = {
     "Refusal": _record({"detail": _TEXT}),
     "Problem": _PROBLEM,
@@ -189,6 +191,8 @@ _BY_HAND: dict[str, Schema] = {
             "status": _TEXT,
             "instance_id": _TOKEN,
             "process_id": _TOKEN,
+            "version": _TOKEN,
+            "application": {"type": ["string", "null"]},
             "extensions": _NAMES,
             "polling_lease_timeout_sec": {"type": "number", "exclusiveMinimum": 0},
             "lifecycle": _ref("RolloutLifecycle"),
@@ -204,9 +208,13 @@ _BY_HAND: dict[str, Schema] = {
     "BatchResponse": _record(
         {"outcomes": {"type": "array", "items": _OUTCOME}, "attached": {"type": "boolean"}}
     ),
-    "FeedRequest": _record({"leases": {"type": "array", "items": _CLAIM, "maxItems": MAX_CLAIMS}}),
+    "FeedRequest": _record({"leases": _CLAIMS}),
     "RenewRequest": _record({"feed": _TOKEN}),
     "RenewResponse": _record({"renewed": {"type": "integer", "minimum": 0}}),
+    "StartRequest": _record(
+        {"rollouts": {"type": "array", "items": _CLAIM, "maxItems": MAX_CLAIMS}}
+    ),
+    "StartResponse": _record({"outcomes": {"type": "array", "items": _STARTED}}),
 }
 
 
@@ -308,6 +316,15 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 {200: _answer("How many were renewed.", _ref("RenewResponse"))},
                 404,
                 body=_ref("RenewRequest"),
+            )
+        },
+        "/rollouts/start": {
+            "post": operation(
+                "start",
+                "Let the agents of admitted rollouts start.",
+                {200: _answer("What becomes of each, in order.", _ref("StartResponse"))},
+                503,
+                body=_ref("StartRequest"),
             )
         },
         OPENAPI_PATH: {

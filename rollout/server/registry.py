@@ -313,6 +313,7 @@ class RolloutRegistry:
             clock=self._clock,
             hooks=self.hooks,
             journal=journal,
+            confirmed=not request.confirm_start,
         )
         self._entries[request.rollout_id] = entry
         self._active += 1
@@ -492,11 +493,7 @@ class RolloutRegistry:
         """
         if self._journal is not None and rollout_id in await self.recall({rollout_id: token}):
             raise InvalidLeaseError("invalid polling lease")
-        entry = self._entries.get(rollout_id)
-        if entry is None:
-            raise UnknownRolloutError("unknown rollout_id")
-        if not hmac.compare_digest(entry.token_digest, token_digest(token)):
-            raise InvalidLeaseError("invalid polling lease")
+        entry = self._leased(rollout_id, token)
         record = entry.record
         self.renew(entry, trio.current_time())
         baseline = seen or record.reported
@@ -507,6 +504,35 @@ class RolloutRegistry:
                     await entry.changed.wait()
         self.answered(entry)
         return entry.current_body()
+
+    def _leased(self, rollout_id: str, token: str) -> Entry:
+        """Return an entry for who proves its lease.
+
+        Raises:
+            UnknownRolloutError: There is no such rollout.
+            InvalidLeaseError: The token is not its token.
+        """
+        entry = self._entries.get(rollout_id)
+        if entry is None:
+            raise UnknownRolloutError("unknown rollout_id")
+        if not hmac.compare_digest(entry.token_digest, token_digest(token)):
+            raise InvalidLeaseError("invalid polling lease")
+        return entry
+
+    def confirm_start(self, rollout_id: str, token: str) -> bool:
+        """Let the agent of a rollout start that was admitted with ``confirm_start``.
+
+        Nothing is renewed. Asking again changes nothing.
+
+        Returns:
+            Whether the agent may start, or might have done so before; ``False`` if it does not
+            wait for this, not yet or no longer, and has not been allowed to start.
+
+        Raises:
+            UnknownRolloutError: There is no such rollout.
+            InvalidLeaseError: The token is not its token.
+        """
+        return self._leased(rollout_id, token).confirm_start()
 
     def answered(self, entry: Entry, state: SeenState | None = None) -> None:
         """Note that a state was sent to the holder of the lease: *state*, or the current one."""
@@ -640,6 +666,9 @@ class RolloutRegistry:
         entry.emit("stop-requested")
         queued = entry.record.status is RolloutStatus.QUEUED
         entry.disposition = "cancelled_queued" if queued else "cancelled_running"
+        if entry.held:  # the backend does not know it yet
+            entry.call.cancel()
+            return entry.disposition
         try:
             answer = self.backend.cancel_rollouts(ids=[entry.rollout_id]).get(entry.rollout_id)
             if answer == "not_found" and self._ended_in_backend(entry):

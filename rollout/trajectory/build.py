@@ -10,18 +10,17 @@ place for stay in the ``extra`` of the step, the call or the result. Last, secre
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rollout._json.fit import fit
 from rollout._redaction import Redactor
+from rollout._version import package_version
 from rollout.codec import MAX_JSON_DEPTH
 from rollout.trajectory.steps import Steps
 from rollout.trajectory.totals import final_metrics
 from rollout.types import RolloutSample
 
-__all__ = ["DETAILS", "SCHEMA_VERSION", "build_trajectory", "package_version", "with_details"]
+__all__ = ["DETAILS", "SCHEMA_VERSION", "build_trajectory", "with_details"]
 
 DETAILS = "message_details"
 """The extra field of a sample that has an object for each of its messages, with time, model, usage
@@ -36,15 +35,6 @@ _SAID = frozenset({"role", "content", "tool_calls"})
 """Fields of a message that its details cannot change."""
 
 _EXTRA_DEPTH = MAX_JSON_DEPTH - 4
-
-
-@cache
-def package_version() -> str:
-    """Return the version of this package, ``unknown`` where it is not installed."""
-    try:
-        return version("trio-rollout")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def build_trajectory(

@@ -56,14 +56,15 @@ ADMISSION_KEYS = "admission-keys"
 CONFIRMED_START = "confirmed-start"
 """The extension that lets a caller decide when an admitted rollout's agent may start."""
 
-EXTENSIONS = ("batch-admission", "result-feed", ADMISSION_KEYS)
+EXTENSIONS = ("batch-admission", "result-feed", ADMISSION_KEYS, CONFIRMED_START)
 """The extensions that a server of this library announces.
 
 ``batch-admission``: ``POST /rollouts`` admits many rollouts. ``result-feed``:
 ``POST /rollouts/feed`` streams the results of all that a client waits for, and
 ``POST /rollouts/renew`` renews their leases. ``admission-keys``: an admission with an
-`RolloutInitRequest.admission_key` may be sent again, and gets the same answer. Other clients and
-servers ignore the announcement.
+`RolloutInitRequest.admission_key` may be sent again, and gets the same answer.
+``confirmed-start``: the agent of a rollout with `RolloutInitRequest.confirm_start` starts once
+``POST /rollouts/start`` has named it. Other clients and servers ignore the announcement.
 """
 
 DURABLE_RESULTS = "durable-results"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -114,6 +115,8 @@ async def test_health_is_fitted_and_cannot_hide_what_the_server_says():
         "process_id": "mine",
         "instance_id": None,
         "lifecycle": "none",
+        "version": None,
+        "application": "another",
     }
     app = make_app(Faulty(health=lambda: health))
     async with in_process_http(app) as http:
@@ -123,6 +126,8 @@ async def test_health_is_fitted_and_cannot_hide_what_the_server_says():
     assert payload.pop("instance_id") == app.instance_id
     assert payload.pop("extensions") == list(EXTENSIONS)
     assert payload.pop("polling_lease_timeout_sec") == 120.0
+    assert payload.pop("version") == version("trio-rollout")
+    assert payload.pop("application") is None
     assert payload == {"status": "ok", "loop": [], "good": [1, {"a": [2]}], "7": "seven"}
 
 

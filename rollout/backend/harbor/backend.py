@@ -35,7 +35,7 @@ from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, pre
 from rollout.backend.harbor.trial.runtime import Runtime
 from rollout.backend.harbor.validation import require_harbor
 from rollout.backend.harbor.workspaces import NAMES, prune_kept
-from rollout.backend.references import class_with, config_of
+from rollout.backend.references import application_of, class_with, config_of
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
 from rollout.grader import Grader
@@ -153,6 +153,7 @@ class HarborBackend(SlotBackend):
             max_kept_trials=max_kept_trials,
             stop_timeout_sec=stop_timeout_sec,
         )
+        self.application = application_of(self.settings.agent.name, self.settings.grader_cls)
         self.artifact_root = self.settings.store.root
         self.cancel_grace_sec = cancel_grace_sec
         trials, gradings = (

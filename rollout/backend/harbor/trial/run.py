@@ -2,8 +2,9 @@
 
 Harbor calls hooks for the events of a trial. A hook that raises does harm there (an agent
 that is not verified, an end that is lost), so ours never do: they hand the event over to the
-trio thread and return; that of the agent's start waits until it is durable. The result is taken
-from the END event, since a trial that is cancelled raises and returns nothing.
+trio thread and return. That of the agent's start waits until the agent may start, and if that
+fails, so does the trial. The result is taken from the END event, since a trial that is cancelled
+raises and returns nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class TrialRun:
         context: The rollout's context, which gets the statuses.
         set_status: Called with each status, for the backend's own table.
         watch: Its environment.
-        on_agent_start: Called when the first agent is about to run, on the trio thread.
+        on_agent_start: Called when an agent is about to run, on the trio thread.
         agent_time: What its agent has, once it runs; ``None`` for as long as the task says.
         events: The names of Harbor's events so far; changed on the trio thread only.
         verifying: Whether its verifier runs: of a task of several steps, the next agent may have
@@ -97,12 +98,16 @@ class TrialRun:
                 if name == "END":
                     self.result = event.result
                 call_trio_soon(self.take, name)
-                if name == "AGENT_START":
-                    await run_in_trio(self.context.wait_start_kept)
             except Exception:
                 logger.exception("the event %s of a trial was lost", name)
+            if name == "AGENT_START":
+                await run_in_trio(self._wait_to_start)
 
         return hook
+
+    async def _wait_to_start(self) -> None:
+        await self.context.wait_start_kept()
+        self.on_agent_start()
 
     def take(self, name: str) -> None:
         """Handle an event, on the trio thread. Unknown events change nothing."""
@@ -114,7 +119,6 @@ class TrialRun:
         if name == "START":
             self._report(RolloutStatus.RUNNING)
         elif name == "AGENT_START":
-            self.on_agent_start()
             self.context.mark_agent_started()
         elif name == "VERIFICATION_START":
             self._report(RolloutStatus.GRADING)
