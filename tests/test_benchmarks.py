@@ -81,7 +81,7 @@ def test_the_summary_has_a_row_for_each_work(results):
 
 
 def test_targets_that_were_not_measured_are_neither_met_nor_missed(results):
-    assert len(results["targets"]) == 8
+    assert len(results["targets"]) == 9
     assert all(target["met"] is None for target in results["targets"])
 
 
