@@ -107,6 +107,7 @@ class ProcessBackend(ExecutionBackend):
                 execution.started = True
                 if (rollout := get_rollout_context()) is not None:
                     rollout.mark_agent_started()
+                    await rollout.wait_start_kept()  # the agent may not start before
                 return await self._run(request)
         if in_time.cancelled_caught:
             return failure("the process took too long", RolloutErrorCategory.TIMEOUT)

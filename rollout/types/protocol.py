@@ -106,8 +106,9 @@ class RolloutInitRequest:
             the id. As secret as the lease token, which it can be exchanged for.
         run: The name of the run that the rollout belongs to, 1 to 256 characters. A server that
             hands rollouts out to others takes turns between runs; other servers ignore it.
-        confirm_start: Whether the agent starts only once its start is confirmed. For servers that
-            announce ``confirmed-start``; others ignore it.
+        confirm_start: Whether the agent starts only once its start is confirmed, which
+            `rollout.client.RolloutClient` does not do by itself. For servers that announce
+            ``confirmed-start``; others ignore it.
 
     Raises:
         InvalidFieldError: A field breaks its rule; the message names it.
