@@ -141,7 +141,7 @@ class PoolBackend(ExecutionBackend):
         weights: Mapping[str, float] | None = None,
     ) -> None:
         with backend_settings():
-            check_whole("max_queue_depth", max_queue_depth, least=0, none=True)
+            check_whole("max_queue_depth", max_queue_depth, none=True)
             check_whole("max_per_run", max_per_run, none=True)
             for name, weight in (weights or {}).items():
                 check_number(f"weights[{name!r}]", weight, above=0)
