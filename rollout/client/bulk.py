@@ -109,19 +109,20 @@ class Runner:
 
     Attributes:
         run_once: Runs one rollout, as `RolloutClient.run_rollout` does.
-        cancel_ids: Cancels rollouts on the server.
+        cancel_ids: Cancels rollouts on the server, given the admission key of each id whose
+            admission is under way, and ``None`` for the others.
         retry: Which rollouts are run again.
     """
 
     run_once: Callable[[RolloutInitRequest, Progress], Awaitable[RolloutResultResponse]]
-    cancel_ids: Callable[[list[str]], Awaitable[None]]
+    cancel_ids: Callable[[dict[str, str | None]], Awaitable[None]]
     retry: RolloutRetry | None
-    _running: dict[Progress, str] = field(factory=dict, init=False)
+    _running: dict[Progress, RolloutInitRequest] = field(factory=dict, init=False)
 
     async def run(self, request: RolloutInitRequest) -> FinishedRollout:
         """Run one request to its end, with the attempts that it may have.
 
-        Cancelling this sends nothing; `cancel` does, for those that are `admitted`.
+        Cancelling this sends nothing; `cancel` does, for those that are `left`.
         """
         ended = await self._attempt(request, request.rollout_id, 1)
         while self.retry is not None and self.retry.wants(ended):
@@ -135,15 +136,15 @@ class Runner:
         self, request: RolloutInitRequest, rollout_id: str, number: int
     ) -> FinishedRollout:
         progress = Progress()
-        self._running[progress] = rollout_id
         outcome: RolloutResultResponse | Exception
         try:
             # Made anew, since it may have been changed in place.
             renamed = attrs.evolve(request, rollout_id=rollout_id)
+            self._running[progress] = renamed
             outcome = await self.run_once(renamed, progress)
         except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:
             outcome = error
-        del self._running[progress]
+        self._running.pop(progress, None)
         return FinishedRollout(
             request,
             outcome,
@@ -152,25 +153,31 @@ class Runner:
             attempts=number,
         )
 
-    def admitted(self) -> list[str]:
-        """Return the ids of rollouts that were admitted and have not ended."""
-        return [name for progress, name in self._running.items() if progress.admitted == "yes"]
+    def left(self) -> dict[str, str | None]:
+        """Return rollouts that have not ended, for `cancel_ids`."""
+        left: dict[str, str | None] = {}
+        for progress, request in self._running.items():
+            if progress.admitted == "yes":
+                left[request.rollout_id] = None
+            elif progress.admitted == "unknown":  # unless another one has the id
+                left.setdefault(request.rollout_id, request.admission_key)
+        return left
 
-    async def cancel(self, rollout_ids: list[str]) -> None:
+    async def cancel(self, rollouts: dict[str, str | None]) -> None:
         """Cancel rollouts on the server, within a bounded time; never raises a request's error."""
-        if not rollout_ids:
+        if not rollouts:
             return
         with trio.move_on_after(CANCEL_BUDGET_SEC, shield=True) as scope:
             try:
-                await self.cancel_ids(rollout_ids)
+                await self.cancel_ids(rollouts)
             except (RolloutError, httpx.HTTPError) as error:
                 logger.warning(
                     "%d rollout(s) could not be cancelled (%s); they end with their leases",
-                    len(rollout_ids),
+                    len(rollouts),
                     type(error).__name__,
                 )
         if scope.cancelled_caught:
-            logger.warning("cancelling %d rollout(s) took too long", len(rollout_ids))
+            logger.warning("cancelling %d rollout(s) took too long", len(rollouts))
 
 
 @define(eq=False)
@@ -259,4 +266,4 @@ async def run_many(
                 yield receive
     finally:
         send.close()
-        await runner.cancel(runner.admitted())
+        await runner.cancel(runner.left())

@@ -399,8 +399,9 @@ class RolloutClient:
             ValueError: A limit is not a whole number from 1 up.
 
         Leaving the block, in whatever way, cancels what is left, on the server too: one cancel
-        request, shielded and bounded, for what this block has admitted. A rollout whose
-        admission was still under way, and succeeds, ends with its lease.
+        request, shielded and bounded, for what this block has admitted, and for admissions under
+        way. Those are not started when they arrive, if the server is known to have
+        ``admission-keys``; else such a rollout ends with its lease.
         """
         self._check_usable()
         async with run_many(
@@ -490,8 +491,13 @@ class RolloutClient:
         return await first_successes(self._runner(retry), requests, k, max_in_flight=max_in_flight)
 
     def _runner(self, retry: RolloutRetry | None) -> Runner:
-        async def cancel(rollout_ids: list[str]) -> None:
-            await self.cancel_rollouts(ids=rollout_ids)
+        async def cancel(rollouts: dict[str, str | None]) -> None:
+            keys = {name: key for name, key in rollouts.items() if key is not None}
+            if not self._replay.length_sec:
+                # By its id alone, what is on its way could be somebody else's rollout.
+                rollouts, keys = {name: None for name in rollouts if name not in keys}, {}
+            if rollouts:
+                await self.cancel_rollouts(ids=list(rollouts), admission_keys=keys)
 
         return Runner(self._run, cancel, retry)
 
@@ -524,7 +530,8 @@ class RolloutClient:
             prefix: Every id that starts with this.
             all: Every rollout.
             admission_keys: Admission keys by id, of rollouts whose admission may not have
-                arrived yet; a server that announces ``admission-keys`` does not start them then.
+                arrived yet; a server that announces ``admission-keys`` does not start them then,
+                and leaves rollouts of these ids alone that have other keys.
 
         Raises:
             ValueError: Not exactly one of the three is given, or one has the wrong type.

@@ -145,7 +145,7 @@ class _Groups:
                     has_place = request is requests[0]
                     nursery.start_soon(partial(run_one, request, has_place=has_place))
         group.stragglers = list(left.values())
-        await runner.cancel(runner.admitted())
+        await runner.cancel(runner.left())
         self.runners.remove(runner)
         try:
             await self.send.send(group)
@@ -185,7 +185,9 @@ async def run_groups(
                 yield receive
     finally:
         send.close()
-        await runner.cancel([name for each in groups.runners for name in each.admitted()])
+        await runner.cancel(
+            {name: key for each in groups.runners for name, key in each.left().items()}
+        )
 
 
 async def first_successes(

@@ -575,9 +575,13 @@ async def _cancel(app: RolloutServer, call: Call) -> Answer:
     dispositions: dict[str, str] = {}
     for start in range(0, len(ids), _CANCELLED_AT_ONCE):
         await trio.lowlevel.checkpoint()
-        dispositions |= registry.cancel(ids=ids[start : start + _CANCELLED_AT_ONCE])
+        part = ids[start : start + _CANCELLED_AT_ONCE]
+        dispositions |= registry.cancel(ids=part, admission_keys=keys)
+    ahead = {name: key for name, key in keys.items() if dispositions[name] == "not_found"}
+    if ahead:
+        dispositions |= await registry.cancel_ahead(ahead)
     if keys:
-        dispositions |= dict.fromkeys(await registry.cancel_ahead(keys), "cancelled_queued")
+        await registry.settled()
     logger.info("cancel request for %d rollout(s)", len(dispositions))
     return Answer(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
 

@@ -334,7 +334,7 @@ class RolloutRegistry:
         return hmac.compare_digest(kept, digest) or hmac.compare_digest(kept, cancelled)
 
     async def settled(self) -> None:
-        """Wait until it is known of all admissions so far whether they are kept."""
+        """Wait until it is known of all admissions and cancellations whether they are kept."""
         if self._journal is not None:
             await self._journal.flushed()
 
@@ -577,45 +577,58 @@ class RolloutRegistry:
         ids: Iterable[str] | None = None,
         prefix: str | None = None,
         all_: bool = False,
+        admission_keys: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Ask matching executions to stop; return a disposition for each id.
 
-        Their results follow when the cleanup is over. Asking again changes nothing.
+        Their results follow when the cleanup is over. Asking again changes nothing. A rollout
+        whose id is in *admission_keys* with another key than its own is left alone.
         """
         if ids is None:
             ids = self.selected(prefix=prefix, all_=all_)
         dispositions: dict[str, str] = {}
         for rollout_id in ids:
             entry = self._entries.get(rollout_id)
-            if entry is None or entry.record.result is not None:
+            key = None if admission_keys is None else admission_keys.get(rollout_id)
+            if entry is None or entry.record.result is not None or not self._has_key(entry, key):
                 dispositions[rollout_id] = "not_found"
             else:
                 dispositions[rollout_id] = self._request_stop(entry)
         return dispositions
 
-    async def cancel_ahead(self, admission_keys: Mapping[str, str]) -> list[str]:
+    def _has_key(self, entry: Entry, key: str | None) -> bool:
+        """Whether a rollout was admitted with a key; any rollout counts if that is ``None``."""
+        if key is None:
+            return True
+        token = lease_token(self.secret, entry.rollout_id, key)
+        return hmac.compare_digest(entry.token_digest, token_digest(token))
+
+    async def cancel_ahead(self, admission_keys: Mapping[str, str]) -> dict[str, str]:
         """Cancel rollouts whose admissions have not arrived: they do not start when they do.
 
         Args:
-            admission_keys: The keys by rollout id. Ids that are known here are left alone.
+            admission_keys: The keys by rollout id. Ids that are known here are left alone, but
+                for a rollout with that key that arrives meanwhile.
 
         For as long as a lease, such an admission is answered as if it had come first, and its
-        rollout is cancelled. With a state, a restart changes nothing about it.
+        rollout is cancelled. With a state, a restart changes nothing about it: wait for `settled`
+        before you answer.
 
         Returns:
-            The ids of those that were cancelled.
+            A disposition for each id that is not left alone.
 
         Raises:
             StateUnavailableError: The state cannot be read.
         """
-        missing = {name: key for name, key in admission_keys.items() if name not in self._entries}
-        known: set[str] = set()
-        if self.store is not None and missing:
-            known = {row.rollout_id for row in await self.store.find(list(missing))}
+        missing = [name for name in admission_keys if name not in self._entries]
+        rows = [] if self.store is None or not missing else await self.store.find(missing)
         now = trio.current_time()
-        until = self._clock.time(now) + self.polling_lease_timeout_sec
-        cancelled: list[str] = []
-        for rollout_id, key in missing.items():
+        time = self._clock.time(now)
+        until = time + self.polling_lease_timeout_sec
+        known = {row.rollout_id for row in rows if row.until is None or row.until > time}
+        arrived = [rollout_id for rollout_id in admission_keys if rollout_id in self._entries]
+        dispositions = self.cancel(ids=arrived, admission_keys=admission_keys)
+        for rollout_id, key in admission_keys.items():
             if rollout_id in known or rollout_id in self._entries or self._nursery is None:
                 continue
             result = RolloutResultResponse(
@@ -632,12 +645,13 @@ class RolloutRegistry:
                 until=until,
                 body=encode(result),
             )
-            self._load(row, until, now)
-            cancelled.append(rollout_id)
+            entry = self._load(row, until, now)
+            entry.polled_at = -math.inf  # a shutdown waits for nobody to fetch it
+            dispositions[rollout_id] = "cancelled_queued"
             if self._journal is not None:
-                self._journal.put(row, lambda _: None, once=True)
-        await self.settled()
-        return cancelled
+                entry.stored = False
+                self._journal.put(row, partial(self._end_kept, entry))
+        return dispositions
 
     def selected(self, *, prefix: str | None, all_: bool) -> list[str]:
         """Return the ids that are selected, those that are queued first.
@@ -783,7 +797,7 @@ class RolloutRegistry:
         # One whose admission is not kept yet may turn out to have the id of one that is.
         return entry is None or entry.pending
 
-    def _load(self, row: KeptRollout, until: float, now: float) -> None:
+    def _load(self, row: KeptRollout, until: float, now: float) -> Entry:
         """Make the entry of a result anew, for as long as a lease."""
         lease = PollingLease.starting(self._clock.time(now), self.polling_lease_timeout_sec)
         status = RolloutStatus(row.status or "")
@@ -806,3 +820,4 @@ class RolloutRegistry:
         entry.record.result = RolloutResultResponse(rollout_id=row.rollout_id, status=status)
         self._entries[row.rollout_id] = entry
         self._deadlines.add(min(lease.deadline, until), entry)
+        return entry

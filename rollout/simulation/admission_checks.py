@@ -1,4 +1,4 @@
-"""Checks of admissions that are sent again: how clients do so, and what a server makes of it."""
+"""Checks of admission keys: admissions that are sent again, and cancels that overtake them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import define
 from rollout.simulation.history import EPSILON_SEC, Call, Checked, Finding, ServedRollout
 from rollout.simulation.trace import Event
 
-__all__ = ["check_admission_keys", "check_admissions_not_replayed"]
+__all__ = ["check_admission_keys", "check_admissions_not_replayed", "check_early_cancels"]
 
 _ADMISSIONS = {"admit", "batch"}
 _ADMITTED = 202
@@ -169,3 +169,34 @@ def _check_tokens(checked: Checked) -> Iterator[Finding]:
             elif owners.setdefault(token, owner) != owner:
                 message = "was given a token that belongs to another admission key"
                 yield Finding(event.rollout_id, message, event.time)
+
+
+def check_early_cancels(checked: Checked) -> Iterator[Finding]:
+    """Check that what was cancelled by its key before it had started never starts."""
+    cancels, options = checked.history.early_cancels, checked.options
+    for rollout in checked.history.rollouts if cancels else ():
+        began = rollout.time_of("workflow-started")
+        for cancel in cancels.get(rollout.rollout_id, ()):
+            if rollout.key == cancel.key and cancel.holds(began, rollout.process, options):
+                message = f"was started, though its key was cancelled at {cancel.came_at:.3f}"
+                yield Finding(rollout.rollout_id, message, began)
+    came: dict[tuple[int, str], Event] = {}
+    for event in checked.history.trace if cancels else ():
+        if event.rollout_id not in cancels or event.who != "network":
+            continue
+        about = (event.detail["request"], event.rollout_id)
+        if event.what == "arrived" and "key" in event.detail:
+            came[about] = event
+        elif event.what == "server-answered" and about in came:
+            yield from _check_answer(checked, came.pop(about), event)
+
+
+def _check_answer(checked: Checked, arrival: Event, answer: Event) -> Iterator[Finding]:
+    """Check that the admission of what was cancelled before is answered as if it came first."""
+    status, process = answer.detail["status"], answer.detail["process"]
+    for cancel in checked.history.early_cancels[arrival.rollout_id]:
+        if arrival.detail["key"] != cancel.key or status == _ADMITTED:
+            continue
+        if cancel.holds(arrival.time, process, checked.options):
+            message = f"was cancelled before its admission, and that was answered {status}"
+            yield Finding(arrival.rollout_id, message, answer.time)

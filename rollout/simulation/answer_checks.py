@@ -331,29 +331,27 @@ def check_tokens(checked: Checked) -> Iterator[Finding]:
                     yield Finding(rollout.rollout_id, message, event.time)
 
 
+_QUEUED, _RUNNING, _NOT_FOUND = "cancelled_queued", "cancelled_running", "not_found"
+
+
 @define
 class _Target:
     """One rollout as the target of cancel requests.
 
     Attributes:
+        keys: The admission keys that it may have.
         running: Whether its agent has started.
         over: Whether it has its result.
         first: What the first request to stop it was worth.
-        asked: For each cancel request that is not answered yet, what it may be answered with.
     """
 
+    keys: frozenset[int | None] = frozenset()
     running: bool = False
     over: bool = False
     first: str | None = None
-    asked: dict[int, set[str]] = field(factory=dict)
-
-    @property
-    def disposition(self) -> str:
-        if self.over:
-            return "not_found"
-        return self.first or ("cancelled_running" if self.running else "cancelled_queued")
 
     def take(self, event: Event) -> str | None:
+        """Process an event of the server; return what is wrong with it, if anything."""
         message = None
         if event.what == "status" and event.detail["status"] != "queued":
             self.running = True
@@ -361,43 +359,101 @@ class _Target:
             self.over = True
         elif event.what == "stop-requested":
             message = None if self.first is None else "was asked to stop twice"
-            self.first = "cancelled_running" if self.running else "cancelled_queued"
-        for worth in self.asked.values():
-            worth.add(self.disposition)
+            self.first = _RUNNING if self.running else _QUEUED
         return message
+
+    def worth(self, key: int | None) -> set[str]:
+        """Return what a request to cancel it may be answered, with the key that it names."""
+        if self.over or (key is not None and key not in self.keys):
+            return {_NOT_FOUND}
+        worth = {self.first or (_RUNNING if self.running else _QUEUED)}
+        return worth if key is None or self.keys == {key} else worth | {_NOT_FOUND}
+
+
+@define
+class _CancelRequests:
+    """The rollouts of all server processes, and cancel requests that are not answered yet.
+
+    Attributes:
+        targets: The rollouts, by process and id.
+        stopped: Those that were asked to stop while their admissions were being kept.
+        early: What was cancelled before it arrived, by process and id.
+        asked: What each request may be answered, by its number and the id; with its key.
+    """
+
+    checked: Checked
+    targets: dict[tuple[int, str], _Target] = field(factory=dict)
+    stopped: set[tuple[int, str]] = field(factory=set)
+    early: set[tuple[int, str]] = field(factory=set)
+    asked: dict[tuple[int, str], tuple[int | None, set[str]]] = field(factory=dict)
+
+    def admitted(self, rollout: ServedRollout) -> None:
+        """Add a rollout."""
+        where = (rollout.process, rollout.rollout_id)
+        self.targets[where] = _Target(
+            rollout.keys, first=_QUEUED if where in self.stopped else None
+        )
+        self.stopped.discard(where)
+        self._look(rollout.rollout_id, self.targets[where])
+
+    def changed(self, process: int, event: Event) -> Iterator[Finding]:
+        """Process an event of the server."""
+        where = (process, event.rollout_id)
+        target = self.targets.get(where)
+        if target is None or target.over:
+            if event.what == "stop-requested":
+                self.stopped.add(where)
+            return
+        message = target.take(event)
+        self._look(event.rollout_id, target)
+        if message is not None:
+            yield Finding(event.rollout_id, message, event.time)
+
+    def _look(self, rollout_id: str, target: _Target) -> None:
+        """Note what requests may be answered now."""
+        for (_, about), (key, worth) in self.asked.items():
+            if about == rollout_id:
+                worth.update(target.worth(key))
+
+    def take(self, process: int, event: Event) -> Iterator[Finding]:
+        """Process an event of a cancel request."""
+        request, keys = event.detail["request"], event.detail.get("keys", {})
+        dispositions = event.detail.get("dispositions") or {}
+        for rollout_id in event.rollout_id.split(","):
+            if event.what == "arrived":
+                key = keys.get(rollout_id)
+                worth = self._worth((process, rollout_id), key)
+                self.asked[request, rollout_id] = key, worth
+            elif (asked := self.asked.pop((request, rollout_id), None)) and dispositions:
+                told = dispositions.get(rollout_id)
+                if asked[0] is not None and told == _QUEUED:
+                    self.early.add((process, rollout_id))
+                if told not in asked[1]:
+                    expected = " or ".join(sorted(asked[1]))
+                    message = f"a cancel request was answered {told}, not {expected}"
+                    yield Finding(rollout_id, message, event.time)
+
+    def _worth(self, where: tuple[int, str], key: int | None) -> set[str]:
+        target = self.targets.get(where)
+        if target is not None and not target.over:
+            return target.worth(key)
+        if key is None:
+            return {_QUEUED, _NOT_FOUND} if where in self.stopped else {_NOT_FOUND}
+        process, _ = where
+        known = target is not None or where in self.early
+        kept = self.checked.options.durable and process > 1
+        return {_QUEUED, _NOT_FOUND} if known or kept else {_QUEUED}
 
 
 def check_cancel_requests(checked: Checked) -> Iterator[Finding]:
     """Check the dispositions of cancel requests, and that a rollout is asked to stop once."""
-    targets: dict[tuple[int, str], _Target] = {}
+    requests = _CancelRequests(checked)
+    admissions = iter(checked.history.rollouts)
     for event in checked.history.trace:
         process = event.detail.get("process", 0)
-        if event.who == "server":
-            key = (process, event.rollout_id)
-            if event.what == "admitted":
-                targets[key] = _Target()
-            elif key in targets:
-                message = targets[key].take(event)
-                if message is not None:
-                    yield Finding(event.rollout_id, message, event.time)
+        if event.what == "admitted":
+            requests.admitted(next(admissions))
+        elif event.who == "server":
+            yield from requests.changed(process, event)
         elif event.who == "network" and event.detail["route"] == "cancel":
-            yield from _take_cancel(targets, process, event)
-
-
-def _take_cancel(
-    targets: dict[tuple[int, str], _Target], process: int, event: Event
-) -> Iterator[Finding]:
-    request = event.detail["request"]
-    dispositions = event.detail.get("dispositions") or {}
-    for rollout_id in event.rollout_id.split(","):
-        target = targets.get((process, rollout_id)) or _Target(over=True)
-        if event.what == "arrived":
-            target.asked[request] = {target.disposition}
-        elif event.what == "server-answered" and dispositions:
-            expected = target.asked.pop(request, {target.disposition})
-            told = dispositions.get(rollout_id)
-            if told not in expected:
-                message = (
-                    f"a cancel request was answered {told}, not {' or '.join(sorted(expected))}"
-                )
-                yield Finding(rollout_id, message, event.time)
+            yield from requests.take(process, event)

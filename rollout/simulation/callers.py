@@ -6,6 +6,7 @@ that of client 2, since the rules for polls hold for each process by itself.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -118,14 +119,26 @@ class _Caller:
         self.record("has-handle")
         return handle
 
-    async def admission(self) -> Admitted:
+    async def admission(self, key: str | None = None) -> Admitted:
         """Return an admission that nobody polls yet."""
-        request = RolloutInitRequest(**self.plan.arguments())
+        request = RolloutInitRequest(**self.plan.arguments(), admission_key=key)
         if self.feed:
             # Nobody is going to follow it through a feed.
             ask, replay = self.client._wire.admit, self.client._replay  # noqa: SLF001
             return await admit(ask, request, timeout_sec=None, replay=replay)
         return await self.client._admit(request)  # noqa: SLF001 - two processes share a token
+
+    async def cancel(self, key: str | None = None, *, done: bool = False) -> None:
+        """Cancel the rollout on the server, by the key of its admission if there is one."""
+        rollout_id = self.plan.rollout_id
+        self.record("cancels", done=done)
+        keys = None if key is None else {rollout_id: key}
+        try:
+            answer = await self.client.cancel_rollouts(ids=[rollout_id], admission_keys=keys)
+        except _EXPECTED_FAILURES as error:
+            self.record("cancel-failed", error=type(error).__name__)
+        else:
+            self.record("cancel-answered", disposition=answer.dispositions.get(rollout_id))
 
     async def poll(self, admitted: Admitted) -> None:
         """Poll with the first client."""
@@ -201,17 +214,10 @@ async def _stop(caller: _Caller) -> None:
 
 
 async def _cancel(caller: _Caller) -> None:
-    rollout_id = caller.plan.rollout_id
     handle = await caller.handle()
     await trio.sleep(caller.plan.caller_sec)
     for _ in range(2):
-        caller.record("cancels", done=handle.done())
-        try:
-            answer = await caller.client.cancel_rollout(rollout_id)
-        except _EXPECTED_FAILURES as error:
-            caller.record("cancel-failed", error=type(error).__name__)
-        else:
-            caller.record("cancel-answered", disposition=answer.dispositions.get(rollout_id))
+        await caller.cancel(done=handle.done())
     caller.record("keeps-polling", polling=not handle.done())
     caller.got(await handle)
 
@@ -269,6 +275,18 @@ async def _intrude(caller: _Caller) -> None:
     await caller.poll(admission)
 
 
+async def _overtake(caller: _Caller) -> None:
+    key = secrets.token_hex()
+
+    async def ask() -> None:
+        await trio.sleep(caller.plan.caller_sec)
+        await caller.poll(await caller.admission(key))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(caller.cancel, key)
+        await caller.attempt(ask)
+
+
 _BEHAVIOURS: dict[Caller, Callable[[_Caller], Awaitable[None]]] = {
     Caller.WAIT: _wait,
     Caller.FOLLOW: _follow,
@@ -281,6 +299,7 @@ _BEHAVIOURS: dict[Caller, Callable[[_Caller], Awaitable[None]]] = {
     Caller.PAIR: _pair,
     Caller.LATE: _late,
     Caller.INTRUDE: _intrude,
+    Caller.OVERTAKE: _overtake,
 }
 
 

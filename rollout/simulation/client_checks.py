@@ -267,6 +267,9 @@ class _Bulk:
         in_flight: What was asked for, and has no outcome.
         admitted: What is on the server for it, as far as it knows.
         troubled: Whose latest request failed, and when.
+        asked: The admission key that each was asked for with.
+        under_way: Until when the latest request for its admission was under way.
+        keys_at: Since when its client knows that the server has admission keys.
         succeeded: What has ended as a success, and when.
         ended: What it need not wait for any longer.
         early: How rollouts ended, by a feed, whose admissions are not answered yet.
@@ -281,6 +284,9 @@ class _Bulk:
     in_flight: dict[str, None] = field(factory=dict)
     admitted: dict[str, None] = field(factory=dict)
     troubled: dict[str, float] = field(factory=dict)
+    asked: dict[str, int | None] = field(factory=dict)
+    under_way: dict[str, float] = field(factory=dict)
+    keys_at: float = math.inf
     succeeded: dict[str, float] = field(factory=dict)
     ended: set[str] = field(factory=set)
     early: dict[str, str | None] = field(factory=dict)
@@ -307,6 +313,8 @@ class _Bulk:
             if event.what == "sent":
                 yield from self._cancels(event)
         elif event.rollout_id in self.ids:
+            if event.what in {"answered", "failed"} and event.detail["route"] in _ADMISSIONS:
+                self.under_way.pop(event.rollout_id, None)
             yield from self._about(event)
         elif event.what == "bulk-leaves":
             self.left_at = min(self.left_at, event.time)
@@ -320,11 +328,7 @@ class _Bulk:
             if event.time > self.left_at + EPSILON_SEC:
                 yield Finding(rollout_id, "a request followed the end of its block", event.time)
             if route in _ADMISSIONS:
-                self.in_flight[rollout_id] = None
-                self.ended.discard(rollout_id)  # if it was asked for before, that was refused
-                self.early[rollout_id] = None
-                if event.detail["fault"] in _GARBLED:
-                    self.ended.add(rollout_id)  # nobody can tell whether it was admitted
+                self._asks(rollout_id, event)
         elif event.what in {"result", "call-failed"}:
             self._ended(rollout_id, event.detail.get("state"), event.time)
         elif event.what == "chosen":
@@ -332,10 +336,24 @@ class _Bulk:
         elif _failed(event):
             self.troubled[rollout_id] = event.time
             if route in _ADMISSIONS and event.what != "answered":
-                self.ended.add(rollout_id)  # whatever a feed says of it
-                self.early.pop(rollout_id, None)
+                self._asked_in_vain(rollout_id, event.time)
         elif event.what in {"answered", "told"}:
             self._answered(rollout_id, event)
+
+    def _asks(self, rollout_id: str, event: Event) -> None:
+        self.in_flight[rollout_id] = None
+        self.asked[rollout_id] = event.detail.get("key")
+        self.under_way[rollout_id] = math.inf
+        self.ended.discard(rollout_id)  # if it was asked for before, that was refused
+        self.early[rollout_id] = None
+        if event.detail["fault"] in _GARBLED:
+            self.ended.add(rollout_id)  # nobody can tell whether it was admitted
+
+    def _asked_in_vain(self, rollout_id: str, now: float) -> None:
+        self.ended.add(rollout_id)  # whatever a feed says of it
+        self.early.pop(rollout_id, None)
+        if rollout_id in self.under_way:
+            self.under_way[rollout_id] = now
 
     def _answered(self, rollout_id: str, event: Event) -> None:
         self.troubled.pop(rollout_id, None)
@@ -343,7 +361,7 @@ class _Bulk:
             state = self.early.pop(rollout_id, None)
             if state is not None:
                 self._ended(rollout_id, state, event.time)
-            elif rollout_id not in self.ended:
+            elif rollout_id not in self.ended and event.time <= self.left_at + EPSILON_SEC:
                 self.admitted[rollout_id] = None
         elif "digest" in event.detail and rollout_id in self.early:
             self.early[rollout_id] = event.detail["state"]
@@ -351,17 +369,29 @@ class _Bulk:
             self._ended(rollout_id, event.detail["state"], event.time)
 
     def _cancels(self, event: Event) -> Iterator[Finding]:
+        keys = event.detail.get("keys", {})
         for rollout_id in event.rollout_id.split(","):
-            if rollout_id in self.ids:
-                self.left_at = min(self.left_at, event.time)
-                if self.admitted.pop(rollout_id, rollout_id) is not None:
-                    message = "a block cancelled what it had not admitted, or what had ended"
-                    yield Finding(rollout_id, message, event.time)
+            if rollout_id not in self.ids:
+                continue
+            self.left_at = min(self.left_at, event.time)
+            mine = rollout_id in self.admitted
+            if rollout_id in keys:  # by which the server knows whether it is this one
+                asked = rollout_id in self.in_flight
+                mine = asked and keys[rollout_id] == self.asked[rollout_id]
+            if not mine:
+                message = "a block cancelled what it had not asked for, or what had ended"
+                yield Finding(rollout_id, message, event.time)
+            self.admitted.pop(rollout_id, None)
+            self.under_way.pop(rollout_id, None)
+            self.ended.add(rollout_id)
 
     def _ends(self, now: float, *, paused: bool) -> Iterator[Finding]:
         for rollout_id in self.admitted:
             if self.troubled.get(rollout_id, math.inf) > self.left_at - EPSILON_SEC and not paused:
                 yield Finding(rollout_id, "a block ended and left it on the server", now)
+        for rollout_id, until in self.under_way.items():
+            if until > self.left_at - EPSILON_SEC > self.keys_at and not paused:
+                yield Finding(rollout_id, "a block ended and left its admission under way", now)
         if self.how == "first" and not self._chose_the_first():
             yield Finding(self.chosen[0], "is not among the first successes", now)
         if self.how == "all":
@@ -386,19 +416,47 @@ class _Bulk:
         self.in_flight.pop(rollout_id, None)
 
 
+@define
+class _Knowledge:
+    """What a client knows of its server.
+
+    Attributes:
+        keys_at: Since when it knows that the server has admission keys.
+        faults: The fault that each request meets.
+    """
+
+    keys_at: float = math.inf
+    faults: dict[int, str] = field(factory=dict)
+
+    def take(self, event: Event) -> None:
+        """Process the next event of the client."""
+        if event.what == "sent":
+            self.faults[event.detail["request"]] = event.detail["fault"]
+        elif event.what == "answered":
+            readable = self.faults.get(event.detail["request"]) not in _GARBLED
+            route, status = event.detail["route"], event.detail["status"]
+            if route in _ADMISSIONS and status == 202 and readable:  # noqa: PLR2004
+                self.keys_at = min(self.keys_at, event.time)
+            elif route == "health" and status == 200:  # noqa: PLR2004
+                self.keys_at = min(self.keys_at, event.time) if readable else math.inf
+
+
 def check_bulk(checked: Checked) -> Iterator[Finding]:
     """Check that a block keeps its bounds, and at its end cancels what it left unfinished."""
     bulk: _Bulk | None = None
     since = -math.inf
+    knowledge = _Knowledge()
     for event in checked.history.trace:
         if event.who not in {"caller", "client"} or event.detail.get("client", 1) != 1:
             continue
+        knowledge.take(event)
         if event.what == "bulk-begins":
             bulk = _Bulk.of(event)
         elif bulk is not None:
             if event.time > since + EPSILON_SEC:
                 since = event.time
                 yield from bulk.over_its_bounds(since)
+            bulk.keys_at = knowledge.keys_at
             yield from bulk.take(checked, event)
 
 

@@ -31,6 +31,7 @@ class _Life:
         started: When its agent started, as its server recorded.
         ran: Whether its workflow began.
         ended_at: When its end was published, or its server came back and had to know it.
+        kept_until: Until when it is kept at least, if it was cancelled before it arrived.
         result: The first answer with its terminal result.
         lost: Whether a cut of the power took back what was kept of it.
     """
@@ -42,6 +43,7 @@ class _Life:
     started: datetime | None = None
     ran: bool = False
     ended_at: float = math.inf
+    kept_until: float = math.inf
     result: Event | None = None
     lost: bool = False
 
@@ -112,14 +114,24 @@ class _Lives:
     def _with_token(self, life: _Life | None, arrival: Event, token: int) -> _Life:
         """Return the life that a token belongs to; one of its own if no process began it.
 
-        That is one whose admission was kept as its process died.
+        That is one whose admission was kept as its process died, or that was cancelled before.
         """
         if life is None or life.token not in {None, token}:
-            keys = frozenset({arrival.detail.get("key")})
-            life = _Life(arrival.rollout_id, 0, keys, ended_at=self.up_at)
+            key = arrival.detail.get("key")
+            life = _Life(arrival.rollout_id, 0, frozenset({key}), ended_at=self.up_at)
+            life.kept_until = self._cancelled_until(arrival.rollout_id, key)
             self.lives[life.rollout_id] = life
         life.token = token
         return life
+
+    def _cancelled_until(self, rollout_id: str, key: int | None) -> float:
+        lease = self.checked.options.polling_lease_timeout_sec
+        asked = (
+            request.time + lease
+            for _, request in self.checked.history.cancels
+            if key is not None and request.detail.get("keys", {}).get(rollout_id) == key
+        )
+        return next(asked, math.inf)
 
     def _about(self, life: _Life, event: Event) -> None:
         if event.what == "agent-started":
@@ -139,7 +151,7 @@ class _Lives:
         retained_sec = options.result_retention_sec
         if not life.keys <= {None}:
             retained_sec = max(retained_sec, options.polling_lease_timeout_sec)
-        until = life.ended_at + retained_sec
+        until = min(life.ended_at + retained_sec, life.kept_until)
         restarted = life.process != self.process
         if not restarted or not life.ended_at <= arrival.time < until - EPSILON_SEC:
             return

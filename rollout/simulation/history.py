@@ -16,6 +16,7 @@ __all__ = [
     "EPSILON_SEC",
     "Call",
     "Checked",
+    "EarlyCancel",
     "Finding",
     "History",
     "ServedRollout",
@@ -78,6 +79,30 @@ class Finding:
     rollout_id: str
     message: str
     at: float
+
+
+@define(eq=False)
+class EarlyCancel:
+    """A rollout that was cancelled by the key of its admission, before its agent had started.
+
+    Attributes:
+        process: Which server process answered the cancel request.
+        key: The key.
+        came_at: When the request came.
+        answered_at: When it was answered.
+        lost_at: When a cut of the power took it back, if one did.
+    """
+
+    process: int
+    key: int
+    came_at: float
+    answered_at: float
+    lost_at: float = math.inf
+
+    def holds(self, at: float, process: int, options: ServerOptions) -> bool:
+        """Whether it is to be known to a process at some time."""
+        until = min(self.came_at + options.polling_lease_timeout_sec - EPSILON_SEC, self.lost_at)
+        return (options.durable or process == self.process) and self.answered_at <= at < until
 
 
 @define(eq=False)
@@ -237,6 +262,7 @@ class History:
         world: What happened to the world as a whole.
         cancels: Every cancel request that arrived: in which process, and for which ids; empty
             for one that gave no ids.
+        early_cancels: What was cancelled by the key of its admission, by id.
     """
 
     trace: Trace
@@ -244,6 +270,8 @@ class History:
     calls: list[Call] = field(factory=list)
     world: list[Event] = field(factory=list)
     cancels: list[tuple[int, Event]] = field(factory=list)
+    early_cancels: dict[str, list[EarlyCancel]] = field(factory=dict)
+    _stopped: dict[tuple[int, str], Event] = field(factory=dict)
     _asking: dict[tuple[int, str], dict[int, Event]] = field(factory=dict)
     _shutdowns: dict[int, float] = field(factory=dict)
     _current: dict[tuple[int, str], ServedRollout] = field(factory=dict)
@@ -255,6 +283,8 @@ class History:
             if event.who == "world":
                 self.world.append(event)
                 self._close(event)
+                for cancel in self.early_cancels.get(event.rollout_id, ()):
+                    cancel.lost_at = min(cancel.lost_at, event.time)
             elif event.who in _SERVER_SIDE:
                 self._add_to_server(event)
             elif event.rollout_id:
@@ -326,26 +356,53 @@ class History:
         key = (event.detail.get("process", 0), event.rollout_id)
         current = self._current
         if event.what == "admitted":
-            if key in current:
-                self._earlier[key] = current[key]
-            asking = self._asking.get(key, {})
-            current[key] = ServedRollout(
-                *key,
-                renewed_by=max(asking, default=0),
-                keys=frozenset(request.detail.get("key") for request in asking.values()),
-                shutdown_at=self._shutdowns.get(key[0], math.inf),
-            )
-            self.rollouts.append(current[key])
+            self._admit(key)
+        elif event.what == "stop-requested" and self._over(key):
+            self._stopped[key] = event  # while its admission is being kept
+            return
         elif event.what == "arrived" and event.detail["route"] in {"admit", "batch"}:
             self._asking.setdefault(key, {})[event.detail["request"]] = event
         elif event.what == "arrived" and event.detail["route"] == "cancel":
             self.cancels.append((key[0], event))
+        elif event.what == "server-answered" and event.detail["route"] == "cancel":
+            self._add_early_cancels(event)
         elif event.what == "server-answered" and key in self._asking:
             self._asking[key].pop(event.detail["request"], None)
         if event.detail.get("earlier") and key in self._earlier:
             self._earlier[key].add(event)  # the id was in use again before a feed told of its end
         elif key in current:
             current[key].add(event)
+
+    def _admit(self, key: tuple[int, str]) -> None:
+        if key in self._current:
+            self._earlier[key] = self._current[key]
+        asking = self._asking.get(key, {})
+        rollout = ServedRollout(
+            *key,
+            renewed_by=max(asking, default=0),
+            keys=frozenset(request.detail.get("key") for request in asking.values()),
+            shutdown_at=self._shutdowns.get(key[0], math.inf),
+        )
+        self._current[key] = rollout
+        self.rollouts.append(rollout)
+        if key in self._stopped:
+            rollout.add(self._stopped.pop(key))
+
+    def _over(self, key: tuple[int, str]) -> bool:
+        current = self._current.get(key)
+        return current is None or current.first("execution-ended") is not None
+
+    def _add_early_cancels(self, answer: Event) -> None:
+        dispositions = answer.detail.get("dispositions") or {}
+        process, request = answer.detail["process"], answer.detail["request"]
+        for where, arrival in reversed(self.cancels if dispositions else []):
+            if (where, arrival.detail["request"]) != (process, request):
+                continue
+            for rollout_id, key in arrival.detail.get("keys", {}).items():
+                if dispositions.get(rollout_id) == "cancelled_queued":
+                    cancel = EarlyCancel(process, key, arrival.time, answer.time)
+                    self.early_cancels.setdefault(rollout_id, []).append(cancel)
+            return
 
     def _add_to_call(self, event: Event) -> None:
         key = (event.detail.get("client", 1), event.rollout_id)

@@ -13,6 +13,7 @@ from attrs import field, frozen
 from rollout.simulation.admission_checks import (
     check_admission_keys,
     check_admissions_not_replayed,
+    check_early_cancels,
 )
 from rollout.simulation.answer_checks import (
     check_cancel_requests,
@@ -49,6 +50,7 @@ INVARIANTS: Mapping[str, str] = {
     "lease-safety": "who polls within the lease keeps it; silence ends it at its deadline",
     "retry-in-lease": "polls, and admissions with a key, are repeated only within the lease",
     "admission-keys": "one admission key starts one execution and has one token",
+    "early-cancel": "what was cancelled by its admission key before it came never starts",
     "slots": "slots never exceed the limit, and none leaks",
     "local-cancel": "cancelling a handle sends nothing; cancelling a rollout keeps it polling",
     "retention": "a result stays readable for its time, its id reserved until all is over",
@@ -71,6 +73,7 @@ _CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
     ("retry-in-lease", check_admissions_not_replayed),
     ("retry-in-lease", check_cancels_not_replayed),
     ("admission-keys", check_admission_keys),
+    ("early-cancel", check_early_cancels),
     ("slots", check_slots),
     ("local-cancel", check_local_cancel),
     ("retention", check_retention),

@@ -282,8 +282,10 @@ def _check_delivery(
         if end < min(latest, least) - EPSILON_SEC:
             message = "the shutdown did not wait for who still read its result"
             yield Finding(rollout.rollout_id, message, end)
-    # Who reads a result that a process before it has left is not among these.
-    if last + _SLACK_SEC < end < math.inf and not checked.options.durable:
+    # Who reads a result that a process before it has left is not among these, nor is one who was
+    # cancelled before it arrived.
+    complete = not checked.options.durable and not checked.history.early_cancels
+    if last + _SLACK_SEC < end < math.inf and complete:
         yield Finding("", f"the shutdown waited for nobody since {last:.3f}", end)
 
 

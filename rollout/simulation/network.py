@@ -15,13 +15,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self
 from urllib.parse import unquote
 
 import httpx
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rollout.simulation.faults import Fate, Fault, FaultPlan, Route
 from rollout.simulation.server import Exchange, SimulatedServer
@@ -41,6 +41,10 @@ _TRICKLES = 10.0
 _TERMINAL = {"success", "failure", "cancelled"}
 _FOREIGN = b'{"rollout_id":"somebody-elses","status":"running"}'
 _NOT_FOR_FEEDS = {ADMISSION_KEYS, DURABLE_RESULTS}
+_NEVER_SENT = {Fault.REFUSED, Fault.LOST_BEFORE, Fault.GATEWAY, Fault.BUSY}
+_STEPS = 25
+"""Within how many steps of the tasks a server learns that nobody waits for an admission."""
+
 _NOTHING: Mapping[str, dict[str, Any]] = {}
 _NO_SEEN: Mapping[str, str | None] = {}
 _NO_KEYS: Mapping[str, str] = {}
@@ -115,8 +119,11 @@ class _Memory:
         return self.secrets.setdefault(secret, len(self.secrets) + 1)
 
     def keys(self, request: _Request) -> dict[str, dict[str, Any]]:
-        """Return the number of each admission key in a request, by rollout."""
-        return {name: {"key": self.number_of(key)} for name, key in request.keys.items()}
+        """Return the number of each admission key in a request, by what the request is about."""
+        numbers = {name: self.number_of(key) for name, key in request.keys.items()}
+        if request.route is Route.CANCEL:  # it has one event, of all its ids
+            return {request.rollout_id: {"keys": numbers}} if numbers else {}
+        return {name: {"key": number} for name, number in numbers.items()}
 
     def lease(self, request: _Request, rollout_id: str) -> str:
         """Return whose lease token a request carries: ``own``, ``other``, or an empty string."""
@@ -279,8 +286,17 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         )
 
     async def _reach(self, this: _Request, fate: Fate) -> httpx.Response | None:
-        """Bring a request to the server, or return what a gateway answers in its place."""
-        await trio.sleep(fate.out_sec)
+        """Bring a request to the server, or return what a gateway answers in its place.
+
+        An admission that is given up on its way arrives all the same, and nobody waits for it.
+        """
+        arrives_at = trio.current_time() + fate.out_sec
+        try:
+            await trio.sleep_until(arrives_at)
+        except trio.Cancelled:
+            if this.route in {Route.ADMIT, Route.BATCH} and fate.fault not in _NEVER_SENT:
+                self.server.spawn(self._arrive_in_vain, this, fate, arrives_at)
+            raise
         if fate.fault is Fault.REFUSED:
             raise httpx.ConnectError("connection refused", request=this.raw)
         if fate.fault is Fault.LOST_BEFORE:
@@ -303,6 +319,14 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if fate.fault is Fault.TRICKLE:
             await trio.sleep(fate.after_sec * _TRICKLES)
         return response
+
+    async def _arrive_in_vain(self, this: _Request, fate: Fate, arrives_at: float) -> None:
+        """Bring a request to the server whose connection is closed as it arrives."""
+        await trio.sleep_until(arrives_at)
+        steps = this.number % _STEPS
+        fate = evolve(fate, fault=Fault.LOST_DURING, after_sec=0.0, after_steps=steps)
+        with suppress(httpx.TransportError):
+            await self._exchange(this, fate)
 
     async def _exchange(self, this: _Request, fate: Fate) -> httpx.Response:
         exchange = self.server.start(_scope(this.raw), this.body)
@@ -626,8 +650,10 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
     if parts == ["health"]:
         route = Route.HEALTH
     elif parts == ["rollout", "cancel"]:
+        content = json.loads(body)
         route = Route.CANCEL
-        rollout_id = ",".join(json.loads(body).get("ids") or [])
+        rollout_id = ",".join(content.get("ids") or [])
+        keys = content.get("admission_keys") or _NO_KEYS
     elif parts == ["rollout"]:
         content = json.loads(body)
         route, rollout_id = Route.ADMIT, content["rollout_id"]

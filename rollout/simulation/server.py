@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -131,6 +131,11 @@ class SimulatedServer:
     def stop(self) -> None:
         """Shut the process down in stages, for good."""
         self._stopped.set()
+
+    def spawn(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start a task that ends with the running process, if one runs."""
+        if self._nursery is not None:
+            self._nursery.start_soon(function, *args)
 
     def start(
         self, scope: dict[str, Any], body: bytes, exchange: Exchange | None = None

@@ -129,7 +129,7 @@ def _about(events: Sequence[Event], rollout_id: str) -> list[Event]:
     told: list[Event] = []
     process: list[Event] = []
     for event in events:
-        if event.rollout_id == rollout_id:
+        if rollout_id in event.rollout_id.split(","):  # a cancel request has many
             told = told or process
             told.append(event)
         elif event.who == "world" and not event.rollout_id:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 import trio
-from attrs import asdict, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 from rollout._checks import check_flag, check_number, setting
 from rollout.backend import LocalBackend
@@ -42,6 +42,9 @@ __all__ = [
 ]
 
 _METADATA_KEY = "simulation"
+_OVERTAKING = 0.15
+"""How many of the callers that would wait cancel their rollouts before they ask for them."""
+
 LONGEST_SWALLOW_SEC = 60.0
 """Nothing ends a task that shields itself, so it has to end within a shutdown's cleanup."""
 
@@ -80,6 +83,8 @@ class Caller(StrEnum):
     """Is silent for a while between its admission and its first poll."""
     INTRUDE = "intrude"
     """Polls with a wrong token for a while, and only then with its own."""
+    OVERTAKE = "overtake"
+    """Cancels the rollout by its admission key, and asks for its admission a while later."""
     BULK = "bulk"
     """Is run together with all others of its kind, by one call that may leave early."""
 
@@ -168,7 +173,7 @@ def longest_work_sec(plan: RolloutPlan) -> float:
 def draw_workload(generator: random.Random, count: int, *, prefix: str = "r") -> list[RolloutPlan]:
     """Draw a workload of *count* rollouts: mostly well-behaved, some of every other kind."""
     spread = count * 2.0
-    return [
+    plans = [
         RolloutPlan(
             rollout_id=f"{prefix}{number}",
             arrival_sec=round(generator.uniform(0, spread), 3),
@@ -200,6 +205,15 @@ def draw_workload(generator: random.Random, count: int, *, prefix: str = "r") ->
             caller_sec=_duration(generator),
         )
         for number in range(count)
+    ]
+    # Of a generator of their own, so that a seed goes on to bring what it has brought before.
+    chance = random.Random()  # noqa: S311 - simulation, no secrets
+    chance.setstate(generator.getstate())
+    return [
+        evolve(plan, caller=Caller.OVERTAKE)
+        if plan.caller is Caller.WAIT and chance.random() < _OVERTAKING
+        else plan
+        for plan in plans
     ]
 
 

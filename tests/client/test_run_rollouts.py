@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 import trio
 import trio.testing
 from client.fakes import FakeServer, admitted, client_of, refused, silence
 from support import CHAT_URL, Script, in_process, local_backend, make_app, prompt
 
-from rollout.client import RolloutProtocolError
+from rollout.client import RolloutClient, RolloutProtocolError
 from rollout.types import RolloutInitRequest, RolloutStatus
 
 
@@ -97,6 +98,53 @@ async def test_leaving_cancels_only_what_was_admitted_here(autojump_clock, admis
             await trio.sleep(5)
     cancels = [json.loads(call.body) for call in server.calls if call.path == "/rollout/cancel"]
     assert [name for body in cancels for name in body["ids"]] == cancelled
+
+
+async def test_what_was_on_its_way_when_the_block_was_left_does_not_start(autojump_clock):
+    app, on_their_way = unbounded(), []
+
+    class Slow(httpx.ASGITransport):
+        async def handle_async_request(self, request):
+            if request.url.path == "/rollout" and b'"slow"' in request.content:
+                on_their_way.append(request.content)
+                await trio.sleep_forever()
+            return await super().handle_async_request(request)
+
+    async with app.serving(), httpx.AsyncClient(transport=Slow(app=app)) as http:
+        async with RolloutClient(url="http://test", http_client=http, feed=False) as client:
+            requests = [request("quick", sleep=1), request("slow", sleep=3600)]
+            async with client.run_rollouts(requests, max_in_flight=2) as finished:
+                assert (await finished.receive()).result.status is RolloutStatus.SUCCESS
+        (body,) = on_their_way
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as later:
+            arrived = await later.post("http://test/rollout", content=body)
+        assert arrived.status_code == 202
+        assert app.registry.lifecycle.active_rollouts == 0
+
+
+@pytest.mark.parametrize(
+    ("extensions", "keys"), [(["admission-keys"], True), ([], False)], ids=["keys", "no keys"]
+)
+async def test_keys_go_only_to_servers_that_know_them(autojump_clock, extensions, keys):
+    server = FakeServer(admissions=[admitted("a", extensions=extensions), silence], polls=[silence])
+    async with client_of(server, feed=False) as client:
+        async with client.run_rollouts([request("a"), request("b")], max_in_flight=2):
+            await trio.sleep(5)
+    (cancel,) = [json.loads(call.body) for call in server.calls if call.path == "/rollout/cancel"]
+    assert sorted(cancel["ids"]) == (["a", "b"] if keys else ["a"])
+    assert list(cancel.get("admission_keys", {})) == (["b"] if keys else [])
+
+
+async def test_what_was_admitted_is_cancelled_whoever_else_asks_for_its_id(autojump_clock):
+    server = FakeServer(
+        admissions=[admitted("a", extensions=["admission-keys"]), silence], polls=[silence]
+    )
+    async with client_of(server, feed=False) as client:
+        async with client.run_rollouts([request("a")] * 2, max_in_flight=2):
+            await trio.sleep(5)
+    (cancel,) = [json.loads(call.body) for call in server.calls if call.path == "/rollout/cancel"]
+    assert cancel["ids"] == ["a"]
+    assert "admission_keys" not in cancel
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["left", "closed"])

@@ -327,6 +327,26 @@ async def test_a_cancel_with_a_key_stops_what_has_arrived(autojump_clock):
         )
 
 
+@pytest.mark.parametrize("own", [KEY, None])
+async def test_a_cancel_with_a_key_leaves_rollouts_with_another_one_alone(autojump_clock, own):
+    async with in_process_http(make_app()) as http:
+        body = admission(rollout_id="r", admission_key=own, initial_messages=prompt(sleep=60))
+        lease = lease_of(await send(http, body))
+        keys = {"r": KEY + "x"}
+        assert await cancel(http, ids=["r"], admission_keys=keys) == {"r": "not_found"}
+        assert (await finished(http, "r", lease))["status"] == "success"
+        assert await cancel(http, ids=["r"], admission_keys=keys) == {"r": "not_found"}
+
+
+async def test_a_shutdown_waits_for_nobody_who_was_cancelled_before_he_came(autojump_clock):
+    app = make_app()
+    async with in_process_http(app) as http:
+        await cancel(http, ids=["r"], admission_keys={"r": KEY})
+        assert app.registry.awaited() == {}
+        await send(http, admission(rollout_id="r", admission_key=KEY))
+        assert list(app.registry.awaited()) == ["r"]
+
+
 @pytest.mark.parametrize(
     ("selector", "keys"),
     [

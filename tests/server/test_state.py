@@ -27,6 +27,7 @@ from rollout import get_rollout_context
 from rollout.backend import ExecutionBackend
 from rollout.server.state import KeptRollout, SQLiteStore
 from rollout.types import (
+    POLLING_LEASE_HEADER,
     ExecutionOutcome,
     ExecutionRequest,
     ExecutionResult,
@@ -128,6 +129,42 @@ async def test_an_admission_is_answered_and_started_once_it_is_kept(path, autoju
     assert answers[0].status_code == 202
     ((rollout_id, status, started, body),) = rows_of(path)
     assert (rollout_id, status, started) == ("r", "success", json.loads(body)["agent_started_at"])
+
+
+async def test_an_admission_that_arrives_while_its_cancel_reads_the_state_does_not_start(
+    path, autojump_clock, monkeypatch
+):
+    app, store = gated_app(path, local_backend(workflow=Notes))
+    read, reading, go_on = store.find, trio.Event(), trio.Event()
+
+    async def find(rollout_ids: Sequence[str]) -> list[KeptRollout]:
+        reading.set()
+        await go_on.wait()
+        return await read(rollout_ids)
+
+    monkeypatch.setattr(store, "find", find)
+    answers = []
+    async with in_process_http(app) as http:
+
+        async def send(route: str, body: Any) -> None:
+            answers.append(await http.post(route, json=body))
+
+        async with trio.open_nursery() as nursery:
+            wanted = {"ids": ["r"], "admission_keys": {"r": "k"}}
+            nursery.start_soon(send, "/rollout/cancel", wanted)
+            await reading.wait()
+            store.shut()
+            body = admission(rollout_id="r", admission_key="k")
+            nursery.start_soon(send, "/rollout", body)
+            await trio.testing.wait_all_tasks_blocked()
+            go_on.set()
+            await trio.sleep(50)
+            assert answers == []  # the cancelled admission is to be kept first
+            store.gate.set()
+        token = answers[0].json()["polling_lease_token"]
+        assert answers[1].json() == {"dispositions": {"r": "cancelled_queued"}}
+        result = await finished(http, "r", {POLLING_LEASE_HEADER: token})
+    assert (result["status"], result["agent_started_at"], ran_at) == ("cancelled", None, [])
 
 
 async def test_a_batch_is_answered_once_all_of_it_is_kept(path, autojump_clock):

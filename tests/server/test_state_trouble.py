@@ -101,6 +101,20 @@ async def test_running_rollouts_go_on_and_their_results_are_delivered(tmp_path, 
         assert (await poll(http, *silent))["status"] == "success"
 
 
+async def test_an_early_cancel_is_kept_once_there_is_room(tmp_path, autojump_clock):
+    app, store = failing_app(tmp_path)
+    async with in_process_http(app) as http:
+        store.full = True
+        wanted = {"ids": ["r"], "admission_keys": {"r": "k"}}
+        answer = await http.post("/rollout/cancel", json=wanted)
+        assert answer.json() == {"dispositions": {"r": "cancelled_queued"}}
+        store.full = False
+        await trio.sleep(2)
+    async with in_process_http(make_app(state=tmp_path / "state")) as http:
+        rollout = await admit(http, rollout_id="r", admission_key="k")
+        assert (await poll(http, *rollout))["status"] == "cancelled"
+
+
 async def test_an_agent_that_has_not_started_waits(tmp_path, autojump_clock):
     app, store = failing_app(tmp_path, local_backend(max_concurrent=1))
     async with in_process_http(app) as http:

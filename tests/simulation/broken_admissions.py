@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 import pytest
+from simulation.broken_state import killed
 from simulation.mutants import LOSSY, drawn, mutant, wrap, written
 
 from rollout.client.admission import _Losses
@@ -13,7 +14,9 @@ from rollout.client.wire import Wire
 from rollout.errors import DuplicateRolloutError
 from rollout.server import registry as registry_module
 from rollout.server.registry import RolloutRegistry
+from rollout.server.state import Journal
 from rollout.simulation import Caller, Fate, Fault, RolloutPlan
+from rollout.types import RolloutStatus
 
 LOST = Fate(fault=Fault.LOST_AFTER)
 
@@ -92,6 +95,63 @@ def any_key_opens_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of a request makes no difference."""
     monkeypatch.setattr(registry_module, "lease_token", lambda secret, *_: "the-token")
     monkeypatch.setattr(registry_module, "request_digest", lambda *_: b"alike")
+
+
+# --- what was cancelled by its key before it came never starts ------------------------------------
+
+OVERTAKING = RolloutPlan(rollout_id="r", caller=Caller.OVERTAKE, caller_sec=20.0)
+
+
+@mutant("early-cancel", written(OVERTAKING))
+def an_early_cancel_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancel request that overtakes its admission is answered, and nothing more."""
+
+    async def cancel_ahead(_honest, _registry, admission_keys):
+        return dict.fromkeys(admission_keys, "cancelled_queued")
+
+    wrap(monkeypatch, RolloutRegistry, "cancel_ahead", cancel_ahead)
+
+
+@mutant("early-cancel", written(OVERTAKING))
+def an_early_cancel_holds_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was cancelled before it came is forgotten after a second."""
+
+    def load(honest, registry, row, until, now):
+        return honest(registry, row, registry._clock.time(now) + 1.0, now)
+
+    wrap(monkeypatch, RolloutRegistry, "_load", load)
+
+
+@mutant("early-cancel", written(OVERTAKING))
+def an_admission_displaces_its_early_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admission starts a rollout in place of one that was cancelled."""
+
+    def admit(honest, registry, request, **more):
+        entry = registry._entries.get(request.rollout_id)
+        if entry is not None and entry.record.status is RolloutStatus.CANCELLED:
+            del registry._entries[request.rollout_id]
+        return honest(registry, request, **more)
+
+    wrap(monkeypatch, RolloutRegistry, "admit", admit)
+
+
+@mutant("early-cancel", written(OVERTAKING))
+def an_early_cancel_refuses_its_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The admission of what was cancelled before it came gets 409."""
+    monkeypatch.setattr(registry_module, "cancelled_digest", lambda *_: secrets.token_bytes())
+
+
+@mutant("early-cancel", killed(OVERTAKING, after="cancel-answered", after_sec=8.0))
+def an_early_cancel_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was cancelled before it came is known to its process alone."""
+
+    def put(honest, journal, row, done, **more):
+        if row.status == RolloutStatus.CANCELLED:
+            done(None)
+        else:
+            honest(journal, row, done, **more)
+
+    wrap(monkeypatch, Journal, "put", put)
 
 
 # --- when an admission is sent again --------------------------------------------------------------

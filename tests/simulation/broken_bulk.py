@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from simulation.mutants import mutant, wrap
+from simulation.mutants import drawn, mutant, wrap
 
 from rollout.client.bulk import Runner, _Places
 from rollout.client.finished import FinishedRollout
-from rollout.simulation import Caller, Course, RolloutPlan, simulate_workload
+from rollout.simulation import Caller, Course, FaultLevel, RolloutPlan, simulate_workload
 
 PLANS = [
     RolloutPlan(
@@ -25,6 +25,13 @@ PLANS = [
 def together(seed: int):
     """One block of six rollouts, whose seed decides how it is used."""
     return simulate_workload(seed, faults="none", plans=PLANS)
+
+
+BUSY = [
+    RolloutPlan(rollout_id=f"r{n}", agent_sec=0.1, grade=False, caller=Caller.BULK, caller_sec=2.0)
+    for n in range(30)
+]
+SLOW = FaultLevel(name="slow", latency_sec=2.0)
 
 
 @mutant("bulk", together)
@@ -50,7 +57,23 @@ def keys_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutant("bulk", together)
 def a_block_leaves_its_rollouts_on_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a block cancels nothing."""
-    wrap(monkeypatch, Runner, "admitted", lambda *_: [])
+    wrap(monkeypatch, Runner, "left", lambda *_: {})
+
+
+@mutant("bulk", drawn(SLOW, plans=BUSY))
+def a_block_leaves_its_admissions_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a block cancels what was admitted alone."""
+
+    def left(honest, runner):
+        return {name: key for name, key in honest(runner).items() if key is None}
+
+    wrap(monkeypatch, Runner, "left", left)
+
+
+@mutant("bulk", drawn(SLOW, plans=BUSY))
+def admissions_under_way_are_cancelled_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a block cancels admissions under way without their keys."""
+    wrap(monkeypatch, Runner, "left", lambda honest, runner: dict.fromkeys(honest(runner)))
 
 
 @mutant("bulk", together)
@@ -63,7 +86,7 @@ def what_has_ended_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return await honest(runner, request)
 
     wrap(monkeypatch, Runner, "run", run)
-    wrap(monkeypatch, Runner, "admitted", lambda _honest, runner: ran.get(runner, []))
+    wrap(monkeypatch, Runner, "left", lambda _honest, runner: dict.fromkeys(ran.get(runner, ())))
 
 
 @mutant("bulk", together)

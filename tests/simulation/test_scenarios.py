@@ -6,7 +6,14 @@ import pytest
 import trio
 
 from rollout.errors import InvalidFieldError, SimulationTimeoutError
-from rollout.simulation import FaultLevel, RolloutPlan, ScriptedFaults, simulate, simulate_workload
+from rollout.simulation import (
+    Fate,
+    FaultLevel,
+    RolloutPlan,
+    ScriptedFaults,
+    simulate,
+    simulate_workload,
+)
 
 
 async def ask(world, **plan):
@@ -126,3 +133,17 @@ def test_a_run_is_short_to_look_at():
     )
     assert len(repr(run)) < 1000
     assert repr(type(run.trace)()) == "<Trace of 0 events>"
+
+
+def test_an_admission_that_is_given_up_on_its_way_arrives_all_the_same():
+    async def scenario(world):
+        with trio.move_on_after(1):
+            await ask(world, grade=False)
+        await trio.sleep(10)
+
+    run = simulate(scenario, seed=0, faults=ScriptedFaults([Fate(out_sec=5)]))
+    assert run.violations == []
+    (gave_up,) = run.trace.select("gave-up")
+    (arrived,) = run.trace.select("arrived")
+    assert (round(gave_up.time, 3), round(arrived.time, 3)) == (1, 5)
+    assert run.trace.select("workflow-ended")
