@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from support import Script, local_backend, make_app, prompt
 
 from rollout.errors import RolloutServerError
 from rollout.server.state import KeptRollout, SQLiteStore, ended_by_restart
+from rollout.server.state.thread import JobThread
 from rollout.types import POLLING_LEASE_HEADER
 
 pytestmark = pytest.mark.usefixtures("log_lines")
@@ -274,6 +276,13 @@ async def test_a_store_can_be_opened_again(path):
     await store.close()
     assert await store.open() == first
     await store.close()
+
+
+async def test_a_thread_that_was_ended_may_start_again_at_once():
+    thread = JobThread("again")
+    for number in range(500):
+        assert await thread.run(partial(abs, -number)) == number
+        thread.end()
 
 
 async def test_no_thread_is_left(path):

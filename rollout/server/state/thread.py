@@ -50,9 +50,11 @@ class JobThread:
 
     def end(self) -> None:
         """End the thread; no job is running."""
-        if self._thread is not None:
-            self._thread = self._job = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._job = None
             self._wake.release()
+            thread.join()  # which is idle; another one would wait for the same lock
 
     def _run(self) -> None:
         while True:
