@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import trio
@@ -40,7 +40,10 @@ from rollout.server.entry import Entry
 from rollout.server.registry import RolloutRegistry
 from rollout.server.state import DURABILITIES, Durability, SQLiteStore
 
-__all__ = ["Activity", "LastResort", "command"]
+if TYPE_CHECKING:
+    from rollout.pool import WorkerSource
+
+__all__ = ["Activity", "LastResort", "command", "make_front"]
 
 logger = get_logger(__name__)
 
@@ -168,6 +171,26 @@ def command(
         threading.Thread(target=_follow, args=(stdin,), name="stdin", daemon=True).start()
     with nullcontext() if verbose else summarized(_summary):
         run_async(_serve, server, start, address_fd, quiet)
+
+
+def make_front(server: RolloutServer, source: WorkerSource) -> None:
+    """Have an application run its rollouts on workers; its own backend's queue bound holds.
+
+    Args:
+        server: The application, before it serves.
+        source: Starts workers that serve the same application.
+
+    Raises:
+        CommandError: The application is the front of a pool already.
+    """
+    from rollout.pool import PoolBackend  # noqa: PLC0415 - a server without workers needs no pool
+
+    backend = server.backend
+    if isinstance(backend, PoolBackend):
+        raise CommandError("--workers: the application is the front of a pool already")
+    pool = PoolBackend(source, max_queue_depth=getattr(backend, "max_queue_depth", None))
+    pool.artifact_root = backend.artifact_root
+    server.become_front(pool)
 
 
 def _summary(error: BaseException, secrets: Iterable[str | None]) -> str:

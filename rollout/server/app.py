@@ -263,6 +263,24 @@ class RolloutServer(QuartTrio):
         """Ask `rollout.server.serve` to shut down in stages, as a SIGTERM does."""
         self.shutdown_requested.set()
 
+    def become_front(self, backend: ExecutionBackend) -> None:
+        """Run rollouts on another backend, whose workers serve the same application.
+
+        The lifespan is entered by the workers alone. Call it before the application serves.
+        """
+        self.backend = self.registry.backend = backend
+        self._user_lifespan = None
+
+    def become_worker(self, api_key: str) -> None:
+        """Serve a front alone: ask for its key, and keep no state.
+
+        The key of the application, and what it has Quart call around each request, guard the
+        front. Call it before the application serves.
+        """
+        self.authorized = authorizer(api_key)
+        self.registry.store = None
+        self._own_hooks = self._hooks()
+
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None, None]:
         """Open the backend, the lifespan and the registry for the length of the block.
