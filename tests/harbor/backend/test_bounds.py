@@ -7,7 +7,8 @@ import json
 import pytest
 import trio
 
-from rollout.types import RolloutErrorCategory, RolloutStatus
+from rollout.client.admission import Progress
+from rollout.types import RolloutErrorCategory, RolloutInitRequest, RolloutStatus
 
 VARIANTS = "trial_variants:"
 
@@ -63,6 +64,53 @@ async def test_a_deadline_that_passes_while_the_agent_is_set_up(
     assert timed_out(result).endswith("while its environment was set up")
     assert result.agent_started_at is None
     assert list((tmp_path / "trials").iterdir()) == []
+
+
+class Started(Progress):
+    """Sets an event when the agent could start."""
+
+    def __init__(self):
+        super().__init__()
+        self.event = trio.Event()
+
+    def hear(self, result):
+        super().hear(result)
+        if result.agent_started_at is not None:
+            self.event.set()
+
+
+@pytest.mark.parametrize("end", ["confirmed", "cancelled", "deadline"])
+async def test_an_agent_runs_once_its_start_is_confirmed(
+    make_task, make_backend, serving, monkeypatch, end
+):
+    from harbor.agents.oracle import OracleAgent
+
+    make_task()
+    runs, progress, run = [], Started(), OracleAgent.run
+
+    async def noted(self, *args, **kwargs):
+        runs.append(end)
+        return await run(self, *args, **kwargs)
+
+    monkeypatch.setattr(OracleAgent, "run", noted)
+    async with serving(make_backend()) as rollouts, trio.open_nursery() as nursery:
+
+        async def decide():
+            await progress.event.wait()
+            if end == "confirmed":
+                assert await rollouts.client._wire.start([progress.admission]) == {"r": 200}
+            elif end == "cancelled":
+                await rollouts.client.cancel_rollout("r")
+
+        nursery.start_soon(decide)
+        fields = {"confirm_start": True, "agent_timeout_sec": 5 if end == "deadline" else None}
+        request = RolloutInitRequest(**rollouts._request("r", {"label": "42"} | fields))
+        with trio.fail_after(120):
+            result = await rollouts.client._run(request, progress)
+        nursery.cancel_scope.cancel()
+    assert result.status == {"confirmed": "success", "cancelled": "cancelled"}.get(end, "failure")
+    assert (result.err_category == "timeout") == (end == "deadline")
+    assert runs == (["confirmed"] if end == "confirmed" else [])
 
 
 async def test_the_agent_gets_what_its_setup_leaves(make_task, make_backend, serving):
