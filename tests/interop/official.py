@@ -150,6 +150,9 @@ class Session:
     async def do_release(self, gate: str) -> None:
         GATES.release(gate)
 
+    async def do_let_through(self, gate: str) -> None:
+        GATES.let_through(gate)
+
     async def do_client(self, poll_gate: str | None, options: dict[str, Any]) -> int:
         client, traffic = RolloutClient(**options), Traffic(asyncio.Event, GATES, poll_gate)
         traffic.watch(client.http_client)

@@ -30,6 +30,7 @@ class Gates:
     def __init__(
         self, event: Callable[[], Any], shield: Callable[[], AbstractContextManager[Any]]
     ) -> None:
+        self._event = event
         self.shield = shield
         self._arrived: dict[str, Any] = defaultdict(event)
         self._open: dict[str, Any] = defaultdict(event)
@@ -48,6 +49,11 @@ class Gates:
     def release(self, name: str) -> None:
         """Let everybody through, now and later."""
         self._open[name].set()
+
+    def let_through(self, name: str) -> None:
+        """Let those through who wait now; the gate is shut for who comes later."""
+        self._open[name].set()
+        self._arrived[name], self._open[name] = self._event(), self._event()
 
     def open_all(self) -> None:
         """Hold nobody any longer."""
