@@ -32,6 +32,7 @@ from rollout.errors import InvalidFieldError, RolloutError, RolloutProtocolError
 from rollout.rules import is_terminal
 from rollout.rules.retry import GATEWAY_STATUS_CODES
 from rollout.types import (
+    DURABLE_RESULTS,
     CancelRolloutsRequest,
     RolloutInitRequest,
     RolloutResultResponse,
@@ -49,8 +50,14 @@ HEALTH_SEC = 1.0
 SUSPECT_SEC = 10.0
 """A worker that has not answered for so long gives up what has not started."""
 
+DEAD_SEC = 2.0
+"""A worker at whose address nobody has listened for so long is dead, whatever it had with it."""
+
 _REQUEST_SEC = 5.0
 """How long a worker may take for a confirmation, a cancel request or its health."""
+
+_SOON_SEC = 0.1
+"""How long until the first look at a worker that did not answer; the next ones come later."""
 
 _RESEND_SEC = 0.5
 _RESUME_SEC = 1.0
@@ -185,7 +192,11 @@ class Worker:
         self._capacity = math.inf
         self._accepting = True
         self._full = False
+        self._durable = False
+        self._dead = False
+        self._warned = False
         self._answered_at = trio.current_time()
+        self._refused_at = math.inf
         self._to_confirm: dict[Attempt, None] = {}
         self._to_cancel: dict[Attempt, None] = {}
         self._wake = trio.Event()
@@ -312,7 +323,7 @@ class Worker:
         """
         if attempt not in self.attempts:
             return
-        if over or attempt.admitted == "no" or self.lost is not None:
+        if over or attempt.admitted == "no" or self._dead or self.lost is not None:
             del self.attempts[attempt]
             self._to_cancel.pop(attempt, None)
             self._full = False
@@ -420,12 +431,14 @@ class Worker:
             self._to_confirm.pop(attempt, None)
 
     async def _watch(self) -> None:
+        pause_sec = _SOON_SEC
         while True:
             self._look_now = trio.Event()
             await self._look()
-            with trio.move_on_after(HEALTH_SEC):
+            pause_sec = _SOON_SEC if self.trouble is None else min(2 * pause_sec, HEALTH_SEC)
+            with trio.move_on_after(HEALTH_SEC if self.trouble is None else pause_sec):
                 await self._look_now.wait()
-                await trio.sleep(_RESEND_SEC / 5)  # whatever has failed, not at once again
+                await trio.sleep(_SOON_SEC)
 
     async def _look(self) -> None:
         try:
@@ -439,17 +452,26 @@ class Worker:
 
     def _take_failure(self, error: Exception, now: float) -> None:
         self.trouble = _reason(error)
-        silent_sec = now - self._answered_at
-        if silent_sec < SUSPECT_SEC:
+        if not _nobody_listens(error):
+            self._refused_at = math.inf
+        elif math.isinf(self._refused_at):
+            self._refused_at = now
+        dead = self._dead = now - self._refused_at >= DEAD_SEC and not self._durable
+        if not dead and now - self._answered_at < SUSPECT_SEC:
             return
-        if silent_sec < SUSPECT_SEC + HEALTH_SEC + _REQUEST_SEC:  # that is, the first time
+        if not self._warned:
+            self._warned = True
             logger.warning("worker %s does not answer: %s", self.name, self.trouble)
         for attempt in list(self.attempts):
-            if not attempt.confirmed and not attempt.scope.cancel_called:
-                attempt.give_up(f"it has not answered for {silent_sec:.0f} s")
+            if (dead or not attempt.confirmed) and not attempt.scope.cancel_called:
+                attempt.give_up(self.trouble)
+        if dead:
+            self._forget_cancelled()
 
     def _take_health(self, health: dict[str, Any], now: float) -> None:
         self._answered_at = now
+        self._refused_at = math.inf
+        self._dead = self._warned = False
         before = self.status
         refusal = self._host.check(self, health)
         if refusal is not None and refusal != self.refusal:
@@ -457,18 +479,24 @@ class Worker:
         process_id = health.get("process_id")
         if process_id != self.process_id:
             self.process_id = process_id if isinstance(process_id, str) else None
-            for attempt in list(self._to_cancel):  # the process that had them is gone
-                if attempt.scope.cancel_called:
-                    del self._to_cancel[attempt]
-                    self.attempts.pop(attempt, None)
+            self._forget_cancelled()
         self.refusal = refusal
         self.trouble = None
         self._full = False
+        extensions = health.get("extensions")
+        self._durable = isinstance(extensions, list) and DURABLE_RESULTS in extensions
         self._accepting = _part(health, "lifecycle").get("accepting_rollouts") is not False
         slots: Any = _part(health, "concurrency").get("max_concurrent")
         self._capacity = slots if is_whole_from_one(slots) else math.inf
         if self.status != before:
             logger.info("worker %s is %s", self.name, self.status)
+
+    def _forget_cancelled(self) -> None:
+        """Free the places of rollouts that a process had which is gone."""
+        for attempt in list(self._to_cancel):
+            if attempt.scope.cancel_called:
+                del self._to_cancel[attempt]
+                self.attempts.pop(attempt, None)
 
 
 def _part(health: dict[str, Any], name: str) -> dict[str, Any]:
@@ -483,7 +511,23 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, httpx.TransportError)
 
 
+def _nobody_listens(error: Exception) -> bool:
+    """Whether the operating system at an address says that nobody listens there."""
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, ConnectionRefusedError | FileNotFoundError):
+            return True
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
+        elif current is not None:
+            pending.append(current.__cause__ or current.__context__)
+    return False
+
+
 def _reason(error: Exception) -> str:
+    if _nobody_listens(error):
+        return "nobody listens there"
     if isinstance(error, trio.TooSlowError):
         return f"no answer within {_REQUEST_SEC:g} s"
     text = printable(str(error))
