@@ -126,6 +126,9 @@ class PoolBackend(ExecutionBackend):
     An agent is started once at most, whatever is lost when. A rollout whose worker is lost runs
     on another worker if its agent had not started; otherwise it fails with the
     `rollout.types.WORKER_LOST` source.
+
+    Attributes:
+        application: What the workers serve; ``None`` before the first of them has answered.
     """
 
     reports_agent_start: ClassVar[bool] = True
@@ -169,7 +172,7 @@ class PoolBackend(ExecutionBackend):
                 nursery,
                 make_client=self._make_client,
                 count_queued=lambda: len(self._queue),
-                on_change=self._hand_out,
+                on_change=self._workers_changed,
             )
             nursery.start_soon(self._source.run, self._workers)
             try:
@@ -177,17 +180,17 @@ class PoolBackend(ExecutionBackend):
             finally:
                 self._workers = None
 
+    def _workers_changed(self) -> None:
+        if self._workers is not None:
+            self.application = self._workers.application
+        self._hand_out()
+
     async def shutdown(self) -> None:
         """Let the workers hear of the last cancel requests."""
         with trio.move_on_after(_GOODBYE_SEC):
             async with trio.open_nursery() as nursery:
                 for worker in list(self._workers or ()):
                     nursery.start_soon(worker.flushed)
-
-    @property
-    def application(self) -> str | None:
-        """What the workers serve; ``None`` before the first of them has answered."""
-        return None if self._workers is None else self._workers.application
 
     # --- admission ----------------------------------------------------------------------------
 

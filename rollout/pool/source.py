@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from typing import Any
 
 import trio
 
 from rollout._logs import get_logger
+from rollout._version import package_version
 from rollout.client.client import RolloutClient
 from rollout.errors import RolloutServerError
 from rollout.pool.worker import Worker, WorkerAddress
@@ -153,7 +153,7 @@ class Workers:
         for needed in (CONFIRMED_START, ADMISSION_KEYS):
             if not isinstance(extensions, list) or needed not in extensions:
                 return f"it does not announce {needed}: is it a server of this version?"
-        own = version("trio-rollout")
+        own = package_version()
         if health.get("version") != own:
             return f"it runs version {health.get('version')} of trio-rollout, not {own}"
         process_id = health.get("process_id")
