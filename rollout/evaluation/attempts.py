@@ -138,6 +138,7 @@ async def run_rollout(
     credentials: Credentials,
     attempt: Attempt,
     *,
+    run_id: str,
     standstill: Standstill,
     on_admitted: Callable[[], None],
 ) -> Ending:
@@ -151,6 +152,7 @@ async def run_rollout(
         config: The run's settings.
         credentials: The keys.
         attempt: The attempt.
+        run_id: The run that it belongs to, for a server that takes turns between runs.
         standstill: Knows whether this process stood still.
         on_admitted: Called once the server has admitted it.
 
@@ -173,6 +175,7 @@ async def run_rollout(
             metadata=attempt.row.metadata,
             agent_timeout_sec=config.run.agent_timeout_sec,
             grader_timeout_sec=config.run.grader_timeout_sec,
+            run=run_id,
         )
         on_admitted()
         result = await handle

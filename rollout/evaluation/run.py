@@ -482,6 +482,7 @@ class EvaluationRun:
             self._config,
             self._credentials,
             attempt,
+            run_id=self.manifest["run_id"],
             standstill=self._standstill,
             on_admitted=admitted,
         )

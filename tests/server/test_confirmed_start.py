@@ -195,6 +195,40 @@ async def test_an_agent_that_waits_can_be_stopped(app, runs, autojump_clock, end
     assert runs == {}
 
 
+@pytest.mark.parametrize("first", ["confirm", "end"])
+async def test_who_is_not_confirmed_never_runs_however_close_it_is(
+    app, runs, autojump_clock, first
+):
+    """Confirmations, cancellations and deadlines of one moment, in either order."""
+    codes: dict[str, int] = {}
+    async with in_process_http(app) as http:
+        rollouts = [
+            await held(http, initial_messages=prompt(sleep=1), agent_timeout_sec=limit)
+            for limit in (None, 50) * 2
+        ]
+        start = trio.current_time()
+
+        async def one(act) -> None:
+            await trio.sleep_until(start + 50)
+            await act
+
+        async def confirm_all() -> None:
+            for rollout in rollouts:
+                (codes[rollout[0]],) = await confirm(http, rollout)
+
+        async def end_some() -> None:
+            ids = [name for name, _ in rollouts[:2]]
+            await http.post("/rollout/cancel", json={"ids": ids})
+
+        tasks = [confirm_all, end_some] if first == "confirm" else [end_some, confirm_all]
+        async with trio.open_nursery() as nursery:
+            for task in tasks:
+                nursery.start_soon(one, task())
+        results = [await finished(http, *rollout) for rollout in rollouts]
+    assert {each["rollout_id"] for each in results if each["status"] == "success"} <= set(runs)
+    assert all(codes[name] == 200 for name in runs)
+
+
 async def test_a_cancellation_after_the_confirmation_stops_the_agent(app, runs, autojump_clock):
     async with in_process_http(app) as http:
         rollout = await held(http, initial_messages=prompt(sleep=100))

@@ -54,7 +54,7 @@ async def use(client: RolloutClient) -> None:
     assert_type(await handle.wait_for_grading(), RolloutStatus)
     async for status in handle.statuses():
         assert_type(status, RolloutStatus)
-    result = await client.run_rollout([], "http://127.0.0.1/v1", "id", grade=False)
+    result = await client.run_rollout([], "http://127.0.0.1/v1", "id", grade=False, run="run")
     assert_type(result.sample.reward if result.sample else None, float | None)
 
 

@@ -217,11 +217,14 @@ async def test_limit_and_selection(tmp_path, server):
 
 
 async def test_ids_are_of_this_run_and_never_the_same(tmp_path, server):
+    named = set()
+    server.admit = lambda body: named.add(body["run"])
     config = config_of(tmp_path, server="http://fake", rows=scripted(4), n=3)
     run, records = await run_all(config)
     ids = [record.rollout_id for record in records]
     assert len(set(ids)) == 12
     assert all(name.startswith(f"{run.manifest['run_id']}-") for name in ids)
+    assert named == {run.manifest["run_id"]}
 
 
 SECRET_URL = "http://user:url-secret-3@127.0.0.1:9/v1?version=2024&key=query-secret-4"
