@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ import trio
 from server.faults import admit, finished, in_process_http, poll, run
 from support import Script, local_backend, make_app, prompt
 
-from rollout import get_rollout_context
+from rollout import RolloutContext, get_rollout_context
 from rollout.backend import ExecutionBackend
+from rollout.errors import InvalidFieldError
 from rollout.types import ExecutionOutcome, ExecutionRequest, ExecutionResult, RolloutStatus
 
 pytestmark = pytest.mark.usefixtures("log_lines")
@@ -175,6 +176,30 @@ async def test_a_rollout_that_waits_for_a_slot_has_not_started(autojump_clock):
         rollout = await admit(http)
         await http.post("/rollout/cancel", json={"ids": [rollout[0]]})
         assert moment(await finished(http, *rollout)) is None
+
+
+async def test_a_backend_may_pass_on_the_time_of_a_start_elsewhere(autojump_clock):
+    at = datetime(2026, 1, 31, 13, tzinfo=timezone(timedelta(hours=1)))
+
+    class Front(Late):
+        async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:
+            context = get_rollout_context()
+            assert context is not None
+            with pytest.raises(InvalidFieldError, match="at must be a datetime with a time zone"):
+                context.mark_agent_started(at.replace(tzinfo=None))
+            context.mark_agent_started(at)
+            return await super().execute(request)
+
+    async with in_process_http(make_app(Front())) as http:
+        result = await run(http)
+    assert (result["status"], result["agent_started_at"]) == ("success", "2026-01-31T12:00:00Z")
+
+
+def test_outside_of_a_server_the_time_of_a_start_is_kept_too():
+    context, at = RolloutContext(), datetime(2026, 1, 31, tzinfo=UTC)
+    context.mark_agent_started(at)
+    context.mark_agent_started()
+    assert context.agent_started_at == at
 
 
 def in_a_thread_of_its_own(function: Any) -> None:
