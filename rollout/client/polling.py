@@ -123,7 +123,7 @@ class Poller:
             cutoff = schedule.lease_deadline
             if failure is None:
                 # No retry, so nothing has to fit: it may take as long as the lease that it
-                # reprogress, or as one full request where that is longer.
+                # renews, or as one full request where that is longer.
                 cutoff = sent_at + max(admission.polling_lease_timeout_sec, schedule.request_sec)
             try:
                 result = await self._attempt(schedule.request_sec, cutoff, failure)

@@ -5,8 +5,9 @@ gateway that answers 502, 503 or 504 in the server's place. A retry may start on
 backoff and one full request fit before the last confirmed end of the lease. A failed request
 may never have reached the server, so it confirms nothing and moves no deadline.
 
-Where results outlive the server's process, both schedules go on at their last pace, since the
-server may be about to come back.
+Where results outlive the server's process, the server may be about to come back. So both schedules
+go on at their last pace, and a retry may start for as long as the lease lasts: a server that comes
+back has the end of every rollout, and answers at once.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class ResultRetrySchedule:
     Attributes:
         request_sec: How long one full request may take, in seconds.
         lease_deadline: The last confirmed end of the lease.
-        durable: Whether results outlive the server's process, so that the delays do not run out.
+        durable: Whether results outlive the server's process: the delays do not run out then, and
+            a full request need not fit.
         failures: How many failures of each kind there were.
     """
 
@@ -108,7 +110,7 @@ class ResultRetrySchedule:
         return fits(
             now,
             delay_sec=delay_sec,
-            request_sec=self.request_sec,
+            request_sec=0.0 if self.durable else self.request_sec,
             lease_deadline=self.lease_deadline,
         )
 

@@ -235,8 +235,9 @@ def _check_stages(
 ) -> Iterator[Finding]:
     budget = checked.options.shutdown
     slack = EPSILON_SEC + checked.history.paused_sec(begin, min(end, checked.history.ends_at))
-    if rollout.time_of("admitted") > begin:
-        admitted = rollout.time_of("admitted")
+    admitted = rollout.time_of("admitted")
+    # With a state, it may have been admitted before, and be kept in this moment.
+    if admitted > begin + (EPSILON_SEC if checked.options.durable else 0.0):
         yield Finding(rollout.rollout_id, "was admitted during the shutdown", admitted)
         return
     over, finished = rollout.over_at, rollout.time_of("finished")

@@ -431,6 +431,7 @@ class _FeedStream(httpx.AsyncByteStream):
     _lost_at: float = math.inf
     _taken: int = 0
     _over: bool = False
+    _lost: list[str] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.exchange.on_write = self._record_written
@@ -525,14 +526,19 @@ class _FeedStream(httpx.AsyncByteStream):
     def _end(self, what: str, how: str) -> None:
         if not self._over:
             self._over = True
-            self.network.record("client", what, self.request, error=how)
+            attached = self.network.memory.attached(self._token) if what == "failed" else ()
+            for about in self._about(self._lost or attached):
+                self._record("client", what, about, error=how)
+
+    def _about(self, attached: Iterable[str]) -> Iterable[str]:
+        return dict.fromkeys((*self.request.about, *attached))
 
     def _leave(self) -> None:
         """Tell the server that the connection is gone, and forget the feed."""
         if self.exchange.over.is_set() or self.exchange.gone.is_set():
             return
-        attached = self.network.memory.close(self._token)
-        for about in dict.fromkeys((*self.request.about, *attached)):
+        self._lost = list(self.network.memory.close(self._token))
+        for about in self._about(self._lost):
             self._record("network", "disconnected", about, process=self.process)
         self.exchange.disconnect()
 
