@@ -86,7 +86,7 @@ class ListedWorkers(WorkerSource):
 
     def _address(self, url: Any) -> WorkerAddress:
         name = url
-        if isinstance(url, str) and not url.startswith(UNIX):
+        if not isinstance(url, str) or not url.startswith(UNIX):
             check_url(url)
             url = url.rstrip("/")
             parts = urlsplit(url)

@@ -60,7 +60,6 @@ _SOON_SEC = 0.1
 """How long until the first look at a worker that did not answer; the next ones come later."""
 
 _RESEND_SEC = 0.5
-_RESUME_SEC = 1.0
 _CLOSE_SEC = 2.0
 _MOST_AT_ONCE = 4096
 """How many confirmations or cancels go into one request."""
@@ -201,6 +200,7 @@ class Worker:
         self._to_cancel: dict[Attempt, None] = {}
         self._wake = trio.Event()
         self._look_now = trio.Event()
+        self._answered = trio.Event()
         self._told = trio.Event()
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
@@ -278,14 +278,17 @@ class Worker:
             if attempt.admission is None or not (attempt.confirmed and _may_pass(error)):
                 raise
             self.doubt(error)
-            until = trio.current_time() + attempt.admission.polling_lease_timeout_sec
+        until = trio.current_time() + attempt.admission.polling_lease_timeout_sec
         while True:
-            await trio.sleep(_RESUME_SEC)
+            with trio.move_on_at(until):
+                while self.trouble is not None:
+                    await self._answered.wait()
             try:
                 return await self._resume(attempt)
             except (RolloutError, httpx.HTTPError) as error:
                 if not _may_pass(error) or trio.current_time() >= until:
                     raise
+                self.doubt(error)
 
     async def _resume(self, attempt: Attempt) -> RolloutResultResponse:
         assert attempt.admission is not None  # noqa: S101 - only who was admitted is followed
@@ -482,6 +485,8 @@ class Worker:
             self._forget_cancelled()
         self.refusal = refusal
         self.trouble = None
+        self._answered.set()
+        self._answered = trio.Event()
         self._full = False
         extensions = health.get("extensions")
         self._durable = isinstance(extensions, list) and DURABLE_RESULTS in extensions
