@@ -186,11 +186,12 @@ class PoolBackend(ExecutionBackend):
         self._hand_out()
 
     async def shutdown(self) -> None:
-        """Let the workers hear of the last cancel requests."""
+        """Let the workers hear of the last cancel requests; then the source ends its own."""
         with trio.move_on_after(_GOODBYE_SEC):
             async with trio.open_nursery() as nursery:
                 for worker in list(self._workers or ()):
                     nursery.start_soon(worker.flushed)
+        await self._source.shutdown()
 
     # --- admission ----------------------------------------------------------------------------
 
