@@ -21,6 +21,7 @@ from attrs import define, field
 from rollout._redaction import public_url, url_secrets
 from rollout.errors import InvalidFieldError, SampleSourceError
 from rollout.types import (
+    MODEL_ENDPOINT,
     AgentWorkflowConfig,
     ExecutionOutcome,
     RolloutResultResponse,
@@ -51,6 +52,14 @@ class SampleSource(ABC):
     @property
     def unanswered(self) -> bool:
         """Whether calls of the model were made, and its endpoint has answered none of them."""
+        return False
+
+    endpoint_failed: bool = False
+    """Whether the model's endpoint failed at the call that ended last, where that is known."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing yet that a sample could be made of."""
         return False
 
     @abstractmethod
@@ -109,6 +118,8 @@ class RolloutContext:
         sample_source: Where the sample comes from when the workflow returns ``None``.
         progress: Where to report to; ``None`` outside of a server.
         info: Notes of the rollout's own code; they are kept in its trajectory and never travel.
+        gateway_source: Where the model gateway records, if the endpoint is one; the sample comes
+            from there if there is no other source.
     """
 
     chat_completions_url: str = field(default="", repr=public_url)
@@ -117,6 +128,7 @@ class RolloutContext:
     sample_source: SampleSource | None = None
     progress: RolloutProgress | None = field(default=None, repr=False)
     info: dict[str, Any] = field(factory=dict, repr=False, kw_only=True)
+    gateway_source: SampleSource | None = field(default=None, repr=False, kw_only=True)
     _started_at: datetime | None = field(default=None, init=False)
 
     @property
@@ -149,12 +161,21 @@ class RolloutContext:
             )
         self.sample_source = source
 
+    @property
+    def source(self) -> SampleSource | None:
+        """The registered sample source, or the gateway's if calls came there."""
+        gateway = self.gateway_source
+        if self.sample_source is None and gateway is not None and not gateway.empty:
+            return gateway
+        return self.sample_source
+
     async def get_sample(self) -> RolloutSample | None:
-        """Return the registered source's sample, ``None`` without a source."""
-        if self.sample_source is None:
+        """Return the sample of `source`, ``None`` without one."""
+        source = self.source
+        if source is None:
             await trio.lowlevel.checkpoint()
             return None
-        return await self.sample_source.get_sample()
+        return await source.get_sample()
 
     def report_status(self, status: RolloutStatus) -> None:
         """Report a phase. Statuses only move forward.
@@ -206,6 +227,13 @@ class RolloutContext:
             await self.progress.wait_start_kept()
         await trio.lowlevel.checkpoint()
 
+    def blame(self, outcome: ExecutionOutcome) -> None:
+        """Blame the model's endpoint for a failed agent if its gateway saw it fail last."""
+        source, agent = self.gateway_source, outcome.workflow
+        failed = agent.status is RolloutStatus.FAILURE and agent.err_source is None
+        if failed and source is not None and source.endpoint_failed:
+            agent.err_source = MODEL_ENDPOINT
+
     def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
         """Decide how the rollout ends, before its files are written; from the event loop.
 
@@ -215,6 +243,7 @@ class RolloutContext:
         Returns:
             How the rollout ends: its status, error and start time.
         """
+        self.blame(outcome)
         if self.progress is not None:
             return self.progress.settle(outcome)
         result = outcome.result

@@ -308,7 +308,7 @@ async def _unfinished_sample(
 
     It is what the agent said before it failed, for the trajectory alone.
     """
-    if outcome.result_to_save.sample is not None or context.sample_source is None:
+    if outcome.result_to_save.sample is not None or context.source is None:
         return None
     deadline = trio.current_time() + _UNFINISHED_SEC
     call = UserCall(context.rollout_id, "sample source", deadline)
@@ -326,7 +326,7 @@ async def _unfinished_sample(
 
 def _blamed(ended: ExecutionResult | None, context: RolloutContext) -> ExecutionResult | None:
     """Blame the model's endpoint for a timeout if it has not answered a single call."""
-    source = context.sample_source
+    source = context.source
     if (
         ended is not None
         and ended.err_category is RolloutErrorCategory.TIMEOUT

@@ -270,10 +270,9 @@ class RolloutClient:
         extensions = self._extensions
         admitted = await self._admit(request, progress, when_busy)
         poller = Poller(self._wire, admitted, progress.hear)
-        follow = Poller.run if extensions is None else extensions.follow
-        result = await follow(poller)
-        progress.body = poller.body
-        return result
+        if extensions is None:
+            return await poller.run()
+        return await extensions.follow(poller)
 
     async def run_rollout_async(
         self,

@@ -56,7 +56,7 @@ def rollout_client(
     context = current_rollout()
     load_sdk()
     source = recorder_of(context, FrameworkSource) if record else None
-    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
+    endpoint = Endpoint.of_rollout(context)
     transport = AsyncioTransport(endpoint, source, conversation=MAIN)
     return make_client(
         endpoint, transport, timeout_sec=timeout_sec, max_retries=max_retries, **options

@@ -100,7 +100,7 @@ async def chat(
     if options.get("stream"):
         raise InvalidFieldError("stream", "must not be set: this helper returns whole replies")
     context = current_rollout_on_trio()
-    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
+    endpoint = Endpoint.of_rollout(context)
     recorder = recorder_of(context, ConversationRecorder) if record else None
     transport = RecordingTransport(endpoint, recorder, conversation=conversation)
     body = {"model": model, "messages": list(messages), **options}

@@ -151,7 +151,7 @@ def _transport(
 ) -> RecordingTransport:
     load_sdk()  # before the recorder is registered
     recorder = recorder_of(context, ConversationRecorder) if record else None
-    endpoint = Endpoint.of(context.chat_completions_url, context.api_key)
+    endpoint = Endpoint.of_rollout(context)
     return RecordingTransport(
         endpoint, recorder, conversation=conversation, stream_usage=stream_usage
     )

@@ -49,6 +49,7 @@ from rollout.errors import (
     StateUnavailableError,
     UnknownRolloutError,
 )
+from rollout.gateway import ModelGateway
 from rollout.rules import SeenState
 from rollout.server.admission import (
     MAX_BATCH,
@@ -78,6 +79,7 @@ from rollout.server.feed import (
     read_claims,
     recall_claimed,
 )
+from rollout.server.model_calls import is_model_path, serve_model_call
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
@@ -219,7 +221,9 @@ class RolloutServer(QuartTrio):
         if scope["type"] in {"http", "websocket"}:
             scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
         if scope["type"] == "http":
-            if not self.authorized(scope["headers"]):
+            if self.gateway is not None and is_model_path(scope["path"]):
+                handler = partial(serve_model_call, self.gateway, self.refusals)
+            elif not self.authorized(scope["headers"]):
                 handler = self._refuse_key
             elif not scope.get("root_path") and self._hooks() == self._own_hooks:
                 handler = self._handler(scope["method"], scope["path"])
@@ -259,6 +263,16 @@ class RolloutServer(QuartTrio):
         self.refusals.note(401, call.scope["method"], call.scope["path"], call.peer)
         return _MISSING_KEY
 
+    @property
+    def gateway(self) -> ModelGateway | None:
+        """What the agents of rollouts call their model through, if not its endpoint itself."""
+        return self.registry.gateway
+
+    def recognizes(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Whether the headers of a request carry the server's key, or the token of a rollout."""
+        gateway = self.gateway
+        return self.authorized(headers) or (gateway is not None and gateway.recognizes(headers))
+
     def request_shutdown(self) -> None:
         """Ask `rollout.server.serve` to shut down in stages, as a SIGTERM does."""
         self.shutdown_requested.set()
@@ -266,9 +280,11 @@ class RolloutServer(QuartTrio):
     def become_front(self, backend: ExecutionBackend) -> None:
         """Run rollouts on another backend, whose workers serve the same application.
 
-        The lifespan is entered by the workers alone. Call it before the application serves.
+        The lifespan is entered by the workers alone, which have gateways of their own. Call it
+        before the application serves.
         """
         self.backend = self.registry.backend = backend
+        self.registry.gateway = None
         self._user_lifespan = None
 
     def become_worker(self, api_key: str) -> None:
@@ -306,6 +322,8 @@ class RolloutServer(QuartTrio):
             stack.callback(logger.info, "shutting down: waiting for the lifespan to end")
         if self.watchdog is not None and self.watchdog.applies():
             await self.nursery.start(self.watchdog.run)
+        if self.gateway is not None:
+            await stack.enter_async_context(self.gateway.running())
         await stack.enter_async_context(self.registry.running())
 
 
@@ -323,6 +341,7 @@ def create_rollout_server(
     watchdog_sec: float | None = 1.0,
     state: str | os.PathLike[str] | None = None,
     durability: Durability = "process",
+    gateway: ModelGateway | None = None,
 ) -> RolloutServer:
     """Build a rollout server around a backend.
 
@@ -349,6 +368,8 @@ def create_rollout_server(
             and started again loses nothing; made if it does not exist. ``None``: in memory.
         durability: What the state survives: any death of the ``"process"``, or a cut of the
             ``"power"`` too, which syncs the disk at each commit.
+        gateway: What agents call their model through, so that the endpoint's key stays in the
+            server and each call is recorded; ``None``: they get URL and key of the request.
 
     Raises:
         ValueError: A setting is refused, or the key is empty, blank, or cannot stand in a header.
@@ -368,6 +389,7 @@ def create_rollout_server(
         registry.chat_hosts = _chat_hosts(allowed_chat_hosts)
     if state is not None:
         registry.store = SQLiteStore(state, durability)
+    registry.gateway = gateway
     key = check_api_key(api_key)
     app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan, key=key)
     if watchdog_sec is not None:

@@ -43,6 +43,7 @@ __all__ = [
     "IncomingBody",
     "RolloutHTTPConnection",
     "RolloutRequest",
+    "Send",
     "drain",
     "route_path",
     "serve_call",
@@ -221,6 +222,11 @@ class Answer:
     kind: str = "application/json"
     headers: dict[str, str] = field(factory=dict)
 
+    @property
+    def streams(self) -> bool:
+        """Whether `stream` sends it, and not `send`."""
+        return isinstance(self.body, EndlessBody)
+
     def response(self) -> Response:
         """Return it as Quart has it."""
         response = Response(self.body, self.status, mimetype=self.kind)
@@ -290,7 +296,7 @@ class Call:
         except Exception as error:  # noqa: BLE001 - the answer says which
             answer = refuse(error, self.scope)
         ended = await self.body.drain()  # a step of the loop, in which admitted rollouts begin
-        if isinstance(answer.body, EndlessBody):
+        if answer.streams:
             await answer.stream(send, self.body)
         else:
             close = not ended and self.scope["http_version"].startswith("1")

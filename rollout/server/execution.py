@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 
 import trio
@@ -11,6 +13,7 @@ from rollout.backend.base import ExecutionBackend
 from rollout.backend.executions import Phase
 from rollout.backend.failures import categorize_exception, describe_exception, source_of
 from rollout.context import RolloutContext
+from rollout.gateway import ModelGateway
 from rollout.server.entry import Entry, log_failure
 from rollout.types import (
     ExecutionOutcome,
@@ -23,8 +26,15 @@ from rollout.types import (
 __all__ = ["run_backend"]
 
 
-async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutInitRequest) -> None:
+async def run_backend(
+    backend: ExecutionBackend,
+    entry: Entry,
+    request: RolloutInitRequest,
+    gateway: ModelGateway | None,
+) -> None:
     """Run one rollout on its backend, and settle its end by what the backend returned or raised.
+
+    With a gateway its agent gets that as the model's endpoint, for as long as it runs.
 
     A call that is cancelled by force settles nothing.
     """
@@ -36,13 +46,8 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
                 ended = await _hold(entry, request.agent_timeout_sec)
                 if ended is not None:
                     return ExecutionOutcome(workflow=ended)
-        with RolloutContext(
-            chat_completions_url=request.chat_completions_url,
-            api_key=request.llm_api_key,
-            rollout_id=request.rollout_id,
-            progress=entry,
-        ):
-            return await backend.execute(
+        with _context(gateway, entry, request) as context, context:
+            outcome = await backend.execute(
                 ExecutionRequest(
                     id=request.rollout_id,
                     prompt=request.initial_messages,
@@ -54,6 +59,9 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
                     run=request.run,
                 )
             )
+            if isinstance(outcome, ExecutionOutcome):  # a backend is not ours
+                context.blame(outcome)
+            return outcome
 
     run = entry.call.run if backend.isolates_user_code else entry.call.run_in_task
     returned = await run(body)
@@ -73,6 +81,27 @@ async def run_backend(backend: ExecutionBackend, entry: Entry, request: RolloutI
     entry.encoding = True
     sample = getattr(getattr(outcome, "result", None), "sample", None)
     await run_by_size(partial(entry.settle, outcome), sample)
+
+
+@contextmanager
+def _context(
+    gateway: ModelGateway | None, entry: Entry, request: RolloutInitRequest
+) -> Generator[RolloutContext, None, None]:
+    if gateway is None:
+        yield RolloutContext(
+            chat_completions_url=request.chat_completions_url,
+            api_key=request.llm_api_key,
+            rollout_id=request.rollout_id,
+            progress=entry,
+        )
+        return
+    with gateway.session(
+        rollout_id=request.rollout_id,
+        chat_completions_url=request.chat_completions_url,
+        api_key=request.llm_api_key,
+        progress=entry,
+    ) as session:
+        yield session.context
 
 
 async def _hold(entry: Entry, agent_timeout_sec: float | None) -> ExecutionResult | None:

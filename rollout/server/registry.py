@@ -40,6 +40,7 @@ from rollout.errors import (
     StateUnavailableError,
     UnknownRolloutError,
 )
+from rollout.gateway import ModelGateway
 from rollout.rules import PollingLease, RolloutRecord, SeenState
 from rollout.rules.status import TERMINAL_STATUSES
 from rollout.server.admission_keys import cancelled_digest, lease_token, request_digest
@@ -90,6 +91,7 @@ class RolloutRegistry:
     Attributes:
         accepting: Whether admissions are open.
         chat_hosts: The hosts, or ``host:port``, that chat URLs may name; ``None`` for any.
+        gateway: What the agents of rollouts call their model through; ``None``: its own endpoint.
         hooks: An observer and a wall clock, both replaceable before the first admission.
         on_release: Called when no poll is held any longer.
         store: What keeps rollouts beyond the process; ``None`` keeps nothing. May be set before
@@ -118,6 +120,7 @@ class RolloutRegistry:
         self.secret = secret or secrets.token_bytes(_TOKEN_BYTES)
         self.accepting = False
         self.chat_hosts: frozenset[str] | None = None
+        self.gateway: ModelGateway | None = None
         self.hooks = RegistryHooks()
         self.on_release: list[Callable[[], None]] = []
         self.store: StateStore | None = None
@@ -385,7 +388,7 @@ class RolloutRegistry:
         entry.emit("execution-started")
         try:
             if entry.request is not None:
-                await run_backend(self.backend, entry, entry.request)
+                await run_backend(self.backend, entry, entry.request, self.gateway)
         finally:
             entry.executing = False
             self._release(entry)

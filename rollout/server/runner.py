@@ -102,6 +102,8 @@ async def serve(
             sock = stack.enter_context(bound_socket(bind))
             stack.enter_context(_rare_collections())
             url = f"{'http' if tls is None else 'https'}://{address_of(sock)}"
+            if app.gateway is not None:
+                app.gateway.bound(url)
             stack.enter_context(plain_children(sock))
             watchers = await stack.enter_async_context(trio.open_nursery())
             if handle_signals and threading.current_thread() is threading.main_thread():
@@ -158,7 +160,7 @@ async def _serve_connections(
     async def serve_connection(
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
     ) -> None:
-        await Connection(app, app.authorized, connections, stream).run()
+        await Connection(app, app.recognizes, connections, stream).run()
 
     listener: trio.abc.Listener[Any] = LimitedListener(
         trio.SocketListener(trio.socket.from_stdlib_socket(sock)), connections

@@ -103,6 +103,9 @@ def recorder_of(context: RolloutContext, kind: type[R]) -> R:
         SampleSourceError: The rollout has a sample source of another kind.
     """
     source = context.sample_source
+    if source is None and isinstance(context.gateway_source, kind):
+        source = context.gateway_source
+        context.set_sample_source(source)
     if isinstance(source, kind):
         return source
     if source is not None:
@@ -226,6 +229,11 @@ class ConversationRecorder(SampleSource):
     def unanswered(self) -> bool:
         """Whether there were calls, and the endpoint has answered none of them."""
         return bool(self.calls) and all(call.status_code is None for call in self.calls)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there were no calls."""
+        return not self.calls
 
     # --- for users --------------------------------------------------------------------------------
 

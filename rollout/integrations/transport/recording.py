@@ -21,14 +21,22 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, ClassVar, cast
+from urllib.parse import quote
 
 import httpx
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rollout._endpoint_failures import mark_error, mark_response
 from rollout._http import library_of, stream_class
-from rollout.integrations.recording.calls import Answer, Call, error_message, parse, read_answer
+from rollout.context import RolloutContext
+from rollout.integrations.recording.calls import (
+    Answer,
+    Call,
+    error_message,
+    parse,
+    read_answer,
+)
 from rollout.integrations.recording.recorder import ConversationRecorder
 from rollout.integrations.recording.streams import Events, StreamedAnswer
 from rollout.integrations.transport.connections import (
@@ -39,6 +47,7 @@ from rollout.integrations.transport.connections import (
 
 __all__ = [
     "BODY",
+    "CONVERSATION_HEADER",
     "NO_KEY",
     "AsyncioTransport",
     "Endpoint",
@@ -53,6 +62,10 @@ BODY = "rollout.body"
 
 NO_KEY = "no-key-needed"
 """Stands for the key of an endpoint that needs none; it is never sent."""
+
+CONVERSATION_HEADER = "X-Rollout-Conversation"
+"""The header that says to a gateway which conversations a call belongs to, percent-encoded; empty
+for a call that is not recorded."""
 
 _CHAT = "/chat/completions"
 _APIS = {_CHAT: "chat", "/responses": "responses"}
@@ -71,11 +84,13 @@ class Endpoint:
         base_url: The URL to which routes such as ``/chat/completions`` are added.
         query: The query that goes with each request.
         api_key: The key, ``None`` if it needs none.
+        records: Whether it is a model gateway, which records calls by itself.
     """
 
     base_url: str
     query: dict[str, str]
     api_key: str | None
+    records: bool = False
 
     @classmethod
     def of(cls, url: str, api_key: str | None) -> Endpoint:
@@ -84,6 +99,12 @@ class Endpoint:
         path = parsed.path.rstrip("/").removesuffix(_CHAT)
         base = parsed.copy_with(path=path or "/", query=None, fragment=None)
         return cls(str(base).rstrip("/"), dict(parsed.params), api_key)
+
+    @classmethod
+    def of_rollout(cls, context: RolloutContext) -> Endpoint:
+        """Return the endpoint of the policy that a rollout calls."""
+        endpoint = cls.of(context.chat_completions_url, context.api_key)
+        return evolve(endpoint, records=context.gateway_source is not None)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.shown}>"
@@ -126,7 +147,10 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     """
 
     hides: ClassVar[bool]
-    """Whether events of a stream that its caller has not asked for are taken out."""
+    """Whether the usage of a stream is taken out if its caller has not asked for it."""
+
+    hides_mark: ClassVar[bool] = False
+    """Whether the mark at the end of a stream is taken out."""
 
     body: ClassVar[type[ReadAlong]]
     """Takes the place of the body of an answer."""
@@ -167,6 +191,11 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         """Send a request to the endpoint, and record it."""
         recorder = self.recorder
+        if self.endpoint.records:
+            named = "" if recorder is None else self.conversation
+            request.headers[CONVERSATION_HEADER] = quote(named)
+            # One for this call alone; the streams are read along as ever.
+            recorder = recorder and ConversationRecorder()
         if recorder is None or request.method != "POST":
             return await self.send(request)
         path = request.url.path
@@ -199,7 +228,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
             call,
             clock=self.clock,
             hide_usage=self.hides and asks,
-            hide_mark=self.hides and api == "chat",
+            hide_mark=self.hides_mark and api == "chat",
         )
         try:
             response = await self.send(request)
@@ -502,6 +531,7 @@ class RecordingTransport(WatchingTransport):
     """
 
     hides = True
+    hides_mark = True
     clock = staticmethod(trio.current_time)
     body = _TrioReadAlong
 

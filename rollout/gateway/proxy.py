@@ -1,0 +1,286 @@
+"""One call of a model: to the endpoint, and its answer back to the agent.
+
+Theory of operation: a call goes through the transport that records calls in process as well, so
+there is one engine for both. An answer that is no stream is read to its end before a byte of it
+goes out, so that whatever goes wrong becomes an error that says so. A stream goes out piece by
+piece, as fast as the agent reads; what goes wrong within it is an event of its own, and the
+connection ends without the mark of a whole answer.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from contextlib import suppress
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote, unquote_to_bytes
+
+import trio
+from attrs import define, field
+
+from rollout._endpoint_failures import is_refusal
+from rollout._redaction import Redactor, url_secrets
+from rollout.context import RolloutContext
+from rollout.gateway.wire import (
+    ModelReply,
+    Route,
+    answer_headers,
+    error_event,
+    error_reply,
+    forwarded,
+)
+from rollout.integrations.recording.recorder import MAIN, ConversationRecorder
+from rollout.integrations.transport.connections import Connections, fastest_library, timeouts
+from rollout.integrations.transport.recording import (
+    BODY,
+    CONVERSATION_HEADER,
+    Endpoint,
+    ReadAlong,
+    RecordingTransport,
+)
+
+__all__ = ["ModelCall", "ReplyWriter", "Session"]
+
+_OK = range(200, 300)
+_REDIRECTS = range(300, 400)
+_ENDED = "the rollout has ended, and its calls with it"
+
+
+class ReplyWriter(Protocol):
+    """Sends an answer to the agent as it comes; each step waits until it is written."""
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send the head."""
+
+    async def piece(self, data: bytes) -> None:
+        """Send a part of the body."""
+
+
+@define(eq=False, repr=False)
+class _UpstreamTransport(RecordingTransport):
+    """Sends the calls of agents to their endpoint and records them."""
+
+    hides_mark = False
+
+    _connections: Connections = field(kw_only=True, alias="connections")
+
+
+class Session:
+    """A rollout that calls its model through a gateway.
+
+    Args:
+        chat_completions_url: The endpoint that the rollout's request names.
+        api_key: The key for it.
+        context: What the rollout's own code gets; it names the gateway and the token.
+        connections: The connections to endpoints.
+        silence_sec: How long the endpoint may send nothing, in seconds.
+        max_answer_bytes: How large an answer may be.
+        stream_usage: Whether to ask for the usage of streams.
+
+    Attributes:
+        context: What the rollout's own code gets.
+        own_recorder: Records calls unless the rollout's code has a recorder of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        chat_completions_url: str,
+        api_key: str | None,
+        context: RolloutContext,
+        connections: Connections,
+        silence_sec: float,
+        max_answer_bytes: int,
+        stream_usage: bool,
+    ) -> None:
+        own_secrets = (api_key, *url_secrets(chat_completions_url))
+        recorder = ConversationRecorder(secrets=own_secrets, info=context.info)
+        context.gateway_source = recorder
+        self.context = context
+        self.endpoint = Endpoint.of(chat_completions_url, api_key)
+        self.redactor = Redactor(own_secrets)
+        self.silence_sec = silence_sec
+        self.max_answer_bytes = max_answer_bytes
+        self.own_recorder = recorder
+        self._connections = connections
+        self._stream_usage = stream_usage
+        self._calls: set[trio.CancelScope] = set()
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.context.rollout_id!r}: {len(self._calls)} calls under way>"
+
+    @property
+    def recorder(self) -> ConversationRecorder:
+        """What records its calls: the sample source of its code if that can, or its own."""
+        source = self.context.sample_source
+        return source if isinstance(source, ConversationRecorder) else self.own_recorder
+
+    def transport(self, conversation: str) -> _UpstreamTransport:
+        """Return the transport for one call; one without a conversation leaves no record."""
+        return _UpstreamTransport(
+            self.endpoint,
+            self.recorder if conversation else ConversationRecorder(),
+            conversation=conversation,
+            stream_usage=self._stream_usage,
+            connections=self._connections,
+        )
+
+    def begun(self, scope: trio.CancelScope) -> None:
+        """Note a call that is to be cancelled when the rollout ends."""
+        self._calls.add(scope)
+
+    def ended(self, scope: trio.CancelScope) -> None:
+        """Note that a call is over."""
+        self._calls.discard(scope)
+
+    def close(self) -> None:
+        """Cancel the calls that are under way."""
+        for scope in self._calls:
+            scope.cancel()
+
+
+@define(eq=False)
+class ModelCall:
+    """One request of an agent that may be passed on.
+
+    Attributes:
+        session: The rollout.
+        route: The route.
+    """
+
+    session: Session
+    route: Route
+    _method: str = field(kw_only=True, alias="method")
+    _query: bytes = field(kw_only=True, alias="query")
+    _headers: list[tuple[bytes, bytes]] = field(kw_only=True, alias="headers", repr=False)
+    _begun: bool = field(default=False, init=False)
+
+    @property
+    def has_body(self) -> bool:
+        """Whether it has a body, which is JSON."""
+        return self._method == "POST"
+
+    async def run(
+        self, content: bytes, body: dict[str, Any] | None, writer: ReplyWriter
+    ) -> ModelReply | bool:
+        """Ask the endpoint; return the answer, or whether all of it has been streamed.
+
+        Args:
+            content: The body of the request, as it was sent.
+            body: The same, parsed; ``None`` for a request without one.
+            writer: Where a streamed answer goes.
+
+        Cancelled, it closes the connection to the endpoint. It is cancelled by the end of its
+        rollout, too.
+        """
+        session = self.session
+        with trio.CancelScope() as scope:
+            session.begun(scope)
+            try:
+                return await self._ask(content, body, writer)
+            finally:
+                session.ended(scope)
+        return False if self._begun else error_reply(401, _ENDED, code="invalid_api_key")
+
+    async def _ask(
+        self, content: bytes, body: dict[str, Any] | None, writer: ReplyWriter
+    ) -> ModelReply | bool:
+        library = fastest_library()
+        transport = self.session.transport(self._conversation())
+        stream: Any = None
+        try:
+            response = await transport.handle_async_request(self._request(library, content, body))
+            stream = response.stream
+            answer = await self._hand_on(response, writer)
+        except (library.TransportError, _TooLargeError) as error:
+            self.session.own_recorder.endpoint_failed = True
+            status, message = self._failure(library, error)
+            if not self._begun:
+                return error_reply(status, message)
+            await writer.piece(error_event(status, message))
+            return False
+        else:
+            self._note_end(stream)
+            return answer
+        finally:
+            if stream is not None:
+                await stream.aclose()
+
+    async def _hand_on(self, response: Any, writer: ReplyWriter) -> ModelReply | bool:
+        status = response.status_code
+        if status in _REDIRECTS:
+            return error_reply(502, "the model's endpoint answers with a redirect")
+        headers = answer_headers(response.headers.raw)
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self._begun = status in _OK and kind == "text/event-stream"
+        if self._begun:
+            await writer.begin(status, headers)
+        kept = bytearray()
+        size = 0
+        async for piece in response.stream:
+            size += len(piece)
+            if size > self.session.max_answer_bytes:
+                raise _TooLargeError
+            if self._begun:
+                await writer.piece(piece)
+            else:
+                kept += piece
+        whole = bytes(kept) if status in _OK else self._without_secrets(bytes(kept))
+        return self._begun or ModelReply(status, whole, headers)
+
+    def _request(self, library: Any, content: bytes, body: dict[str, Any] | None) -> Any:
+        endpoint = self.session.endpoint
+        own = library.URL(endpoint.base_url)
+        headers = [
+            *forwarded(self._headers),
+            (b"accept-encoding", b"identity"),
+            (b"host", own.netloc),
+        ]
+        if own.userinfo:
+            basic = b64encode(unquote_to_bytes(own.userinfo))
+            headers.append((b"authorization", b"Basic " + basic))
+        elif endpoint.api_key is not None:
+            headers.append((b"authorization", b"Bearer " + endpoint.api_key.encode()))
+        query = [*endpoint.query.items(), *parse_qsl(self._query.decode("latin-1"))]
+        extensions: dict[str, Any] = {
+            "timeout": timeouts(self.session.silence_sec, library).as_dict(),
+        }
+        if body is not None:
+            extensions[BODY] = body
+        return library.Request(
+            self._method,
+            f"{endpoint.base_url}{self.route.path}",
+            params=query or None,
+            headers=headers,
+            content=content if body is not None else None,
+            extensions=extensions,
+        )
+
+    def _conversation(self) -> str:
+        name = dict(self._headers).get(CONVERSATION_HEADER.lower().encode())
+        return MAIN if name is None else unquote(name.decode("latin-1"))
+
+    def _without_secrets(self, data: bytes) -> bytes:
+        with suppress(UnicodeDecodeError):
+            return self.session.redactor.text(data.decode()).encode()
+        return data
+
+    def _failure(self, library: Any, error: Exception) -> tuple[int, str]:
+        if isinstance(error, library.TimeoutException):
+            silence = f"{self.session.silence_sec:g}"
+            return 504, f"the model's endpoint did not answer, or was silent for {silence} s"
+        if isinstance(error, _TooLargeError):
+            return 502, f"the model's endpoint sent more than {self.session.max_answer_bytes} bytes"
+        reason = self.session.redactor.text(f"{type(error).__name__}: {error}".rstrip(": "))
+        return 502, f"the model's endpoint cannot be reached ({reason})"
+
+    def _note_end(self, stream: Any) -> None:
+        if isinstance(stream, ReadAlong):
+            call = stream.reading.call
+            status = call.status_code or 0
+            self.session.own_recorder.endpoint_failed = call.outcome == "failed" and (
+                status in _OK or is_refusal(status)
+            )
+
+
+class _TooLargeError(Exception):
+    """An endpoint sends more than it may."""
