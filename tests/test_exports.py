@@ -37,6 +37,7 @@ FLOORS = {
     "_threads": 0,
     "_logs": 0,
     "_endpoint_failures": 0,
+    "_server_process": 0,
     "_version": 0,
     "context": 1,
     "workflow": 1,

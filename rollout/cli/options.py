@@ -20,6 +20,7 @@ __all__ = [
     "help_alone",
     "host_of",
     "json_option",
+    "processors",
     "seconds",
     "secret_from_env",
     "server_key_from_env",
@@ -49,6 +50,13 @@ def seconds(value: str) -> float:
     if not math.isfinite(number):
         raise click.BadParameter("must be a finite number of seconds")
     return number
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def help_alone(ctx: click.Context) -> None:

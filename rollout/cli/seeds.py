@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import signal
 import traceback
 from collections.abc import Generator, Iterator, Sequence
@@ -29,7 +28,7 @@ from rollout.cli.failures import EXIT_FAILED, CommandError
 if TYPE_CHECKING:
     from rollout.simulation import SimulationStats, Trace, Violation
 
-__all__ = ["Recipe", "SeedOutcome", "processors", "run_seed", "run_seeds"]
+__all__ = ["Recipe", "SeedOutcome", "run_seed", "run_seeds"]
 
 
 @frozen
@@ -88,13 +87,6 @@ class _Worker:
     process: BaseProcess
     pipe: Connection[Any, Any]
     seed: int | None = None
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run_seed(seed: int, recipe: Recipe) -> SeedOutcome:

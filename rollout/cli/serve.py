@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,7 +30,7 @@ from rollout.cli.failures import (
     last_place,
     run_async,
 )
-from rollout.cli.options import FILE_PATH, host_of, seconds, secret_from_env
+from rollout.cli.options import FILE_PATH, host_of, processors, seconds, secret_from_env
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line
@@ -58,6 +58,17 @@ _KEY_HEAD_BYTES = 4096
 def _budget_option(name: str, text: str) -> Callable[[F], F]:
     default = getattr(_BUDGET, name.replace("-", "_"))
     return click.option(f"--{name}", type=seconds, default=default, show_default=True, help=text)
+
+
+def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """Read ``--workers``."""
+    if value is None:
+        return None
+    if value == "auto":
+        return max(processors() - 1, 1)
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise CommandError(f"--workers takes a number from 1, or auto, not {value!r}")
+    return int(value)
 
 
 @click.command()
@@ -100,7 +111,15 @@ def _budget_option(name: str, text: str) -> Callable[[F], F]:
     is_flag=True,
     help="Shut down, too, when stdin ends: with the process that holds it open.",
 )
+@click.option(
+    "--workers",
+    metavar="N|auto",
+    callback=_worker_count,
+    help="Run the rollouts in N processes of this machine, which this one starts and watches; "
+    "auto: one for each core less one.",
+)
 @click.option("--address-fd", type=click.IntRange(min=0), hidden=True)
+@click.option("--worker", is_flag=True, hidden=True, help="Serve a front, whose key stdin has.")
 @click.option(
     "--quiet", "-q", is_flag=True, help="Do not say which rollouts come and how they end."
 )
@@ -122,7 +141,9 @@ def command(
     state: str | None,
     durability: Durability | None,
     until_stdin_closes: bool,
+    workers: int | None,
     address_fd: int | None,
+    worker: bool,
     quiet: bool,
     verbose: bool,
     **budget: float,
@@ -138,10 +159,12 @@ def command(
     results, and the process exits with 0. A second signal skips the first stage. If
     executions do not even stop by force, the process ends all the same, with exit code 3.
 
-    A server is one process, so there is no option for workers: a second process would not know
-    the rollouts of the first. Run several servers on several ports instead, each with a state of
-    its own.
+    A server is one process, and agents written in Python fill its core. With --workers it only
+    admits rollouts and hands them out; the lifespan and the rollouts run in the workers, each
+    with the concurrency of the application.
     """
+    if worker:
+        _ignore_signals()
     if address_fd is not None:
         os.set_inheritable(address_fd, False)  # children of the application do not hold it open
     if not bind.startswith("unix:") or bind == "unix:":
@@ -151,8 +174,13 @@ def command(
         raise CommandError("--durability goes with --state")
     shutdown = _budget(budget)
     _check_encrypted(keyfile, password)
-    stdin = _take_stdin() if until_stdin_closes else None
+    stdin = _take_stdin() if until_stdin_closes or worker else None
+    key = _read_line(stdin) if worker and stdin is not None else None
     server = load_app(app)
+    if key is not None:
+        server.become_worker(key)
+    if workers is not None:
+        _start_workers(server, app, workers, shutdown, verbose=verbose)
     if state is not None:
         server.registry.store = SQLiteStore(state, durability or "process")
     quiet_http()
@@ -165,12 +193,10 @@ def command(
         keyfile_password=password,
         ca_certs=ca_certs,
         shutdown=shutdown,
+        handle_signals=not worker,
     )
-    if stdin is not None:
-        # In a thread, so that it works while code of users blocks the event loop.
-        threading.Thread(target=_follow, args=(stdin,), name="stdin", daemon=True).start()
     with nullcontext() if verbose else summarized(_summary):
-        run_async(_serve, server, start, address_fd, quiet)
+        run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker)
 
 
 def make_front(server: RolloutServer, source: WorkerSource) -> None:
@@ -193,6 +219,28 @@ def make_front(server: RolloutServer, source: WorkerSource) -> None:
     server.become_front(pool)
 
 
+def _start_workers(
+    server: RolloutServer, app: str, count: int, budget: ShutdownBudget, *, verbose: bool
+) -> None:
+    """Make an application the front of workers on this machine."""
+    from rollout.pool import LocalWorkers  # noqa: PLC0415 - see `make_front`
+
+    # The front has waited and delivered before its workers shut down. If it was killed, nobody
+    # waits for a result, so what runs is asked to stop at once.
+    lengths = {
+        "drain": 0,
+        "cleanup": budget.cleanup_sec,
+        "forced": budget.forced_sec,
+        "delivery": 0,
+        "backend": budget.backend_sec,
+    }
+    options = [f"--{stage}-sec={seconds}" for stage, seconds in lengths.items()]
+    if verbose:
+        options.append("--verbose")
+    silence_sec = server.registry.polling_lease_timeout_sec
+    make_front(server, LocalWorkers(app, count, options=options, silence_sec=silence_sec))
+
+
 def _summary(error: BaseException, secrets: Iterable[str | None]) -> str:
     """Summarise an error of user code in a line, in place of its traceback."""
     kind = type(error).__name__
@@ -206,9 +254,21 @@ def _activity(app: RolloutServer) -> Activity:
     return Activity(app.registry, logger.info, every_sec=_COUNTS_SEC, one_by_one=False)
 
 
-async def _serve(app: RolloutServer, start: Any, address_fd: int | None, quiet: bool) -> None:
+async def _serve(
+    app: RolloutServer,
+    start: Any,
+    stdin: int | None,
+    address_fd: int | None,
+    quiet: bool,
+    worker: bool,
+) -> None:
     last_resort = LastResort(app)
     listening = False
+    if stdin is not None:
+        # In a thread, so that it works while code of users blocks the event loop.
+        stop = partial(trio.lowlevel.current_trio_token().run_sync_soon, app.request_shutdown)
+        follow = partial(_follow, stdin, stop, last_resort)
+        threading.Thread(target=follow, name="stdin", daemon=True).start()
     try:
         with last_resort.armed():
             async with trio.open_nursery() as watching:
@@ -219,8 +279,9 @@ async def _serve(app: RolloutServer, start: Any, address_fd: int | None, quiet: 
                     urls = await serving.start(start)
                     listening = True
                     gc.freeze()  # a full collection walks over what rollouts made, not over modules
-                    last_resort.start_with_signals()
-                    click.echo(f"listening on {' '.join(urls)}")
+                    if not worker:
+                        last_resort.start_with_signals()
+                        click.echo(f"listening on {' '.join(urls)}")
                     if app.backend.artifact_root is not None and not quiet:
                         folder = one_line(str(app.backend.artifact_root))
                         click.echo(f"files of rollouts are kept in {folder}", err=True)
@@ -254,14 +315,36 @@ def _take_stdin() -> int:
     return taken
 
 
-def _follow(stdin: int) -> None:
+def _read_line(stdin: int) -> str:
+    """Read a line, and nothing of what follows it."""
+    line = b""
+    while (byte := os.read(stdin, 1)) not in {b"", b"\n"}:
+        line += byte
+    if not line:
+        raise CommandError("--worker: stdin has no key; this option is for --workers alone")
+    return line.decode()
+
+
+def _follow(stdin: int, stop: Callable[[], object], last_resort: LastResort) -> None:
     """Read stdin to its end, without the locks of `sys.stdin` that an exit would trip over."""
     try:
         while os.read(stdin, _KEY_HEAD_BYTES):
             pass
     except OSError as error:
         logger.warning("stdin cannot be read (%s); shutting down", error)
-    os.kill(os.getpid(), signal.SIGTERM)
+    logger.info("stdin has ended: shutting down")
+    with suppress(trio.RunFinishedError):
+        stop()
+        last_resort.wait()
+
+
+def _ignore_signals() -> None:
+    """Ignore what a terminal or a service manager sends to all processes; the front decides.
+
+    By handlers, since children of the application would inherit that signals are ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
 
 
 def _explained(error: RolloutServerError, listening: bool) -> CommandError:
@@ -398,6 +481,7 @@ class LastResort:
     def __init__(self, app: RolloutServer) -> None:
         self._app = app
         self._timer: threading.Timer | None = None
+        self._over = threading.Event()
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -405,7 +489,13 @@ class LastResort:
         try:
             yield
         finally:
+            self._over.set()
             self._disarm()
+
+    def wait(self) -> None:
+        """Wait in a thread for the end of a shutdown, and end the process if it takes too long."""
+        if not self._over.wait(self._app.shutdown_stages.budget.total_sec + _CLOSING_SEC):
+            _end_process("the shutdown does not end")
 
     def start_with_signals(self) -> None:
         """Start the time with SIGTERM or SIGINT, ahead of whoever handles them by now."""
@@ -449,5 +539,6 @@ class LastResort:
 def _end_process(reason: str) -> None:
     logger.error("ending the process by force: %s", reason)
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError):  # whoever has read them may be gone
+            stream.flush()
     os._exit(EXIT_FORCED)

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted
-from rollout.cli.options import json_option
-from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seeds
+from rollout.cli.options import json_option, processors
+from rollout.cli.seeds import Recipe, SeedOutcome, run_seeds
 from rollout.cli.terminal import LiveBar
 from rollout.cli.text import echo_lines, print_json
 

@@ -65,11 +65,13 @@ class Progress:
         admitted: Whether a server has admitted it.
         admission: The answer that admitted it, once there is one.
         agent_started_at: When its agent started, as far as the client has heard.
+        body: Its terminal result as the server encoded it, where the client has kept that.
     """
 
     admitted: WasAdmitted = "no"
     admission: RolloutInitResponse | None = None
     agent_started_at: datetime | None = None
+    body: bytes | None = None
 
     def hear(self, result: RolloutResultResponse) -> None:
         """Record the start time that a result has."""

@@ -270,9 +270,10 @@ class RolloutClient:
         extensions = self._extensions
         admitted = await self._admit(request, progress, when_busy)
         poller = Poller(self._wire, admitted, progress.hear)
-        if extensions is None:
-            return await poller.run()
-        return await extensions.follow(poller)
+        follow = Poller.run if extensions is None else extensions.follow
+        result = await follow(poller)
+        progress.body = poller.body
+        return result
 
     async def run_rollout_async(
         self,

@@ -495,6 +495,7 @@ class ResultFeed:
             return
         merged = followed.poller.take(result)
         if is_terminal(merged.status):
+            followed.poller.body = line
             followed.attached = False  # the server has let it go
             self._end(followed, result=merged)
 

@@ -42,6 +42,7 @@ class Poller:
         lease_deadline: The last confirmed end of the lease.
         status: The furthest status seen.
         agent_started_at: The first start time seen.
+        body: The terminal result as the feed's line had it, if it came so.
     """
 
     wire: Wire
@@ -52,6 +53,7 @@ class Poller:
     )
     status: RolloutStatus = field(default=RolloutStatus.QUEUED, init=False)
     agent_started_at: datetime | None = field(default=None, init=False)
+    body: bytes | None = field(default=None, init=False, repr=False)
 
     @property
     def admission(self) -> RolloutInitResponse:
@@ -99,9 +101,11 @@ class Poller:
             self.status = result.status
         if self.agent_started_at is None:
             self.agent_started_at = result.agent_started_at
-        merged = evolve(result, status=self.status, agent_started_at=self.agent_started_at)
-        self.on_result(merged)
-        return merged
+        known = self.status, self.agent_started_at
+        if (result.status, result.agent_started_at) != known:
+            result = evolve(result, status=self.status, agent_started_at=self.agent_started_at)
+        self.on_result(result)
+        return result
 
     async def _pause(self, started: float) -> None:
         """Wait a little when a server answers polls at once though nothing is new."""

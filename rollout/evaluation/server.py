@@ -1,17 +1,12 @@
 """A rollout server in a process of its own, for the length of a run.
 
 It runs in a process of its own, so that code of users that blocks, crashes or leaks does not
-touch the run. Its stdin is a pipe that only the run holds open: however the run ends, by
-SIGKILL too, the pipe closes, and the server shuts down. Its address comes through a pipe of its
-own, so that nothing that an application prints can be taken for it.
+touch the run.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,6 +19,7 @@ from attrs import define, field
 from rollout._files.atomic import reason_of
 from rollout._logs import get_logger
 from rollout._redaction import RedactedStream
+from rollout._server_process import first_line, killed_by, start_server
 from rollout._tasks import background_tasks
 from rollout.errors import EvaluationError, EvaluationStoppedError
 
@@ -67,11 +63,17 @@ async def server_process(
     Leaving the block, by cancellation too, stops it within 15 seconds and waits for it.
     """
     with _opened(log) as file:
-        process, address = await _start(app, state, os.environ | environment)
+        try:
+            process, address = await start_server(
+                app, [*_OPTIONS, "--state", str(state)], environment=os.environ | environment
+            )
+        except OSError as error:
+            reason = reason_of(error)
+            raise EvaluationError(f"the rollout server cannot be started: {reason}") from None
         output = _Output(process, log, file, file.tell(), RedactedStream(secrets))
         try:
             async with address, background_tasks(output.copy):
-                url = await _first_line(address)
+                url = await first_line(address)
                 if not url:
                     await process.wait()
                     raise EvaluationError(f"the rollout server did not start: {await output.end()}")
@@ -88,45 +90,6 @@ def _opened(log: Path) -> IO[bytes]:
         return open(os.open(log, flags, 0o600), "ab")  # noqa: PTH123 - opened with flags
     except OSError as error:
         raise EvaluationError(f"{log}: {error.strerror or error}") from None
-
-
-async def _start(
-    app: str, state: Path, environment: dict[str, str]
-) -> tuple[trio.Process, trio.abc.ReceiveStream]:
-    """Start the process; its address comes through the stream."""
-    # In a session of its own, so that Ctrl-C reaches the run alone, which then stops it. And with
-    # `-u`, so that what it prints gets into the log when it prints it, not when it ends.
-    read, write = os.pipe()
-    command = [sys.executable, "-u", "-m", "rollout.cli", "serve", app, *_OPTIONS]
-    command += ["--state", str(state)]
-    try:
-        process = await trio.lowlevel.open_process(
-            [*command, "--address-fd", str(write)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            pass_fds=(write,),
-        )
-    except BaseException as error:
-        os.close(read)
-        if not isinstance(error, OSError):
-            raise
-        raise EvaluationError(f"the rollout server cannot be started: {reason_of(error)}") from None
-    finally:
-        os.close(write)
-    return process, trio.lowlevel.FdStream(read)
-
-
-async def _first_line(stream: trio.abc.ReceiveStream) -> str:
-    """Read a line; the empty text if the stream ends before."""
-    received = b""
-    async for data in stream:
-        received += data
-        if b"\n" in received:
-            return received.partition(b"\n")[0].decode()
-    return ""
 
 
 @define
@@ -170,20 +133,11 @@ class _Output:
         with trio.move_on_after(_DRAIN_SEC):
             await self._copied.wait()
         code = self.process.returncode
-        if code is not None and code < 0:
-            reason = f"it was killed by {_signal_name(-code)}"
-            if -code == signal.SIGKILL:
-                reason += ", which the system sends when memory runs out"
-            return f"{reason} ({self.log} has what it wrote)"
+        killed = None if code is None else killed_by(code)
+        if killed is not None:
+            return f"it was {killed} ({self.log} has what it wrote)"
         last = _last_line(self.log, self.begin) or "it wrote nothing"
         return f"{last} (exit code {code}; {self.log} has all that it wrote)"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 async def _watch(output: _Output) -> None:

@@ -5,7 +5,8 @@ room, and passes on what becomes of it; to its callers it is a server like any o
 """
 
 from rollout.pool.backend import PoolBackend
+from rollout.pool.local import LocalWorkers
 from rollout.pool.source import Workers, WorkerSource
 from rollout.pool.worker import Worker, WorkerAddress
 
-__all__ = ["PoolBackend", "Worker", "WorkerAddress", "WorkerSource", "Workers"]
+__all__ = ["LocalWorkers", "PoolBackend", "Worker", "WorkerAddress", "WorkerSource", "Workers"]

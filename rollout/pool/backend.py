@@ -186,11 +186,12 @@ class PoolBackend(ExecutionBackend):
         self._hand_out()
 
     async def shutdown(self) -> None:
-        """Let the workers hear of the last cancel requests."""
+        """Let the workers hear of the last cancel requests; then the source ends its own."""
         with trio.move_on_after(_GOODBYE_SEC):
             async with trio.open_nursery() as nursery:
                 for worker in list(self._workers or ()):
                     nursery.start_soon(worker.flushed)
+        await self._source.shutdown()
 
     # --- admission ----------------------------------------------------------------------------
 
@@ -282,7 +283,7 @@ class PoolBackend(ExecutionBackend):
         self._rollouts[request.id] = rollout
         self._queue.push(rollout.run, rollout)
         try:
-            return ExecutionOutcome(workflow=await self._execute(rollout, request, context))
+            return await self._execute(rollout, request, context)
         finally:
             self._leave(rollout)
             if reserved is None:
@@ -290,7 +291,7 @@ class PoolBackend(ExecutionBackend):
 
     async def _execute(
         self, rollout: _Rollout, request: ExecutionRequest, context: RolloutContext
-    ) -> ExecutionResult:
+    ) -> ExecutionOutcome:
         while True:
             self._hand_out()
             if rollout.attempt is None:
@@ -298,10 +299,11 @@ class PoolBackend(ExecutionBackend):
             now = trio.current_time()
             ended = _ended_in_queue(rollout, request, now)
             if ended is not None or rollout.attempt is None:
-                return ended or Execution(rollout.id, rollout.submitted_at).interrupted()
-            ended = await self._try(rollout, rollout.attempt, request, context, now)
-            if ended is not None:
-                return ended
+                ended = ended or Execution(rollout.id, rollout.submitted_at).interrupted()
+                return ExecutionOutcome(workflow=ended)
+            outcome = await self._try(rollout, rollout.attempt, request, context, now)
+            if outcome is not None:
+                return outcome
             rollout.attempt = None
             self._queue.put_back(rollout.run, rollout)
 
@@ -338,7 +340,7 @@ class PoolBackend(ExecutionBackend):
         request: ExecutionRequest,
         context: RolloutContext,
         now: float,
-    ) -> ExecutionResult | None:
+    ) -> ExecutionOutcome | None:
         """Follow a rollout on a worker; ``None`` if it is to go elsewhere."""
         worker = attempt.worker
         attempt.context = context
@@ -354,7 +356,7 @@ class PoolBackend(ExecutionBackend):
         if attempt.admitted != "no":
             rollout.asked.append(worker.process_id)
         worker.end(attempt, over=result is not None or (attempt.confirmed and error is not None))
-        if isinstance(verdict, ExecutionResult):
+        if isinstance(verdict, ExecutionOutcome):
             return verdict
         if verdict.busy:
             worker.full()
@@ -408,7 +410,7 @@ def judge(
     error: Exception | None,
     *,
     cancelled: bool,
-) -> ExecutionResult | _Elsewhere:
+) -> ExecutionOutcome | _Elsewhere:
     """Decide what an attempt that is over means for its rollout.
 
     Args:
@@ -420,19 +422,20 @@ def judge(
     if attempt.confirmed:
         return _judge_started(attempt, result, error)
     if cancelled:
-        return Execution(attempt.context.rollout_id, 0.0).interrupted()
+        interrupted = Execution(attempt.context.rollout_id, 0.0).interrupted()
+        return ExecutionOutcome(workflow=interrupted)
     if result is None:
         return _judge_error(attempt, error)
     if result.err_category in _NOT_ITS_OWN or result.err_source == SERVER_RESTART:
         return _Elsewhere(result.err_message or "it gave no reason")
     if result.status is RolloutStatus.CANCELLED:
         return _Elsewhere("it was cancelled there")
-    return _passed_on(result)
+    return _passed_on(attempt, result)
 
 
 def _judge_started(
     attempt: Attempt, result: RolloutResultResponse | None, error: Exception | None
-) -> ExecutionResult:
+) -> ExecutionOutcome:
     name = attempt.worker.name
     if result is None:
         reason = _reason(attempt, error)
@@ -441,20 +444,21 @@ def _judge_started(
         return _lost(
             f"its agent had started on worker {name}, which was cut off for longer than a lease"
         )
-    return _passed_on(result)
+    return _passed_on(attempt, result)
 
 
-def _judge_error(attempt: Attempt, error: Exception | None) -> ExecutionResult | _Elsewhere:
+def _judge_error(attempt: Attempt, error: Exception | None) -> ExecutionOutcome | _Elsewhere:
     reason = _reason(attempt, error)
     if isinstance(error, RolloutCapacityError):
         return _Elsewhere(reason, busy=True)
+    invalid = failure(reason, RolloutErrorCategory.VALIDATION_ERROR)
     if isinstance(error, InvalidFieldError):
-        return failure(reason, RolloutErrorCategory.VALIDATION_ERROR)
+        return ExecutionOutcome(workflow=invalid)
     if isinstance(error, RolloutProtocolError) and attempt.admitted == "no":
         if error.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             return _Elsewhere(reason, busy=True)
         if error.status_code in _UNUSABLE:
-            return failure(reason, RolloutErrorCategory.VALIDATION_ERROR)
+            return ExecutionOutcome(workflow=invalid)
     return _Elsewhere(reason)
 
 
@@ -462,20 +466,27 @@ def _reason(attempt: Attempt, error: Exception | None) -> str:
     return attempt.given_up or str(error) or type(error).__name__
 
 
-def _lost(message: str) -> ExecutionResult:
+def _lost(message: str) -> ExecutionOutcome:
     lost = failure(message, RolloutErrorCategory.INTERNAL_ERROR)
     lost.err_source = WORKER_LOST
-    return lost
+    return ExecutionOutcome(workflow=lost)
 
 
-def _passed_on(result: RolloutResultResponse) -> ExecutionResult:
-    return ExecutionResult(
+def _passed_on(attempt: Attempt, result: RolloutResultResponse) -> ExecutionOutcome:
+    context, encoded = attempt.context, attempt.body
+    if (result.rollout_id, result.agent_started_at) != (
+        context.rollout_id,
+        context.agent_started_at,
+    ):
+        encoded = None
+    passed_on = ExecutionResult(
         status=result.status,
-        sample=result.sample,
+        sample=result.sample if encoded is None else None,
         err_message=result.err_message,
         err_category=result.err_category,
         err_source=result.err_source,
     )
+    return ExecutionOutcome(workflow=passed_on, encoded=encoded)
 
 
 def _ended_in_queue(

@@ -35,6 +35,13 @@ class WorkerSource(ABC):
         """Return what the health of the pool says beside its workers, JSON types only."""
         return {}
 
+    async def shutdown(self) -> None:
+        """End the workers that it has started; called once no rollout is left.
+
+        Cancelled when the backend's stage of the shutdown is over; `run` is cancelled then, too.
+        """
+        await trio.lowlevel.checkpoint()
+
 
 class Workers:
     """The workers of a pool, for the source that has them join and leave.

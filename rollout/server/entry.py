@@ -203,10 +203,11 @@ class Entry:
         The end is encoded, too. May be called in a thread that trio started, which then does
         the slow parts.
         """
-        result = self.record.end
+        result, encoded = self.record.end, None
         if result is None:
             try:
                 result = result_of(self.rollout_id, outcome, secrets=self.secrets)
+                encoded = getattr(outcome, "encoded", None)
             except Exception as error:  # noqa: BLE001 - a sample may hold anything
                 log_failure(self.rollout_id, "result", error, self.secrets)
                 result = crash_result(self.rollout_id)
@@ -214,9 +215,11 @@ class Entry:
             decided = self._decide(result)
         else:
             decided = trio.from_thread.run_sync(self._decide, result)
+        if (decided.status, decided.err_category) != (result.status, result.err_category):
+            encoded = None  # its lease had ended before
         if self.body is None:
             with suppress(Exception):  # whoever publishes the result meets it again, and logs it
-                self.body = encode(decided)
+                self.body = encoded or encode(decided)
         return decided
 
     def _decide(self, result: RolloutResultResponse) -> RolloutResultResponse:

@@ -92,6 +92,13 @@ class ExecutionResult:
 class ExecutionOutcome:
     """The outcome of one execution: the workflow's result and, if it came so far, the grader's.
 
+    Attributes:
+        workflow: The workflow's result.
+        grader: The grader's result, if it came so far.
+        encoded: The terminal response, with the sample, as another server of this version has
+            encoded it for this rollout; it is published as it is. Only for backends whose workers
+            are such servers; the result then needs no sample.
+
     Raises:
         InvalidFieldError: One of them is no `ExecutionResult`.
     """
@@ -100,6 +107,7 @@ class ExecutionOutcome:
         validator=instance_of(ExecutionResult, name="an ExecutionResult")
     )
     grader: ExecutionResult | None = optional_field(ExecutionResult, "an ExecutionResult or None")
+    encoded: bytes | None = field(default=None, repr=False)
 
     @property
     def result(self) -> ExecutionResult:

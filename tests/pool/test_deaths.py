@@ -236,22 +236,21 @@ async def worker_process(bind, task_status=trio.TASK_STATUS_IGNORED):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets and signals")
-@pytest.mark.parametrize("way", ["SIGKILL", "os._exit"])
-async def test_a_process_that_is_killed_or_exits_in_user_code(tmp_path, way):
+async def test_processes_that_exit_in_user_code_or_are_killed(tmp_path):
     binds = [unix_bind(tmp_path, str(number)) for number in range(2)]
     async with trio.open_nursery() as nursery, front_over(PoolBackend(binds)) as (client, backend):
         processes = {bind: await nursery.start(partial(worker_process, bind)) for bind in binds}
         await all_up(backend, 2)
-        if way == "os._exit":
-            lost = await ask(client, "lost", exit=3)
-        else:
-            handle = await start(client, "lost", sleep=60)
-            await handle.wait_for_running()
-            busy = next(worker for worker in backend._workers if worker.in_flight)
-            os.kill(processes[busy.address.url].pid, signal.SIGKILL)
-            lost = await handle
-        assert lost.err_source == WORKER_LOST
-        assert lost.agent_started_at is not None
+        exited = await ask(client, "exited", exit=3)
+        assert exited.err_source == WORKER_LOST
+        assert exited.agent_started_at is not None
         for number in range(4):
             assert (await ask(client, f"r{number}")).sample.reward == 1.0
+        handle = await start(client, "killed", sleep=60)
+        await handle.wait_for_running()
+        busy = next(worker for worker in backend._workers if worker.in_flight)
+        os.kill(processes[busy.address.url].pid, signal.SIGKILL)
+        killed = await handle
+        assert killed.err_source == WORKER_LOST
+        assert killed.agent_started_at is not None
         nursery.cancel_scope.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import trio
 from support import CHAT_URL, in_process, make_app, prompt
 
@@ -40,3 +42,32 @@ async def test_no_part_of_a_key_is_left_where_a_long_message_is_cut(autojump_clo
                 prompt(message=text), CHAT_URL, f"r{dots}", llm_api_key=KEY, grade=False
             )
             assert "sk-h" not in (result.err_message or "")
+
+
+class Encoding(ExecutionBackend):
+    """Returns what it has encoded itself, after as long as the prompt says."""
+
+    async def execute(self, request):
+        with trio.CancelScope(shield=True):
+            await trio.sleep(request.prompt[0].get("sleep", 0))
+        encoded = {"rollout_id": request.id, "status": "success", "err_message": "as it is"}
+        return ExecutionOutcome(
+            workflow=ExecutionResult(status=RolloutStatus.SUCCESS),
+            encoded=json.dumps(encoded).encode(),
+        )
+
+
+async def test_what_a_backend_has_encoded_is_published_as_it_is(autojump_clock):
+    async with in_process(make_app(Encoding())) as client:
+        result = await client.run_rollout(prompt(), CHAT_URL, "a", grade=False)
+        assert result.err_message == "as it is"
+
+
+async def test_a_lease_that_has_ended_wins_over_what_a_backend_has_encoded(autojump_clock):
+    app = make_app(Encoding(), polling_lease_timeout_sec=60)
+    async with in_process(app) as client:
+        handle = await client.run_rollout_async(prompt(sleep=200), CHAT_URL, "a", grade=False)
+        handle.cancel()
+        await trio.sleep(300)
+        (entry,) = app.registry._entries.values()
+        assert json.loads(entry.body)["err_category"] == "lease_expired"
