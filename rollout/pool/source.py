@@ -55,8 +55,8 @@ class Workers:
         on_change: Called whenever a worker may have more room, or less.
 
     Attributes:
-        application: What the workers serve: that of the first that was up. A worker that serves
-            something else is refused.
+        application: What the workers serve: that of the first that is up. A worker that serves
+            something else is refused while one of them is.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class Workers:
         self._count_queued = count_queued
         self._on_change = on_change
         self._workers: dict[str, Worker] = {}
-        self._known_application = False
         self._changed: trio.Event | None = None
 
     def __iter__(self) -> Iterator[Worker]:
@@ -168,11 +167,11 @@ class Workers:
             if other is not worker and other.process_id == process_id and other.refusal is None:
                 return f"it is the same server as worker {other.name}"
         application = health.get("application")
-        if not self._known_application:
-            self._known_application = True
+        if any(other is not worker and other.capacity for other in self):
+            if application != self.application:
+                return f"it serves {application}, and the other workers {self.application}"
+        else:
             self.application = application if isinstance(application, str) else None
-        elif application != self.application:
-            return f"it serves {application}, and the other workers {self.application}"
         return None
 
     def notify(self) -> None:

@@ -170,7 +170,6 @@ class Worker:
         address: As above.
         attempts: The rollouts that take a place on it.
         process_id: Its process, as of the last health; ``None`` before the first.
-        application: What it serves, as of the last health.
         draining: Whether it gets nothing new.
         lost: Why it is gone; ``None`` while it is not.
         refusal: Why the pool does not use it; ``None`` if it does.
@@ -182,7 +181,6 @@ class Worker:
         self.client = client
         self.attempts: dict[Attempt, None] = {}
         self.process_id: str | None = None
-        self.application: str | None = None
         self.draining = False
         self.lost: str | None = None
         self.refusal: str | None = None
