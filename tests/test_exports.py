@@ -56,7 +56,7 @@ FLOORS = {
 
 TOP = 4
 
-EXTRAS = {"harbor", "openai", "agents", "strands", "pydantic_ai", "mcp", "xllamacpp"}
+EXTRAS = {"harbor", "openai", "agents", "strands", "pydantic_ai", "mcp", "xllamacpp", "ray"}
 """Packages of extras. Modules that they load by name import them, and are left out without."""
 
 

@@ -12,13 +12,16 @@ import click
 
 from rollout._checks import check_api_key
 from rollout.cli.failures import CommandError
-from rollout.errors import InvalidFieldError
+from rollout.cli.text import not_json
+from rollout.codec import parse_json
+from rollout.errors import InvalidBodyError, InvalidFieldError
 
 __all__ = [
     "FILE_PATH",
     "api_key_option",
     "help_alone",
     "host_of",
+    "json_object",
     "json_option",
     "processors",
     "seconds",
@@ -77,6 +80,23 @@ def _with_scheme(ctx: click.Context, param: click.Parameter, url: str) -> str:
     if address and "://" not in url:
         raise CommandError(f"url must start with http:// or https://, as in http://{address}")
     return url
+
+
+def json_object(option: str, text: str | None) -> dict[str, Any] | None:
+    """Read the JSON object that *option* gives; ``None`` without one.
+
+    Raises:
+        CommandError: It is anything else.
+    """
+    if text is None:
+        return None
+    try:
+        value = parse_json(text.encode("utf-8", "surrogatepass"))
+    except InvalidBodyError as error:
+        raise CommandError(f"{option}: {not_json(error)}") from None
+    if not isinstance(value, dict):
+        raise CommandError(f"{option} must be a JSON object")
+    return value
 
 
 def json_option(function: F) -> F:

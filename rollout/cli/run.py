@@ -21,6 +21,7 @@ from rollout.cli.interrupts import interrupts
 from rollout.cli.options import (
     FILE_PATH,
     api_key_option,
+    json_object,
     json_option,
     seconds,
     secret_from_env,
@@ -120,7 +121,7 @@ def command(
             "chat_completions_url": chat_url,
             "llm_api_key": secret_from_env("--llm-api-key-env", llm_api_key_env),
             "label": label,
-            "metadata": _metadata(metadata),
+            "metadata": json_object("--metadata", metadata),
             "grade": not no_grade,
             "agent_timeout_sec": agent_timeout_sec,
             "grader_timeout_sec": grader_timeout_sec,
@@ -240,18 +241,6 @@ def _read_messages(name: str) -> list[dict[str, Any]]:
         raise CommandError(f"--messages-file: {name}: {not_json(error)}") from None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise CommandError(f"--messages-file: {name} must hold a JSON list of objects")
-    return value
-
-
-def _metadata(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = parse_json(text.encode("utf-8", "surrogatepass"))
-    except InvalidBodyError as error:
-        raise CommandError(f"--metadata: {not_json(error)}") from None
-    if not isinstance(value, dict):
-        raise CommandError("--metadata must be a JSON object")
     return value
 
 

@@ -30,11 +30,18 @@ from rollout.cli.failures import (
     last_place,
     run_async,
 )
-from rollout.cli.options import FILE_PATH, host_of, processors, seconds, secret_from_env
+from rollout.cli.options import (
+    FILE_PATH,
+    host_of,
+    json_object,
+    processors,
+    seconds,
+    secret_from_env,
+)
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line
-from rollout.errors import InvalidFieldError, RolloutServerError
+from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutServerError
 from rollout.server import RolloutServer, ShutdownBudget, serve
 from rollout.server.entry import Entry
 from rollout.server.registry import RolloutRegistry
@@ -116,7 +123,29 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
     metavar="N|auto",
     callback=_worker_count,
     help="Run the rollouts in N processes of this machine, which this one starts and watches; "
-    "auto: one for each core less one.",
+    "auto: one for each core less one. With --ray: in N actors of a cluster.",
+)
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Where workers run: on the Ray cluster at host:port, if this machine is a node of it, or "
+    "at ray://host:port; auto: on that of this machine, or one that is started; local: the latter.",
+)
+@click.option(
+    "--max-workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --ray: as many workers as the rollouts need, from --workers up to N.",
+)
+@click.option(
+    "--worker-resources",
+    metavar="JSON",
+    help='With --ray: what a worker takes of a node, as in \'{"CPU": 2, "GPU": 1}\'.',
+)
+@click.option(
+    "--runtime-env",
+    metavar="JSON",
+    help='With --ray: Ray\'s runtime environment of the workers, as in \'{"working_dir": "."}\'.',
 )
 @click.option("--address-fd", type=click.IntRange(min=0), hidden=True)
 @click.option("--worker", is_flag=True, hidden=True, help="Serve a front, whose key stdin has.")
@@ -142,6 +171,10 @@ def command(
     durability: Durability | None,
     until_stdin_closes: bool,
     workers: int | None,
+    ray: str | None,
+    max_workers: int | None,
+    worker_resources: str | None,
+    runtime_env: str | None,
     address_fd: int | None,
     worker: bool,
     quiet: bool,
@@ -169,6 +202,13 @@ def command(
         os.set_inheritable(address_fd, False)  # children of the application do not hold it open
     if not bind.startswith("unix:") or bind == "unix:":
         host_of(bind, forms="HOST:PORT, [IPV6]:PORT or unix:PATH")
+    on_ray = {
+        "max_workers": max_workers,
+        "worker_resources": json_object("--worker-resources", worker_resources),
+        "runtime_env": json_object("--runtime-env", runtime_env),
+    }
+    if ray is None and any(value is not None for value in on_ray.values()):
+        raise CommandError("--max-workers, --worker-resources and --runtime-env go with --ray")
     password = secret_from_env("--keyfile-password-env", keyfile_password_env)
     if durability is not None and state is None:
         raise CommandError("--durability goes with --state")
@@ -179,7 +219,9 @@ def command(
     server = load_app(app)
     if key is not None:
         server.become_worker(key)
-    if workers is not None:
+    if ray is not None:
+        _use_ray(server, app, ray, workers=workers or 1, **on_ray)
+    elif workers is not None:
         _start_workers(server, app, workers, shutdown, verbose=verbose)
     if state is not None:
         server.registry.store = SQLiteStore(state, durability or "process")
@@ -239,6 +281,17 @@ def _start_workers(
         options.append("--verbose")
     silence_sec = server.registry.polling_lease_timeout_sec
     make_front(server, LocalWorkers(app, count, options=options, silence_sec=silence_sec))
+
+
+def _use_ray(server: RolloutServer, app: str, address: str, **options: Any) -> None:
+    """Make an application the front of workers on a Ray cluster."""
+    from rollout.pool.ray import RayPool  # noqa: PLC0415 - see `make_front`
+
+    try:
+        source = RayPool(app, address, **options)
+    except BackendConfigurationError as error:
+        raise CommandError(f"--ray: {error}") from error
+    make_front(server, source)
 
 
 def _summary(error: BaseException, secrets: Iterable[str | None]) -> str:

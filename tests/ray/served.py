@@ -1,0 +1,3 @@
+"""The application that the workers of these tests serve."""
+
+from __future__ import annotations
