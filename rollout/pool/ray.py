@@ -314,8 +314,9 @@ class RayPool(WorkerSource):
             self._caller.post(self._kill, slot)
 
     async def _start(self, slot: _Slot) -> tuple[str | None, str | None]:
-        started: Future[tuple[str | None, str | None]] = await self._caller.call(self._create, slot)
-        return await _result(started)
+        asked = await self._caller.call(self._create, slot)
+        started: tuple[str | None, str | None] = await _result(asked)
+        return started
 
     def _create(self, slot: _Slot) -> Future[Any]:
         actor_class = self._ray.remote(_Actor).options(

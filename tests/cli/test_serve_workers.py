@@ -63,6 +63,11 @@ def rollout(client, rollout_id, **script):
     return client.run_rollout(prompt, CHAT_URL, rollout_id, grade=False)
 
 
+async def both_up(client):
+    while sum(each["status"] == "up" for each in (await client.health())["workers"]) < 2:
+        await trio.sleep(0.05)
+
+
 async def use(url, folder, process):
     """Use both workers, kill one, ask the other to end, and end the front under a rollout."""
     results = {}
@@ -71,6 +76,7 @@ async def use(url, folder, process):
         results[rollout_id] = await rollout(client, rollout_id, **script)
 
     async with RolloutClient(url=url, api_key="key-of-the-app") as client:
+        await both_up(client)
         async with trio.open_nursery() as nursery:
             for number in range(4):
                 nursery.start_soon(lambda number=number: run(f"r{number}", sleep=0.2))
@@ -79,8 +85,7 @@ async def use(url, folder, process):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: run("killed", sleep=600, started=str(folder / "killed")))
             os.kill(await until(folder / "killed"), signal.SIGKILL)
-        while sum(each["status"] == "up" for each in (await client.health())["workers"]) < 2:
-            await trio.sleep(0.05)
+        await both_up(client)
         health = await client.health()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: run("last", sleep=1, started=str(folder / "last")))
