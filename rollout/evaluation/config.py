@@ -97,6 +97,11 @@ def _app(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be MODULE:APP or FILE.py:APP")
 
 
+def _workers(_: Any, attribute: Any, value: Any) -> None:
+    if value != "auto" and not is_whole_from_one(value):
+        raise InvalidFieldError(attribute.name, 'must be a whole number from 1 up, or "auto"')
+
+
 def _model(_: Any, attribute: Any, value: Any) -> None:
     _filled(None, attribute, value)
     if not value.isprintable():
@@ -157,20 +162,26 @@ class ServerConfig:
         url: Base URL of a server that runs. Credentials in it are sent as
             ``Authorization: Basic``, and are never written anywhere.
         app: ``MODULE:APP`` or ``FILE.py:APP``, served on a free loopback port for the run.
+        workers: In how many processes the app runs its rollouts, see ``rollout serve``;
+            ``"auto"``: one for each core less one. ``None``: in one, with everything else.
         api_key_env: The environment variable that holds the server's key.
 
     Raises:
         InvalidFieldError: Neither or both of `url` and `app` are given, one of them cannot be
-            used, or a key is given where the name of a variable belongs.
+            used, `workers` goes without an app, or a key is given where the name of a variable
+            belongs.
     """
 
     url: str | None = field(default=None, validator=optional(_url), repr=False)
     app: str | None = field(default=None, validator=optional(_app))
+    workers: int | str | None = field(default=None, validator=optional(_workers))
     api_key_env: str | None = field(default=None, validator=optional(_variable))
 
     def __attrs_post_init__(self) -> None:
         if (self.url is None) == (self.app is None):
             raise InvalidFieldError("url", "must be given, or app, but not both")
+        if self.url is not None and self.workers is not None:
+            raise InvalidFieldError("workers", "goes with app; a server that runs has its own")
         if self.url is not None and self.api_key_env is not None and check_url(self.url)[1]:
             raise InvalidFieldError(
                 "api_key_env", "cannot be sent along with the credentials in the url: leave one out"
@@ -325,6 +336,7 @@ def _structure_path(value: Any, _: Any) -> Path:
 
 
 converter.register_structure_hook(Path, _structure_path)
+converter.register_structure_hook(int | str | None, lambda value, _: value)  # see `_workers`
 
 
 def load_config(
@@ -358,8 +370,8 @@ def load_config(
         table = tables.setdefault(section, {})
         if not isinstance(table, dict):
             continue
-        for name, other in (("url", "app"), ("app", "url")):
-            if section == "server" and name in values:
+        for name, others in (("url", ("app", "workers")), ("app", ("url",))):
+            for other in others if section == "server" and name in values else ():
                 table.pop(other, None)
         table.update(values)
     return parse_config(tables)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from rollout.types import MODEL_ENDPOINT
+from rollout.types import MODEL_ENDPOINT, WORKER_LOST
 from rollout.types._fields import count, instance_of, optional, utc_time
 
 __all__ = ["AttemptOutcome", "AttemptRecord"]
@@ -121,7 +121,7 @@ class AttemptRecord:
         if not self.failed:
             return False
         broken = self.outcome is AttemptOutcome.ERROR and self.may_have_run
-        return broken or self.reason in {"http_error", "unreachable", MODEL_ENDPOINT}
+        return broken or self.reason in {"http_error", "unreachable", MODEL_ENDPOINT, WORKER_LOST}
 
 
 FIELDS = tuple(attribute.name for attribute in attrs.fields(AttemptRecord))

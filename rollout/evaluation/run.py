@@ -206,6 +206,7 @@ async def _connect(
             server_process(
                 config.server.app,
                 log=run.folder / SERVER_LOG,
+                workers=config.server.workers,
                 state=await trio.to_thread.run_sync(make_state, run.folder),
                 environment=_server_environment(config, run.folder),
                 secrets=credentials.secrets,

@@ -45,6 +45,7 @@ async def server_process(
     log: Path,
     state: Path,
     environment: dict[str, str],
+    workers: int | str | None = None,
     secrets: Iterable[str | None] = (),
 ) -> AsyncGenerator[str, None]:
     """Serve an application for the length of the block; yields its URL.
@@ -54,6 +55,7 @@ async def server_process(
         log: The file that gets what the server writes, less the secrets.
         state: The file in which it keeps its rollouts, whatever the application says.
         environment: Variables for it, on top of this process's own.
+        workers: The value of ``--workers``; ``None`` to run everything in the one process.
         secrets: What must not get into the log, see `rollout._redaction.Redactor`.
 
     Raises:
@@ -63,9 +65,12 @@ async def server_process(
     Leaving the block, by cancellation too, stops it within 15 seconds and waits for it.
     """
     with _opened(log) as file:
+        options = [*_OPTIONS, "--state", str(state)]
+        if workers is not None:
+            options.append(f"--workers={workers}")
         try:
             process, address = await start_server(
-                app, [*_OPTIONS, "--state", str(state)], environment=os.environ | environment
+                app, options, environment=os.environ | environment
             )
         except OSError as error:
             reason = reason_of(error)

@@ -26,6 +26,11 @@ _COUNT = click.IntRange(min=1)
 _FROM_ZERO = click.IntRange(min=0)
 
 
+def _workers(value: str) -> int | str:
+    """Read a number if it is one; the config refuses what is not ``auto`` then."""
+    return int(value) if value.isascii() and value.isdigit() else value
+
+
 @frozen
 class _Override:
     """An option that replaces one value of the config.
@@ -56,6 +61,10 @@ _OVERRIDES = (
     _Override("--url", "server", "url", str, "URL", "A rollout server that runs."),
     _Override(
         "--app", "server", "app", str, "MODULE:APP|FILE.py:APP", "One to start for the run."
+    ),
+    _Override(
+        "--workers", "server", "workers", _workers, "N|auto",
+        "Run the app's rollouts in so many processes.",
     ),
     _Override(
         "--api-key-env", "server", "api_key_env", str, "NAME",

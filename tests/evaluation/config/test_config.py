@@ -163,6 +163,10 @@ def test_overrides_can_be_whole_sections(tmp_path):
         ("server", "app", ":app", "must be MODULE:APP or FILE.py:APP"),
         ("server", "app", "server.py:", "must be MODULE:APP or FILE.py:APP"),
         ("server", "app", "a\0b:app", "must be MODULE:APP or FILE.py:APP"),
+        ("server", "workers", 0, 'must be a whole number from 1 up, or "auto"'),
+        ("server", "workers", True, 'must be a whole number from 1 up, or "auto"'),
+        ("server", "workers", 1.5, 'must be a whole number from 1 up, or "auto"'),
+        ("server", "workers", "4", 'must be a whole number from 1 up, or "auto"'),
         ("server", "api_key_env", "sk-1", "takes the name of an environment variable"),
         ("server", "api_key_env", "", "takes the name of an environment variable"),
         ("chat", "url", "localhost:9000/v1", "must be an http:// or https:// URL"),
@@ -245,6 +249,15 @@ def test_every_problem_is_named_at_once():
 def test_a_server_is_either_there_or_started(server):
     (problem,) = problems_of({**MINIMAL, "server": server})
     assert problem == "server.url: must be given, or app, but not both"
+
+
+@pytest.mark.parametrize("workers", [1, 4, "auto"])
+def test_an_app_has_workers_and_a_server_that_runs_has_not(workers, tmp_path):
+    path = write(tmp_path, FULL.replace("[chat]", f"workers = {workers!r}\n[chat]", 1))
+    assert load_config(path).server.workers == workers
+    assert load_config(path, {"server": {"url": "http://h"}}).server.workers is None
+    (problem,) = problems_of({**MINIMAL, "server": {"url": "http://h", "workers": workers}})
+    assert problem == "server.workers: goes with app; a server that runs has its own"
 
 
 def test_a_server_has_one_way_to_authenticate():

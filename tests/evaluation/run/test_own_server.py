@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -220,6 +221,22 @@ async def test_one_that_dies_in_the_middle(tmp_path, app, caplog):
     assert set(keys(recorded)) <= set(all_keys(3))
     assert all(record.outcome == "success" for record in recorded)
     assert not [entry for entry in caplog.records if entry.name.startswith("rollout.evaluation")]
+
+
+async def test_one_with_workers_outlives_one_of_them(tmp_path, app):
+    rows = [*scripted(1, kill=True), *scripted(3), *scripted(1, model=True)]
+    server = {"app": f"{app}:app", "workers": 2}
+    chat = {"model": "the-model"}
+    config = config_of(tmp_path, server=server, rows=rows, chat=chat, max_in_flight=1)
+    run, records = await run_all(config)
+    assert run.complete
+    assert keys(records) == all_keys(5)
+    (killed,) = (record for record in records if record.row == 0)
+    assert killed.err_source == "worker_lost"
+    assert killed.infrastructure
+    assert answer(run, "4-0-0") == "the-model"
+    log = (run.folder / "server.log").read_text()
+    assert re.search("^worker [12]: last words$", log, re.MULTILINE)
 
 
 async def test_it_is_gone_when_the_block_is_left(tmp_path, app):
