@@ -324,13 +324,13 @@ class Worker:
         """
         if attempt not in self.attempts:
             return
+        self._to_confirm.pop(attempt, None)
         if over or attempt.admitted == "no" or self._dead or self.lost is not None:
             del self.attempts[attempt]
             self._to_cancel.pop(attempt, None)
             self._full = False
         else:
             attempt.scope.cancel()  # if it is not; nothing may be confirmed from here on
-            self._to_confirm.pop(attempt, None)
             self.cancel(attempt)
 
     def full(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from interop.sides import Control, OfficialSide, OurSide, Pair, command, environment
+from interop.sides import Control, FrontSide, OfficialSide, OurSide, Pair, command, environment
 
 HERE = Path(__file__).parent
 HANGS_SEC = 60
@@ -76,15 +76,31 @@ async def ours() -> AsyncGenerator[OurSide, None]:
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture(params=["official-client-our-server", "our-client-official-server"])
-async def pair(request: pytest.FixtureRequest, official: OfficialSide, ours: OurSide) -> Pair:
+@pytest.fixture
+async def fronts() -> AsyncGenerator[FrontSide, None]:
+    """Fronts of this package over workers; they end with the test."""
+    async with trio.open_nursery() as nursery:
+        yield FrontSide(nursery)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(
+    params=["official-client-our-server", "official-client-our-front", "our-client-official-server"]
+)
+async def pair(
+    request: pytest.FixtureRequest, official: OfficialSide, ours: OurSide, fronts: FrontSide
+) -> Pair:
     """A client of one system and servers of the other, both ways round."""
     if request.param == "official-client-our-server":
         return Pair(official, ours)
+    if request.param == "official-client-our-front":
+        return Pair(official, fronts)
     return Pair(ours, official)
 
 
-@pytest.fixture
-async def official_to_ours(official: OfficialSide, ours: OurSide) -> Pair:
+@pytest.fixture(params=["our-server", "our-front"])
+async def official_to_ours(
+    request: pytest.FixtureRequest, official: OfficialSide, ours: OurSide, fronts: FrontSide
+) -> Pair:
     """The official client and our servers."""
-    return Pair(official, ours)
+    return Pair(official, ours if request.param == "our-server" else fronts)

@@ -18,6 +18,7 @@ from rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,
     ConcurrencyConfig,
+    ExecutionBackend,
     Grader,
     LocalBackend,
 )
@@ -30,8 +31,8 @@ def new_gates() -> Gates:
     return Gates(trio.Event, partial(trio.CancelScope, shield=True))
 
 
-def build_app(options: dict[str, Any], gates: Gates) -> RolloutServer:
-    """Make a server application out of JSON options."""
+def build_backend(options: dict[str, Any], gates: Gates) -> LocalBackend:
+    """Make the backend of a server out of JSON options."""
 
     class Scripted(AgentWorkflow[Any]):
         async def run(self, ctx: Any) -> Any:
@@ -41,7 +42,7 @@ def build_app(options: dict[str, Any], gates: Gates) -> RolloutServer:
         async def grade(self, ctx: Any) -> None:
             await compare(ctx, gates)
 
-    backend = LocalBackend(
+    return LocalBackend(
         workflow=Scripted,
         workflow_config=AgentWorkflowConfig(
             name="scripted",
@@ -50,9 +51,15 @@ def build_app(options: dict[str, Any], gates: Gates) -> RolloutServer:
         grader=Comparing if options.get("grader", True) else None,
         max_queue_depth=options.get("max_queue_depth"),
     )
+
+
+def build_app(
+    options: dict[str, Any], gates: Gates, backend: ExecutionBackend | None = None
+) -> RolloutServer:
+    """Make a server application out of JSON options, around another backend if there is one."""
     times = {"result_wait_timeout_sec": WAIT_SEC, "polling_lease_timeout_sec": LEASE_SEC}
     return create_rollout_server(
-        backend=backend,
+        backend=backend or build_backend(options, gates),
         configure_logging=False,
         **{**times, **options.get("server", {})},
     )

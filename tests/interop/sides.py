@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from interop.ours import build_app, new_gates
+from interop.ours import build_app, build_backend, new_gates
 from interop.script import CHAT_URL, Traffic
+from support import make_app
 
 from rollout.client import RolloutClient
 from rollout.codec import unstructure
-from rollout.server import serve
+from rollout.pool import PoolBackend
+from rollout.server import RolloutServer, serve
 
 TESTS = Path(__file__).parent.parent
 
@@ -281,10 +283,13 @@ class OurSide:
 
     async def server(self, options: dict[str, Any]) -> OurServer:
         gates = new_gates()
+        return OurServer(gates, await self._serve(build_app(options, gates)))
+
+    async def _serve(self, app: RolloutServer) -> str:
         urls = await self._nursery.start(
-            partial(serve, build_app(options, gates), bind="127.0.0.1:0", handle_signals=False)
+            partial(serve, app, bind="127.0.0.1:0", handle_signals=False)
         )
-        return OurServer(gates, urls[0])
+        return urls[0]
 
     async def client(self, poll_gate: str | None, options: dict[str, Any]) -> OurClient:
         gates = new_gates()
@@ -294,6 +299,28 @@ class OurSide:
         traffic.watch(client.http_client)
         await self._nursery.start(_keep_open, client)
         return OurClient(client, traffic, gates)
+
+
+class FrontSide(OurSide):
+    """Servers of ours that are fronts over two workers, which share the slots."""
+
+    async def server(self, options: dict[str, Any]) -> OurServer:
+        gates = new_gates()
+        slots = options.get("max_concurrent", 4)
+        shares = [None, None] if slots is None else [slots // 2, slots - slots // 2]
+        workers = [
+            await self._serve(make_app(build_backend({**options, "max_concurrent": share}, gates)))
+            for share in shares
+            if share != 0
+        ]
+        backend = PoolBackend(workers, max_queue_depth=options.get("max_queue_depth"))
+        url = await self._serve(build_app(options, gates, backend))
+        with trio.fail_after(30):
+            while sum(each["status"] == "up" for each in backend.health()["workers"]) < len(
+                workers
+            ):
+                await trio.sleep(0.01)
+        return OurServer(gates, url)
 
 
 async def _keep_open(client: RolloutClient, task_status: trio.TaskStatus[None]) -> None:
