@@ -79,7 +79,7 @@ class _Rollout:
         cancelled: Whether somebody asked for it to stop.
         executing: Whether `PoolBackend.execute` has it.
         avoided: The workers on which an attempt came to nothing.
-        asked: The processes that know its id.
+        asked: The processes that know its id, once for each attempt.
         attempts: How many attempts came to nothing.
     """
 
@@ -353,7 +353,7 @@ class PoolBackend(ExecutionBackend):
             except (RolloutError, httpx.HTTPError) as raised:
                 error = raised
         verdict = judge(attempt, result, error, cancelled=rollout.cancelled)
-        if attempt.admitted != "no":
+        if attempt.admitted != "no" or _is_taken(error):
             rollout.asked.append(worker.process_id)
         worker.end(attempt, over=result is not None or (attempt.confirmed and error is not None))
         if isinstance(verdict, ExecutionOutcome):
@@ -460,6 +460,11 @@ def _judge_error(attempt: Attempt, error: Exception | None) -> ExecutionOutcome 
         if error.status_code in _UNUSABLE:
             return ExecutionOutcome(workflow=invalid)
     return _Elsewhere(reason)
+
+
+def _is_taken(error: Exception | None) -> bool:
+    """Whether a worker has refused a rollout because it knows another one of that id."""
+    return isinstance(error, RolloutProtocolError) and error.status_code == httpx.codes.CONFLICT
 
 
 def _reason(attempt: Attempt, error: Exception | None) -> str:

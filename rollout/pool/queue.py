@@ -77,8 +77,9 @@ class FairQueue(Generic[T]):
         if run is None:
             weight = self._weights.get(run_name, 1.0) if run_name is not None else 1.0
             run = self._runs[run_name] = _Run(run_name, 1.0 / weight)
-        if not run.waiting:
-            run.tag = max(run.tag, self._now)
+        if not run.waiting and run.tag < self._now:
+            run.tag = self._now
+            run.listed = False  # what is in the heap of it has the wrong tag
         run.waiting[item] = None
         self._waiting += 1
         self._list(run)

@@ -100,6 +100,18 @@ async def test_the_only_worker_is_asked_again_under_another_id(autojump_clock):
         assert agents.started == {"r": 1}
 
 
+async def test_a_worker_that_knows_the_id_is_asked_under_another_one(autojump_clock):
+    """As one does that keeps the results of an earlier front, or of its own last process."""
+    agents = Agents()
+    agents.go_on.set()
+    app = worker(agents, slots=1)
+    async with machines(app) as (client, backend, _):
+        worker_client = next(iter(backend._workers)).client
+        await ask(worker_client, "r")
+        assert (await (await start(client, "r", hold="r"))).status is RolloutStatus.SUCCESS
+        assert list(app.registry._entries) == ["r", "r-again-1"]
+
+
 async def test_a_worker_that_shuts_down_gets_nothing_new(autojump_clock):
     agents = Agents()
     apps = worker(agents, slots=1), worker(agents, slots=8)

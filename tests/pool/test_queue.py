@@ -64,6 +64,17 @@ def test_what_is_put_back_goes_first_within_its_run_and_loses_no_turn():
     assert queue.pop() == "a1"
 
 
+def test_a_run_whose_rollout_was_put_back_and_discarded_takes_its_turns_again():
+    queue: FairQueue[str] = FairQueue()
+    for item in ("a0", "a1", "b0", "b1", "b2", "b3"):
+        queue.push(item[0], item)
+    assert taken(queue, 6) == ["a0", "b0", "a1", "b1", "b2", "b3"]
+    queue.put_back("a", "a1")
+    assert queue.discard("a", "a1")
+    queue.push("a", "a2")
+    assert queue.pop() == "a2"
+
+
 def test_what_is_discarded_is_never_taken_and_a_run_without_rollouts_is_forgotten():
     queue: FairQueue[str] = FairQueue()
     queue.push("a", "a0")
