@@ -163,12 +163,12 @@ class Followed:
         """Count a failure; return the backoff before the next attempt, ``None`` to give up."""
         if self._schedule is None:
             self._schedule = ResultRetrySchedule(
-                self.request_sec, self.poller.lease_deadline, durable=self.poller.durable
+                self.request_sec, self.poller.lease_deadline, self.poller.durable_sec
             )
         return self._schedule.delay_after(kind, now)
 
     def may_try(self, now: float) -> bool:
-        """Whether a full request still fits before the last confirmed end of the lease."""
+        """Whether another attempt still fits before the end of the lease."""
         return self._schedule is None or self._schedule.may_start(now)
 
     def fail(self, error: Exception) -> None:

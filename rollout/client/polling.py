@@ -61,9 +61,10 @@ class Poller:
         return self.admitted.response
 
     @property
-    def durable(self) -> bool:
-        """Whether the server keeps the rollout's lease and result when its process ends."""
-        return DURABLE_RESULTS in self.admission.extensions
+    def durable_sec(self) -> float:
+        """How long to wait for a server that keeps lease and result when its process ends."""
+        durable = DURABLE_RESULTS in self.admission.extensions
+        return self.admission.polling_lease_timeout_sec if durable else 0.0
 
     @property
     def rollout_id(self) -> str:
@@ -119,7 +120,7 @@ class Poller:
         schedule = ResultRetrySchedule(
             admission.result_wait_timeout_sec + RESULT_READ_GRACE_SEC,
             self.lease_deadline,
-            durable=self.durable,
+            self.durable_sec,
         )
         failure: Exception | None = None
         while True:

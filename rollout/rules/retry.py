@@ -6,8 +6,9 @@ backoff and one full request fit before the last confirmed end of the lease. A f
 may never have reached the server, so it confirms nothing and moves no deadline.
 
 Where results outlive the server's process, the server may be about to come back. So both schedules
-go on at their last pace, and a retry may start for as long as the lease lasts: a server that comes
-back has the end of every rollout, and answers at once.
+go on at their last pace, for the length of a lease after the first failure: as downtime does not
+count, the server keeps the end of every rollout for at least as long once it is back. It has those
+ends then, and answers at once, so a full request need not fit.
 """
 
 from __future__ import annotations
@@ -76,15 +77,15 @@ class ResultRetrySchedule:
 
     Attributes:
         request_sec: How long one full request may take, in seconds.
-        lease_deadline: The last confirmed end of the lease.
-        durable: Whether results outlive the server's process: the delays do not run out then, and
-            a full request need not fit.
+        lease_deadline: The last confirmed end of the lease; later where results are durable.
+        durable_sec: Where results outlive the server's process, how long retries go on after the
+            first failure, in seconds; else 0.
         failures: How many failures of each kind there were.
     """
 
     request_sec: float
     lease_deadline: float
-    durable: bool = False
+    durable_sec: float = 0.0
     failures: dict[FailureKind, int] = field(factory=lambda: dict.fromkeys(FailureKind, 0))
 
     @property
@@ -94,12 +95,14 @@ class ResultRetrySchedule:
 
     def delay_after(self, kind: FailureKind, now: float) -> float | None:
         """Count a failure; return the backoff before the next attempt, ``None`` to give up."""
+        if self.durable_sec and not self.attempts:
+            self.lease_deadline = max(self.lease_deadline, now + self.durable_sec)
         delays = _DELAYS[kind]
         spent = self.failures[kind]
         self.failures[kind] += 1
         if spent < len(delays):
             delay = delays[spent]
-        elif self.durable:
+        elif self.durable_sec:
             delay = min(delays[-1] * 2.0 ** min(spent - len(delays) + 1, 8), _LONGEST_DELAY_SEC)
         else:
             return None
@@ -110,7 +113,7 @@ class ResultRetrySchedule:
         return fits(
             now,
             delay_sec=delay_sec,
-            request_sec=0.0 if self.durable else self.request_sec,
+            request_sec=0.0 if self.durable_sec else self.request_sec,
             lease_deadline=self.lease_deadline,
         )
 

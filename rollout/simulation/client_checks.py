@@ -56,18 +56,22 @@ class _Polling:
     """The state of a client that polls, as the protocol has it.
 
     Attributes:
+        request_sec: What has to fit before the end of the lease for a retry.
+        durable_sec: Where its server has a state, how long retries go on after a failure; else 0.
         deadline: The last confirmed end of the lease.
+        waits_until: Until when a server with a state is waited for.
         transport: Failures of the connection in the current GET.
         gateway: Gateway errors in the current GET.
         failed_at: When the last attempt of the current GET failed.
         delay: The backoff that has to follow.
         over: Whether the last attempt allows no further one.
         feed_failed: Whether a feed that was to report it has failed since the last confirmation.
-        durable: Whether its server has a state, so that the backoffs do not run out.
     """
 
-    durable: bool
+    request_sec: float
+    durable_sec: float = 0.0
     deadline: float = -math.inf
+    waits_until: float = -math.inf
     transport: int = 0
     gateway: int = 0
     failed_at: float = -math.inf
@@ -79,13 +83,31 @@ class _Polling:
     def retrying(self) -> bool:
         return self.transport + self.gateway > 0
 
+    @property
+    def until(self) -> float:
+        """Until when retries may go on."""
+        return max(self.deadline, self.waits_until)
+
+    def may_go_on(self, now: float) -> bool:
+        """Whether a poll that has just failed may be tried again."""
+        if self.over or not self.retrying or now > self.failed_at + EPSILON_SEC:
+            return False
+        return now + self.delay + self.request_sec < self.until - EPSILON_SEC
+
     def confirmed(self, deadline: float) -> None:
-        self.deadline = deadline
+        self.deadline, self.waits_until = deadline, -math.inf
         self.transport = self.gateway = 0
         self.feed_failed = False
 
+    def waits(self, now: float) -> None:
+        """Note that a first request has failed, which a server with a state is waited for after."""
+        if self.durable_sec:
+            self.waits_until = now + self.durable_sec
+
     def failed(self, event: Event) -> None:
         self.failed_at = event.time
+        if not self.retrying:
+            self.waits(event.time)
         if event.what == "failed" and event.detail["error"] in _RETRYABLE:
             self._count("transport", _TRANSPORT_DELAYS_SEC)
         elif event.detail.get("status") in _GATEWAY:
@@ -93,12 +115,17 @@ class _Polling:
         else:
             self.over = True
 
+    def lost_feed(self, now: float) -> None:
+        if not self.feed_failed:
+            self.waits(now)
+        self.feed_failed = True
+
     def _count(self, kind: str, delays: tuple[float, ...]) -> None:
         spent = getattr(self, kind)
         setattr(self, kind, spent + 1)
         if spent < len(delays):
             self.delay = delays[spent]
-        elif self.durable:
+        elif self.durable_sec:
             more = spent - len(delays) + 1
             self.delay = min(delays[-1] * 2.0**more, _LONGEST_DELAY_SEC)
         else:
@@ -106,33 +133,36 @@ class _Polling:
 
 
 def check_retries(checked: Checked) -> Iterator[Finding]:
-    """Check that a poll is retried only after its backoff, and only within the lease."""
-    lease = checked.options.polling_lease_timeout_sec
-    request_sec = checked.options.result_wait_timeout_sec + _READ_GRACE_SEC
-    if checked.options.durable:
-        request_sec = 0.0  # which need not fit
+    """Check that a poll is retried after its backoff, and only within the lease."""
+    options, lease = checked.options, checked.options.polling_lease_timeout_sec
+    request_sec = options.result_wait_timeout_sec + _READ_GRACE_SEC
     for call in checked.history.calls:
-        state = _Polling(checked.options.durable)
+        state = _Polling(request_sec)
+        if options.durable:
+            state = _Polling(0.0, durable_sec=lease)  # there a full request need not fit
         sent: dict[int, Event] = {}
         for event in call.events:
             if event.what == "takes-over":
                 state.deadline = event.detail.get("deadline", -math.inf)
             elif event.what == "sent":
                 sent[event.detail["request"]] = event
-                if event.detail["route"] == "poll":
-                    yield from _check_attempt(call, state, event, request_sec)
-                elif event.detail["route"] == "feed":
-                    yield from _check_feed_attempt(checked, call, state, event)
+                yield from _check_attempt(checked, call, state, event)
             elif event.what in {"answered", "failed", "gave-up"}:
                 began = sent.get(event.detail["request"])
                 if began is None:  # a feed that was opened for an earlier call
                     continue
                 yield from _take_end(checked, call, state, began, event, lease)
+            elif event.what == "call-failed" and state.may_go_on(event.time):
+                yield Finding(call.rollout_id, "its poll was given up too early", event.time)
 
 
 def _check_attempt(
-    call: Call, state: _Polling, event: Event, request_sec: float
+    checked: Checked, call: Call, state: _Polling, event: Event
 ) -> Iterator[Finding]:
+    if event.detail["route"] == "feed":
+        yield from _check_feed_attempt(checked, call, state, event)
+    if event.detail["route"] != "poll":
+        return
     if state.over:
         yield Finding(call.rollout_id, "polled again after a final failure", event.time)
     if not state.retrying:
@@ -142,11 +172,11 @@ def _check_attempt(
         yield Finding(
             call.rollout_id, f"waited {waited:.3f} s of a backoff of {state.delay} s", event.time
         )
-    if event.time + request_sec >= state.deadline + EPSILON_SEC:
+    if event.time + state.request_sec >= state.until + EPSILON_SEC:
         yield Finding(
             call.rollout_id,
-            f"tried again at {event.time:.3f}, with a request of {request_sec:g} s and a lease "
-            f"until {state.deadline:.3f}",
+            f"tried again at {event.time:.3f}, with a request of {state.request_sec:g} s "
+            f"and a lease until {state.until:.3f}",
             event.time,
         )
 
@@ -155,9 +185,9 @@ def _check_feed_attempt(
     checked: Checked, call: Call, state: _Polling, event: Event
 ) -> Iterator[Finding]:
     """Check that a failed feed is not opened again for rollouts whose lease may have ended."""
-    slack = checked.history.paused_sec(state.deadline, event.time) + EPSILON_SEC
-    if state.feed_failed and event.time > state.deadline + slack:
-        message = f"a feed was tried again for it, with a lease until {state.deadline:.3f}"
+    slack = checked.history.paused_sec(state.until, event.time) + EPSILON_SEC
+    if state.feed_failed and event.time > state.until + slack:
+        message = f"a feed was tried again for it, with a lease until {state.until:.3f}"
         yield Finding(call.rollout_id, message, event.time)
 
 
@@ -173,11 +203,11 @@ def _take_end(
             if not event.detail.get("refused"):
                 state.confirmed(max(state.deadline, began.time + lease))
         elif event.detail.get("error") != "closed":
-            state.feed_failed = True
+            state.lost_feed(event.time)
     if route != "poll":
         return
     slack = checked.history.paused_sec(began.time, event.time) + EPSILON_SEC
-    if state.retrying and event.time > state.deadline + slack:
+    if state.retrying and event.time > state.until + slack:
         yield Finding(call.rollout_id, "a retry outlived the lease", event.time)
     about_it = event.detail.get("about") == call.rollout_id
     if event.what == "answered" and status == 200 and about_it:  # noqa: PLR2004
@@ -271,6 +301,7 @@ class _Bulk:
         troubled: Whose latest request failed, and when.
         asked: The admission key that each was asked for with.
         under_way: Until when the latest request for its admission was under way.
+        over: When its caller had its outcome.
         keys_at: Since when its client knows that the server has admission keys.
         succeeded: What has ended as a success, and when.
         ended: What it need not wait for any longer.
@@ -288,6 +319,7 @@ class _Bulk:
     troubled: dict[str, float] = field(factory=dict)
     asked: dict[str, int | None] = field(factory=dict)
     under_way: dict[str, float] = field(factory=dict)
+    over: dict[str, float] = field(factory=dict)
     keys_at: float = math.inf
     succeeded: dict[str, float] = field(factory=dict)
     ended: set[str] = field(factory=set)
@@ -332,6 +364,7 @@ class _Bulk:
             if route in _ADMISSIONS:
                 self._asks(rollout_id, event)
         elif event.what in {"result", "call-failed"}:
+            self.over[rollout_id] = event.time
             self._ended(rollout_id, event.detail.get("state"), event.time)
         elif event.what == "chosen":
             self.chosen.append(rollout_id)
@@ -343,6 +376,8 @@ class _Bulk:
             self._answered(rollout_id, event)
 
     def _asks(self, rollout_id: str, event: Event) -> None:
+        if event.time <= self.over.get(rollout_id, -math.inf) + EPSILON_SEC:
+            return  # with others, in the moment in which it was given up
         self.in_flight[rollout_id] = None
         self.asked[rollout_id] = event.detail.get("key")
         self.under_way[rollout_id] = math.inf

@@ -9,6 +9,7 @@ import trio
 from attrs import evolve
 from simulation.mutants import Run, interrupted, mutant, wrap
 
+from rollout.client.polling import Poller
 from rollout.server import registry as registry_module
 from rollout.server.state import Journal
 from rollout.server.state import rows as rows_module
@@ -167,3 +168,9 @@ def an_admission_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             honest(journal, row, done, **more)
 
     wrap(monkeypatch, Journal, "put", put)
+
+
+@mutant("retry-in-lease", IN_FLIGHT)
+def a_restart_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls of a server with a state are given up as those of any other."""
+    monkeypatch.setattr(Poller, "durable_sec", 0.0)
