@@ -267,6 +267,12 @@ def _start_workers(
     """Make an application the front of workers on this machine."""
     from rollout.pool import LocalWorkers  # noqa: PLC0415 - see `make_front`
 
+    gateway = server.gateway
+    if gateway is not None and gateway.advertise_url is not None:
+        raise CommandError(
+            "--workers: each worker has a gateway of its own, so the application's must not have "
+            "an advertise_url"
+        )
     # The front has waited and delivered before its workers shut down. If it was killed, nobody
     # waits for a result, so what runs is asked to stop at once.
     lengths = {
@@ -280,7 +286,14 @@ def _start_workers(
     if verbose:
         options.append("--verbose")
     silence_sec = server.registry.polling_lease_timeout_sec
-    make_front(server, LocalWorkers(app, count, options=options, silence_sec=silence_sec))
+    workers = LocalWorkers(
+        app,
+        count,
+        options=options,
+        silence_sec=silence_sec,
+        on_loopback=gateway is not None,
+    )
+    make_front(server, workers)
 
 
 def _use_ray(server: RolloutServer, app: str, address: str, **options: Any) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 from cli.harness import serving
@@ -21,7 +23,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
-from rollout import AgentWorkflow
+from rollout import AgentWorkflow, get_rollout_context
+from rollout.gateway import ModelGateway
 from support import local_backend, make_app
 
 
@@ -31,7 +34,8 @@ class Where(AgentWorkflow):
         if "started" in script:
             Path(script["started"]).write_text(str(os.getpid()))
         await trio.sleep(script.get("sleep", 0))
-        return [{"role": "assistant", "content": str(os.getpid())}]
+        said = get_rollout_context().chat_completions_url if "url" in script else os.getpid()
+        return [{"role": "assistant", "content": str(said)}]
 
 
 @asynccontextmanager
@@ -42,6 +46,7 @@ async def lifespan(app):
 
 
 app = make_app(local_backend(Where, max_concurrent=2), lifespan=lifespan, api_key="key-of-the-app")
+gated = make_app(local_backend(Where), gateway=ModelGateway(), api_key="key-of-the-app")
 """
 
 
@@ -88,7 +93,7 @@ async def use(url, folder, process):
         await both_up(client)
         health = await client.health()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: run("last", sleep=1, started=str(folder / "last")))
+            nursery.start_soon(lambda: run("last", sleep=0.5, started=str(folder / "last")))
             # As a service manager does: to all processes.
             os.kill(await until(folder / "last"), signal.SIGTERM)
             process.send_signal(signal.SIGTERM)
@@ -118,24 +123,31 @@ def test_a_front_and_its_workers(folder):
 
 
 def test_workers_end_with_a_front_that_is_killed(folder):
-    """A worker removes its socket when it has shut down."""
+    """A worker of an application with a gateway listens where its agents can reach that."""
 
-    async def until_up(url):
+    async def run_one(url):
         async with RolloutClient(url=url, api_key="key-of-the-app") as client:
-            while (health := await client.health())["status"] != "ok":
-                await trio.sleep(0.05)
-            return Path(health["workers"][0]["url"].removeprefix("unix:"))
+            result = await rollout(client, "r", url=True)
+            (worker,) = (await client.health())["workers"]
+            return result.sample.messages[-1]["content"], worker["url"]
 
     options = ("--bind", "127.0.0.1:0", "--workers", "1")
-    with serving(folder, "pool_app.py:app", *options) as (process, url):
-        socket = trio.run(until_up, url)
-        assert socket.is_socket()
+    with serving(folder, "pool_app.py:gated", *options) as (process, url):
+        model_url, worker_url = trio.run(run_one, url)
+        assert model_url.startswith(f"{worker_url}/")
         process.kill()
         process.wait()
     deadline = time.monotonic() + 60
-    while socket.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    with closing(httpx.Client(trust_env=False)) as http:
+        while listens(http, worker_url):
+            assert time.monotonic() < deadline
+
+
+def listens(http, url):
+    try:
+        return http.get(f"{url}/health").status_code == 401
+    except httpx.TransportError as error:
+        return not isinstance(error, httpx.ConnectError)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", ""])
@@ -158,6 +170,16 @@ def test_a_front_takes_no_workers_of_its_own(cli, tmp_path):
     )
     line = cli.fails(2, "serve", f"{tmp_path}/front.py:app", "--workers", "2")
     assert line == "rollout: --workers: the application is the front of a pool already"
+
+
+def test_workers_have_no_gateway_in_common(cli, tmp_path):
+    (tmp_path / "advertised.py").write_text(
+        "from rollout.gateway import ModelGateway\n"
+        "from support import make_app\n"
+        "app = make_app(gateway=ModelGateway(advertise_url='http://10.0.0.1:8000'))\n"
+    )
+    line = cli.fails(2, "serve", f"{tmp_path}/advertised.py:app", "--workers", "2")
+    assert line.startswith("rollout: --workers: each worker has a gateway of its own")
 
 
 def test_a_worker_needs_a_key(cli, monkeypatch):
