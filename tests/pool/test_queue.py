@@ -128,6 +128,9 @@ class Machine(RuleBasedStateMachine):
         self.number = 0
 
     @rule(name=st.sampled_from(NAMES))
+    def push_one(self, name):
+        self.push(name)
+
     def push(self, name):
         self.number += 1
         self.queue.push(name, self.number)
@@ -157,6 +160,16 @@ class Machine(RuleBasedStateMachine):
         name = self.waiting[item] = self.out.pop(item)
         self.queue.put_back(name, item)
 
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def put_back_and_replace(self, data):
+        """A rollout that is to go elsewhere is cancelled, and its run sends another one."""
+        item = data.draw(st.sampled_from(sorted(self.out)))
+        name = self.out.pop(item)
+        self.queue.put_back(name, item)
+        assert self.queue.discard(name, item)
+        self.push(name)
+
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def discard(self, data):
@@ -168,6 +181,15 @@ class Machine(RuleBasedStateMachine):
         assert len(self.queue) == len(self.waiting)
         waiting, out = Counter(self.waiting.values()), Counter(self.out.values())
         assert self.queue.runs == {name: (waiting[name], out[name]) for name in {*waiting, *out}}
+
+    def teardown(self):
+        """What waits is taken once nothing is out."""
+        for name in self.out.values():
+            self.queue.ended(name)
+        while self.waiting:
+            item = self.queue.pop()
+            self.queue.ended(self.waiting.pop(item))
+        assert self.queue.runs == {}
 
 
 TestQueue = Machine.TestCase
