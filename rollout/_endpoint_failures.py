@@ -21,6 +21,7 @@ __all__ = ["endpoint_failure", "is_refusal", "mark_error", "mark_response"]
 _MARK = "rollout_endpoint_failure"
 _REFUSALS = frozenset({401, 402, 403, 404, 408, 429})
 _SERVER_ERROR = 500
+_LIMIT_HEADER = "x-rollout-limit"
 
 
 def is_refusal(status_code: int) -> bool:
@@ -33,9 +34,14 @@ def mark_error(error: BaseException) -> None:
     setattr(error, _MARK, True)
 
 
+def _refuses(response: Any) -> bool:
+    """Whether a response is a refusal of the endpoint, not of a gateway that keeps a limit."""
+    return is_refusal(response.status_code) and _LIMIT_HEADER not in response.headers
+
+
 def mark_response(response: httpx.Response) -> None:
     """Mark a response if it is a refusal."""
-    if is_refusal(response.status_code):
+    if _refuses(response):
         response.extensions[_MARK] = True
 
 
@@ -81,7 +87,7 @@ def _is_of(chat_url: str, error: BaseException) -> bool:
         return False
     met: Any = error
     if isinstance(met, httpx.HTTPStatusError):
-        failed = is_refusal(met.response.status_code)
+        failed = _refuses(met.response)
     else:
         failed = isinstance(met, httpx.TransportError) and not isinstance(
             met, (httpx.PoolTimeout, httpx.LocalProtocolError, httpx.UnsupportedProtocol)

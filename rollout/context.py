@@ -57,6 +57,9 @@ class SampleSource(ABC):
     endpoint_failed: bool = False
     """Whether the model's endpoint failed at the call that ended last, where that is known."""
 
+    limit_reached: str | None = None
+    """The limit for which the gateway refused a call, if it did."""
+
     @property
     def empty(self) -> bool:
         """Whether there is nothing yet that a sample could be made of."""
@@ -227,12 +230,16 @@ class RolloutContext:
             await self.progress.wait_start_kept()
         await trio.lowlevel.checkpoint()
 
-    def blame(self, outcome: ExecutionOutcome) -> None:
-        """Blame the model's endpoint for a failed agent if its gateway saw it fail last."""
+    def explain(self, outcome: ExecutionOutcome) -> None:
+        """Say of a failed agent what the gateway saw: a limit, or that the endpoint failed last."""
         source, agent = self.gateway_source, outcome.workflow
-        failed = agent.status is RolloutStatus.FAILURE and agent.err_source is None
-        if failed and source is not None and source.endpoint_failed:
+        if source is None or agent.status is not RolloutStatus.FAILURE:
+            return
+        if source.endpoint_failed and agent.err_source is None:
             agent.err_source = MODEL_ENDPOINT
+        said = f"the rollout has reached its limit of {source.limit_reached}"
+        if source.limit_reached is not None and said not in (agent.err_message or ""):
+            agent.err_message = f"{agent.err_message}; {said}" if agent.err_message else said
 
     def settle(self, outcome: ExecutionOutcome) -> RolloutResultResponse:
         """Decide how the rollout ends, before its files are written; from the event loop.
@@ -243,7 +250,7 @@ class RolloutContext:
         Returns:
             How the rollout ends: its status, error and start time.
         """
-        self.blame(outcome)
+        self.explain(outcome)
         if self.progress is not None:
             return self.progress.settle(outcome)
         result = outcome.result

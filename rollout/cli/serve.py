@@ -42,6 +42,7 @@ from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line
 from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutServerError
+from rollout.gateway import ModelGateway
 from rollout.server import RolloutServer, ShutdownBudget, serve
 from rollout.server.entry import Entry
 from rollout.server.registry import RolloutRegistry
@@ -114,6 +115,11 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
     help="What the state survives: any end of the process (the default), or a power cut too.",
 )
 @click.option(
+    "--gateway",
+    is_flag=True,
+    help="Agents call their model through this server, which keeps the key and records the calls.",
+)
+@click.option(
     "--until-stdin-closes",
     is_flag=True,
     help="Shut down, too, when stdin ends: with the process that holds it open.",
@@ -169,6 +175,7 @@ def command(
     ca_certs: str | None,
     state: str | None,
     durability: Durability | None,
+    gateway: bool,
     until_stdin_closes: bool,
     workers: int | None,
     ray: str | None,
@@ -217,6 +224,7 @@ def command(
     stdin = _take_stdin() if until_stdin_closes or worker else None
     key = _read_line(stdin) if worker and stdin is not None else None
     server = load_app(app)
+    _use_gateway(server, gateway, ray)
     if key is not None:
         server.become_worker(key)
     if ray is not None:
@@ -241,6 +249,16 @@ def command(
         run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker)
 
 
+def _use_gateway(server: RolloutServer, wanted: bool, ray: str | None) -> None:
+    """Give an application a model gateway if one is wanted and it has none."""
+    if wanted and ray is not None:
+        raise CommandError(
+            "--gateway does not reach workers on Ray; give the application a gateway instead"
+        )
+    if wanted and server.gateway is None:
+        server.registry.gateway = ModelGateway()
+
+
 def make_front(server: RolloutServer, source: WorkerSource) -> None:
     """Have an application run its rollouts on workers; its own backend's queue bound holds.
 
@@ -256,6 +274,11 @@ def make_front(server: RolloutServer, source: WorkerSource) -> None:
     backend = server.backend
     if isinstance(backend, PoolBackend):
         raise CommandError("--workers: the application is the front of a pool already")
+    if server.gateway is not None and server.gateway.advertise_url is not None:
+        raise CommandError(
+            "--workers: each worker has a model gateway with an address of its own, so the "
+            "gateway cannot have an advertise_url"
+        )
     pool = PoolBackend(source, max_queue_depth=getattr(backend, "max_queue_depth", None))
     pool.artifact_root = backend.artifact_root
     server.become_front(pool)
@@ -285,6 +308,8 @@ def _start_workers(
     options = [f"--{stage}-sec={seconds}" for stage, seconds in lengths.items()]
     if verbose:
         options.append("--verbose")
+    if server.gateway is not None:
+        options.append("--gateway")
     silence_sec = server.registry.polling_lease_timeout_sec
     workers = LocalWorkers(
         app,

@@ -229,6 +229,7 @@ class RolloutClient:
         grader_timeout_sec: float | None = None,
         extra_fields: dict[str, Any] | None = None,
         run: str | None = None,
+        limits: dict[str, Any] | None = None,
     ) -> RolloutResultResponse:
         """Run one rollout and return its terminal result, whether success or failure.
 
@@ -257,6 +258,7 @@ class RolloutClient:
                 grader_timeout_sec=grader_timeout_sec,
                 extra_fields=extra_fields,
                 run=run,
+                limits=limits,
             )
         )
 
@@ -288,6 +290,7 @@ class RolloutClient:
         grader_timeout_sec: float | None = None,
         extra_fields: dict[str, Any] | None = None,
         run: str | None = None,
+        limits: dict[str, Any] | None = None,
     ) -> RolloutHandle:
         """Return a handle once the rollout is admitted; polling goes on in the background.
 
@@ -318,6 +321,7 @@ class RolloutClient:
                 grader_timeout_sec=grader_timeout_sec,
                 extra_fields=extra_fields,
                 run=run,
+                limits=limits,
             )
         )
         self._check_usable()

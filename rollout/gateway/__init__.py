@@ -6,5 +6,7 @@ recorded where it passes, whatever program made it.
 """
 
 from rollout.gateway.gateway import ModelGateway
+from rollout.gateway.limits import Price
+from rollout.types.limits import Limits
 
-__all__ = ["ModelGateway"]
+__all__ = ["Limits", "ModelGateway", "Price"]

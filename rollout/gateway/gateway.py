@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,10 +21,12 @@ from rollout._checks import check_flag, check_number, check_whole, setting
 from rollout._http import is_loopback_host
 from rollout.context import RolloutContext, RolloutProgress
 from rollout.errors import InvalidFieldError, RolloutServerError
-from rollout.gateway.proxy import ModelCall, Session
-from rollout.gateway.wire import PREFIX, ModelReply, error_reply, find_route
+from rollout.gateway.limits import Price, tighter
+from rollout.gateway.proxy import CallSettings, ModelCall, Session
+from rollout.gateway.wire import PREFIX, ModelReply, error_reply, expects_anthropic, find_route
 from rollout.integrations.transport.connections import Connections
 from rollout.types._fields import url_host
+from rollout.types.limits import Limits
 
 __all__ = ["ModelGateway"]
 
@@ -40,6 +42,27 @@ def _base_url(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be an http:// or https:// URL, or None")
 
 
+def _is_mapping(value: Any, kind: type) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(each, kind) for name, each in value.items()
+    )
+
+
+def _names(_: Any, attribute: Any, value: Any) -> None:
+    if not _is_mapping(value, str):
+        raise InvalidFieldError(attribute.name, "must be a mapping from names to names")
+
+
+def _prices(_: Any, attribute: Any, value: Any) -> None:
+    if not _is_mapping(value, Price):
+        raise InvalidFieldError(attribute.name, "must be a mapping from names to Price")
+
+
+def _is_limits(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, Limits):
+        raise InvalidFieldError(attribute.name, "must be Limits")
+
+
 @define(eq=False, kw_only=True)
 class ModelGateway:
     """A server's own model endpoint, which passes the calls of its rollouts on and records them.
@@ -49,7 +72,12 @@ class ModelGateway:
     Args:
         advertise_url: The URL under which agents reach the server, for agents in containers or
             on other machines, say ``"http://172.17.0.1:8000"``. By default the address that
-            `rollout.server.serve` is bound to.
+            `rollout.server.serve` is bound to, or one of the loopback for a Unix socket and TLS.
+        models: The names that the endpoint gets for those that agents send; ``"*"`` stands for
+            all others: ``{"*": "policy"}``.
+        limits: The most that any rollout may use; requests may ask for less.
+        prices: What models cost, by the name that the endpoint gets, or ``"*"``. Needed for
+            limits of the cost.
         silence_sec: How long the endpoint may send nothing, in seconds.
         max_answer_bytes: How large an answer may be.
         stream_usage: Whether to ask for the usage of streams whose agent does not; ``False`` for
@@ -60,12 +88,19 @@ class ModelGateway:
     """
 
     advertise_url: str | None = field(default=None, validator=_base_url)
+    models: Mapping[str, str] = field(factory=dict, validator=_names)
+    limits: Limits = field(factory=Limits, validator=_is_limits)
+    prices: Mapping[str, Price] = field(factory=dict, validator=_prices)
     silence_sec: float = field(default=600.0, validator=setting(check_number, above=0))
     max_answer_bytes: int = field(default=64 * _MEBIBYTE, validator=setting(check_whole))
     stream_usage: bool = field(default=True, validator=setting(check_flag))
     _address: str | None = field(default=None, init=False)
     _sessions: dict[bytes, Session] = field(factory=dict, init=False, repr=False)
     _connections: Connections = field(factory=lambda: Connections(kept=True), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.limits.cost_usd is not None and not self.prices:
+            raise InvalidFieldError("prices", "are needed for a limit of the cost")
 
     @property
     def base_url(self) -> str:
@@ -77,22 +112,28 @@ class ModelGateway:
         address = self.advertise_url or self._address
         if address is None:
             raise RolloutServerError(
-                "the model gateway needs an advertise_url, the URL under which agents reach "
-                "this server: it is known by itself only where rollout.server.serve listens "
-                "on TCP without TLS"
+                "the model gateway needs an advertise_url, the URL under which agents reach this "
+                "server, where rollout.server.serve does not run it"
             )
         return f"{address.rstrip('/')}{PREFIX}/v1"
 
-    def bound(self, url: str) -> None:
-        """Note the URL that the server listens on; agents get it unless another is advertised."""
+    def bound(self, url: str) -> bool:
+        """Note the URL that the server listens on; return whether agents can be given one.
+
+        They cannot if it is that of a Unix socket, or one with TLS, whose certificate is for a
+        name, and no other is advertised.
+        """
         parts = urlsplit(url)
+        if self.advertise_url is not None:
+            return True
         if parts.scheme != "http" or parts.port is None:
-            return  # a unix socket, or TLS, whose certificate is for a name
+            return False
         host = parts.hostname or ""
         if is_loopback_host(host):  # the address of all interfaces counts
             host = "[::1]" if ":" in host else "127.0.0.1"
             url = f"http://{host}:{parts.port}"
         self._address = url
+        return True
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
@@ -116,8 +157,19 @@ class ModelGateway:
         chat_completions_url: str,
         api_key: str | None,
         progress: RolloutProgress,
+        limits: Mapping[str, Any] | None,
+        limited: Callable[[], bool],
     ) -> Generator[Session, None, None]:
-        """Give a rollout its token for the length of the block; at its end calls are cancelled."""
+        """Give a rollout its token for the length of the block; at its end calls are cancelled.
+
+        Args:
+            rollout_id: The rollout.
+            chat_completions_url: Its endpoint.
+            api_key: The key for that.
+            progress: Where its context reports to.
+            limits: The limits that its request names.
+            limited: Says whether limits count at the moment.
+        """
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         session = Session(
             chat_completions_url=chat_completions_url,
@@ -129,9 +181,15 @@ class ModelGateway:
                 progress=progress,
             ),
             connections=self._connections,
-            silence_sec=self.silence_sec,
-            max_answer_bytes=self.max_answer_bytes,
-            stream_usage=self.stream_usage,
+            settings=CallSettings(
+                models=self.models,
+                prices=self.prices,
+                silence_sec=self.silence_sec,
+                max_answer_bytes=self.max_answer_bytes,
+                stream_usage=self.stream_usage,
+            ),
+            limits=tighter(self.limits, Limits.of(limits)),
+            limited=limited,
         )
         digest = _digest(token.encode())
         self._sessions[digest] = session
@@ -157,15 +215,15 @@ class ModelGateway:
             headers: The headers, names in lower case.
         """
         session = self._session_of(headers)
+        rest = path.removeprefix(PREFIX)
+        anthropic = expects_anthropic(rest, dict(headers))
         if session is None:
-            return error_reply(
-                401,
-                "the token is not that of a rollout that runs here; it ends with its rollout",
-                code="invalid_api_key",
-            )
-        route = find_route(method, path.removeprefix(PREFIX))
+            message = "the token is not that of a rollout that runs here; it ends with its rollout"
+            return error_reply(401, message, anthropic=anthropic, code="invalid_api_key")
+        route = find_route(method, rest)
         if route is None:
-            return error_reply(404, f"the model gateway has no {method} {path}")
+            message = f"the model gateway has no {method} {path}"
+            return error_reply(404, message, anthropic=anthropic)
         return ModelCall(session, route, method=method, query=query, headers=headers)
 
     def _session_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Session | None:
@@ -173,7 +231,7 @@ class ModelGateway:
         given = found.get(b"authorization", b"")
         scheme, _, token = given.partition(b" ")
         if scheme.lower() != b"bearer":
-            token = b""
+            token = found.get(b"x-api-key", b"")
         # A lookup by digest says nothing about a token by its time.
         return self._sessions.get(_digest(token.strip())) if token else None
 

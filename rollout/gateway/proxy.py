@@ -10,17 +10,22 @@ connection ends without the mark of a whole answer.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from rollout._endpoint_failures import is_refusal
 from rollout._redaction import Redactor, url_secrets
+from rollout.codec import dump_json
 from rollout.context import RolloutContext
+from rollout.gateway.limits import Price, Used, price_of
 from rollout.gateway.wire import (
+    LIMIT_HEADER,
+    RECORDED,
     ModelReply,
     Route,
     answer_headers,
@@ -37,8 +42,9 @@ from rollout.integrations.transport.recording import (
     ReadAlong,
     RecordingTransport,
 )
+from rollout.types.limits import Limits
 
-__all__ = ["ModelCall", "ReplyWriter", "Session"]
+__all__ = ["CallSettings", "ModelCall", "ReplyWriter", "Session"]
 
 _OK = range(200, 300)
 _REDIRECTS = range(300, 400)
@@ -60,8 +66,25 @@ class _UpstreamTransport(RecordingTransport):
     """Sends the calls of agents to their endpoint and records them."""
 
     hides_mark = False
+    apis = RECORDED
 
     _connections: Connections = field(kw_only=True, alias="connections")
+
+
+@frozen(kw_only=True)
+class CallSettings:
+    """What a gateway's settings say of calls; see `rollout.gateway.ModelGateway`."""
+
+    models: Mapping[str, str]
+    prices: Mapping[str, Price]
+    silence_sec: float
+    max_answer_bytes: int
+    stream_usage: bool
+
+    def model(self, name: str | None) -> str | None:
+        """Return the name that the endpoint gets for the one that the agent sends."""
+        default = self.models.get("*", name)
+        return default if name is None else self.models.get(name, default)
 
 
 class Session:
@@ -72,13 +95,14 @@ class Session:
         api_key: The key for it.
         context: What the rollout's own code gets; it names the gateway and the token.
         connections: The connections to endpoints.
-        silence_sec: How long the endpoint may send nothing, in seconds.
-        max_answer_bytes: How large an answer may be.
-        stream_usage: Whether to ask for the usage of streams.
+        settings: The gateway's settings.
+        limits: The rollout's limits.
+        limited: Says whether they count at the moment.
 
     Attributes:
         context: What the rollout's own code gets.
         own_recorder: Records calls unless the rollout's code has a recorder of its own.
+        used: What its calls have used.
     """
 
     def __init__(
@@ -88,9 +112,9 @@ class Session:
         api_key: str | None,
         context: RolloutContext,
         connections: Connections,
-        silence_sec: float,
-        max_answer_bytes: int,
-        stream_usage: bool,
+        settings: CallSettings,
+        limits: Limits,
+        limited: Callable[[], bool],
     ) -> None:
         own_secrets = (api_key, *url_secrets(chat_completions_url))
         recorder = ConversationRecorder(secrets=own_secrets, info=context.info)
@@ -98,11 +122,12 @@ class Session:
         self.context = context
         self.endpoint = Endpoint.of(chat_completions_url, api_key)
         self.redactor = Redactor(own_secrets)
-        self.silence_sec = silence_sec
-        self.max_answer_bytes = max_answer_bytes
+        self.settings = settings
+        self.used = Used()
+        self._limits = limits
+        self._limited = limited
         self.own_recorder = recorder
         self._connections = connections
-        self._stream_usage = stream_usage
         self._calls: set[trio.CancelScope] = set()
 
     def __repr__(self) -> str:
@@ -120,9 +145,23 @@ class Session:
             self.endpoint,
             self.recorder if conversation else ConversationRecorder(),
             conversation=conversation,
-            stream_usage=self._stream_usage,
+            stream_usage=self.settings.stream_usage,
             connections=self._connections,
         )
+
+    def refusal(self, model: str) -> tuple[str, str] | None:
+        """Return the limit that forbids another call of a model, and a message; else ``None``."""
+        limits = self._limits
+        if not self._limited():
+            return None
+        name = self.used.reached(limits)
+        if name is not None:
+            self.own_recorder.limit_reached = self.recorder.limit_reached = name
+            return name, f"the rollout has reached its limit of {name}: {getattr(limits, name):g}"
+        unpriced = price_of(self.settings.prices, model) is None
+        if limits.cost_usd is not None and unpriced:
+            return "cost_usd", f"the rollout's cost is limited, and {model!r} has no price"
+        return None
 
     def begun(self, scope: trio.CancelScope) -> None:
         """Note a call that is to be cancelled when the rollout ends."""
@@ -179,12 +218,23 @@ class ModelCall:
                 return await self._ask(content, body, writer)
             finally:
                 session.ended(scope)
-        return False if self._begun else error_reply(401, _ENDED, code="invalid_api_key")
+        return False if self._begun else self.error(401, _ENDED)
 
     async def _ask(
         self, content: bytes, body: dict[str, Any] | None, writer: ReplyWriter
     ) -> ModelReply | bool:
         library = fastest_library()
+        model = ""
+        if body is not None:
+            content, body = self._with_model(content, body)
+            model = str(body.get("model", ""))
+        if self.route.counts:
+            refused = self.session.refusal(model)
+            if refused is not None:
+                reply = self.error(403, refused[1])
+                reply.headers.append((LIMIT_HEADER, refused[0].encode()))
+                return reply
+            self.session.used.calls += 1
         transport = self.session.transport(self._conversation())
         stream: Any = None
         try:
@@ -195,8 +245,8 @@ class ModelCall:
             self.session.own_recorder.endpoint_failed = True
             status, message = self._failure(library, error)
             if not self._begun:
-                return error_reply(status, message)
-            await writer.piece(error_event(status, message))
+                return self.error(status, message)
+            await writer.piece(error_event(status, message, anthropic=self.route.anthropic))
             return False
         else:
             self._note_end(stream)
@@ -204,11 +254,12 @@ class ModelCall:
         finally:
             if stream is not None:
                 await stream.aclose()
+                self._count(stream, model)
 
     async def _hand_on(self, response: Any, writer: ReplyWriter) -> ModelReply | bool:
         status = response.status_code
         if status in _REDIRECTS:
-            return error_reply(502, "the model's endpoint answers with a redirect")
+            return self.error(502, "the model's endpoint answers with a redirect")
         headers = answer_headers(response.headers.raw)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         self._begun = status in _OK and kind == "text/event-stream"
@@ -218,7 +269,7 @@ class ModelCall:
         size = 0
         async for piece in response.stream:
             size += len(piece)
-            if size > self.session.max_answer_bytes:
+            if size > self.session.settings.max_answer_bytes:
                 raise _TooLargeError
             if self._begun:
                 await writer.piece(piece)
@@ -238,11 +289,13 @@ class ModelCall:
         if own.userinfo:
             basic = b64encode(unquote_to_bytes(own.userinfo))
             headers.append((b"authorization", b"Basic " + basic))
+        elif endpoint.api_key is not None and self._key_header:
+            headers.append((b"x-api-key", endpoint.api_key.encode()))
         elif endpoint.api_key is not None:
             headers.append((b"authorization", b"Bearer " + endpoint.api_key.encode()))
         query = [*endpoint.query.items(), *parse_qsl(self._query.decode("latin-1"))]
         extensions: dict[str, Any] = {
-            "timeout": timeouts(self.session.silence_sec, library).as_dict(),
+            "timeout": timeouts(self.session.settings.silence_sec, library).as_dict(),
         }
         if body is not None:
             extensions[BODY] = body
@@ -255,6 +308,29 @@ class ModelCall:
             extensions=extensions,
         )
 
+    def _with_model(self, content: bytes, body: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+        """Return the body with the name that the endpoint knows its model by."""
+        given = body.get("model")
+        model = self.session.settings.model(given if isinstance(given, str) else None)
+        if model is None or model == given:
+            return content, body
+        body = {**body, "model": model}
+        return dump_json(body), body
+
+    def error(self, status: int, message: str) -> ModelReply:
+        """Return an error as the client of the route reads it."""
+        return error_reply(status, message, anthropic=self.route.anthropic)
+
+    def _count(self, stream: Any, model: str) -> None:
+        usage = stream.reading.call.usage if isinstance(stream, ReadAlong) else None
+        if usage is not None:
+            self.session.used.add(usage, price_of(self.session.settings.prices, model))
+
+    @property
+    def _key_header(self) -> bool:
+        """Whether the key goes in the header of Anthropic's clients, as the token came."""
+        return self.route.anthropic and b"x-api-key" in dict(self._headers)
+
     def _conversation(self) -> str:
         name = dict(self._headers).get(CONVERSATION_HEADER.lower().encode())
         return MAIN if name is None else unquote(name.decode("latin-1"))
@@ -265,11 +341,12 @@ class ModelCall:
         return data
 
     def _failure(self, library: Any, error: Exception) -> tuple[int, str]:
+        settings = self.session.settings
         if isinstance(error, library.TimeoutException):
-            silence = f"{self.session.silence_sec:g}"
+            silence = f"{settings.silence_sec:g}"
             return 504, f"the model's endpoint did not answer, or was silent for {silence} s"
         if isinstance(error, _TooLargeError):
-            return 502, f"the model's endpoint sent more than {self.session.max_answer_bytes} bytes"
+            return 502, f"the model's endpoint sent more than {settings.max_answer_bytes} bytes"
         reason = self.session.redactor.text(f"{type(error).__name__}: {error}".rstrip(": "))
         return 502, f"the model's endpoint cannot be reached ({reason})"
 

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from typing import Any
 
 from attrs import field, frozen
 
 from rollout.codec import dump_json
 
 __all__ = [
+    "LIMIT_HEADER",
     "PREFIX",
+    "RECORDED",
     "ModelReply",
     "Route",
     "answer_headers",
     "error_event",
     "error_reply",
+    "expects_anthropic",
     "find_route",
     "forwarded",
 ]
 
 PREFIX = "/model"
 """The first part of the path of every route of the gateway."""
+
+LIMIT_HEADER = b"x-rollout-limit"
+"""The header of a refusal that names the limit which the rollout has reached."""
+
+RECORDED = {
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/responses": "responses",
+    "/messages": "messages",
+}
+"""The routes whose calls are recorded and counted, and what `Call.api` says of them."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -33,7 +48,7 @@ _FORWARDED = frozenset(
         b"user-agent",
     }
 )
-_FORWARDED_PREFIXES = (b"openai-", b"x-stainless-")
+_FORWARDED_PREFIXES = (b"anthropic-", b"openai-", b"x-stainless-")
 
 _NOT_RETURNED = frozenset(
     {
@@ -53,7 +68,7 @@ _NOT_RETURNED = frozenset(
     }
 )
 
-_OPENAI_TYPES = {
+_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -67,11 +82,16 @@ class Route:
 
     Attributes:
         path: What is added to the endpoint's base URL.
-        api: How calls of it are recorded; ``None`` if they are not.
+        anthropic: Whether it is of Anthropic's API, not of OpenAI's.
     """
 
     path: str
-    api: str | None = None
+    anthropic: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether the model is called, which is recorded and limited."""
+        return self.path in RECORDED
 
 
 @frozen
@@ -84,8 +104,11 @@ class ModelReply:
 
 
 _POST = {
-    "/v1/chat/completions": Route("/chat/completions", "chat"),
-    "/v1/responses": Route("/responses", "responses"),
+    "/v1/chat/completions": Route("/chat/completions"),
+    "/v1/completions": Route("/completions"),
+    "/v1/responses": Route("/responses"),
+    "/v1/messages": Route("/messages", anthropic=True),
+    "/v1/messages/count_tokens": Route("/messages/count_tokens", anthropic=True),
 }
 _MODELS = "/v1/models"
 
@@ -105,6 +128,11 @@ def find_route(method: str, path: str) -> Route | None:
         if all(part not in {"", ".", ".."} and part.isprintable() for part in parts):
             return Route(f"/models{rest}")
     return None
+
+
+def expects_anthropic(path: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a client of Anthropic's API sends a request."""
+    return path.startswith("/v1/messages") or b"anthropic-version" in headers
 
 
 def forwarded(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -128,20 +156,27 @@ def answer_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [pair for pair in lower if pair[0] not in _NOT_RETURNED | named]
 
 
-def error_reply(status: int, message: str, *, code: str | None = None) -> ModelReply:
-    """Return an error as the clients of the API read it."""
-    body = dump_json(_error(status, message, code))
+def error_reply(
+    status: int, message: str, *, anthropic: bool, code: str | None = None
+) -> ModelReply:
+    """Return an error as the clients of an API read it."""
+    body = dump_json(_error(status, message, anthropic, code))
     return ModelReply(status, body, [(b"content-type", b"application/json")])
 
 
-def error_event(status: int, message: str) -> bytes:
+def error_event(status: int, message: str, *, anthropic: bool) -> bytes:
     """Return an error as an event within a stream."""
-    return b"data: " + dump_json(_error(status, message, None)) + b"\n\n"
+    name = b"event: error\n" if anthropic else b""
+    return name + b"data: " + dump_json(_error(status, message, anthropic)) + b"\n\n"
 
 
-def _error(status: int, message: str, code: str | None) -> dict[str, object]:
-    kind = _OPENAI_TYPES.get(status)
+def _error(status: int, message: str, anthropic: bool, code: str | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(status)
     if kind is None:
         server = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        kind = "server_error" if server else "invalid_request_error"
+        kind = "invalid_request_error"
+        if server:
+            kind = "api_error" if anthropic else "server_error"
+    if anthropic:
+        return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -532,5 +532,6 @@ def _admission(
         agent_timeout_sec=None if limit is None else limit - (now - rollout.submitted_at),
         grader_timeout_sec=request.grader_timeout_sec,
         run=request.run,
+        limits=request.limits,
         confirm_start=True,
     )

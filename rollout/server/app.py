@@ -230,15 +230,25 @@ class RolloutServer(QuartTrio):
         if handler is None:
             await super().asgi_app(scope, receive, send)
         else:
-            await serve_call(
-                scope,
-                receive,
-                send,
-                handler=handler,
-                refuse=_refusal,
-                limit=self.config["MAX_CONTENT_LENGTH"],
-                body_timeout_sec=self.config["BODY_TIMEOUT"],
-            )
+            await self._serve_call(handler, scope, receive, send)
+
+    async def gateway_app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one ASGI connection of agents, with the routes of the gateway alone."""
+        if self.gateway is not None:
+            scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
+            handler = partial(serve_model_call, self.gateway, self.refusals)
+            await self._serve_call(handler, scope, receive, send)
+
+    async def _serve_call(self, handler: Handler, scope: Any, receive: Any, send: Any) -> None:
+        await serve_call(
+            scope,
+            receive,
+            send,
+            handler=handler,
+            refuse=_refusal,
+            limit=self.config["MAX_CONTENT_LENGTH"],
+            body_timeout_sec=self.config["BODY_TIMEOUT"],
+        )
 
     def _handler(self, method: str, path: str) -> Handler | None:
         """Return the handler of one of the server's own routes."""
@@ -284,6 +294,7 @@ class RolloutServer(QuartTrio):
         before the application serves.
         """
         self.backend = self.registry.backend = backend
+        self.registry.hands_limits_on = self.gateway is not None
         self.registry.gateway = None
         self._user_lifespan = None
 

@@ -57,10 +57,11 @@ async def run_backend(
                     grader_timeout_sec=request.grader_timeout_sec,
                     grade=request.grade,
                     run=request.run,
+                    limits=request.limits,
                 )
             )
             if isinstance(outcome, ExecutionOutcome):  # a backend is not ours
-                context.blame(outcome)
+                context.explain(outcome)
             return outcome
 
     run = entry.call.run if backend.isolates_user_code else entry.call.run_in_task
@@ -100,6 +101,8 @@ def _context(
         chat_completions_url=request.chat_completions_url,
         api_key=request.llm_api_key,
         progress=entry,
+        limits=request.limits,
+        limited=lambda: entry.record.status is not RolloutStatus.GRADING,
     ) as session:
         yield session.context
 

@@ -15,7 +15,7 @@ from werkzeug.exceptions import HTTPException
 from rollout.errors import InvalidBodyError
 from rollout.gateway import ModelGateway
 from rollout.gateway.proxy import ModelCall
-from rollout.gateway.wire import PREFIX, ModelReply, error_reply
+from rollout.gateway.wire import PREFIX, ModelReply
 from rollout.server.asgi import Answer, Call, IncomingBody, Send
 from rollout.server.authentication import RefusalLog
 
@@ -46,11 +46,11 @@ async def serve_model_call(gateway: ModelGateway, refusals: RefusalLog, call: Ca
             content = await call.body.read(None)
         except InvalidBodyError as error:
             problem = error.problems[0]
-            return _refuse(error_reply(400, ": ".join([*map(str, problem.loc), problem.msg])))
+            return _refuse(model_call.error(400, ": ".join([*map(str, problem.loc), problem.msg])))
         except HTTPException as error:
-            return _refuse(error_reply(error.code or 400, error.description or error.name))
+            return _refuse(model_call.error(error.code or 400, error.description or error.name))
         if not isinstance(body, dict):
-            return _refuse(error_reply(400, "the body must be a JSON object"))
+            return _refuse(model_call.error(400, "the body must be a JSON object"))
     return _Passed(b"", model_call=model_call, content=content, json=body)
 
 

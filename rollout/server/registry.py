@@ -92,6 +92,7 @@ class RolloutRegistry:
         accepting: Whether admissions are open.
         chat_hosts: The hosts, or ``host:port``, that chat URLs may name; ``None`` for any.
         gateway: What the agents of rollouts call their model through; ``None``: its own endpoint.
+        hands_limits_on: Whether the backend hands requests with limits on to such servers.
         hooks: An observer and a wall clock, both replaceable before the first admission.
         on_release: Called when no poll is held any longer.
         store: What keeps rollouts beyond the process; ``None`` keeps nothing. May be set before
@@ -121,6 +122,7 @@ class RolloutRegistry:
         self.accepting = False
         self.chat_hosts: frozenset[str] | None = None
         self.gateway: ModelGateway | None = None
+        self.hands_limits_on = False
         self.hooks = RegistryHooks()
         self.on_release: list[Callable[[], None]] = []
         self.store: StateStore | None = None
@@ -298,6 +300,9 @@ class RolloutRegistry:
         if not self.accepting or nursery is None:
             raise AdmissionsClosedError("the rollout server is not accepting rollouts")
         self._check_chat_host(request)
+        if request.limits is not None and not (self.gateway or self.hands_limits_on):
+            msg = "need a model gateway, which this server does not have"
+            raise InvalidBodyError([FieldProblem(("limits",), msg, "not_allowed")])
         if before is not None:
             raise DuplicateRolloutError("rollout_id is active, or its result is still retained")
         journal = self._journal

@@ -102,16 +102,15 @@ async def serve(
             sock = stack.enter_context(bound_socket(bind))
             stack.enter_context(_rare_collections())
             url = f"{'http' if tls is None else 'https'}://{address_of(sock)}"
-            if app.gateway is not None:
-                app.gateway.bound(url)
             stack.enter_context(plain_children(sock))
+            for_agents = _gateway_socket(app, url, stack)
             watchers = await stack.enter_async_context(trio.open_nursery())
             if handle_signals and threading.current_thread() is threading.main_thread():
                 await watchers.start(_watch_signals, app)
             # A task of its own: context variables that the lifespan sets stay in it.
             async with trio.open_nursery() as nursery:
                 watchers.start_soon(_give_up_start, app, started, nursery.cancel_scope)
-                await nursery.start(_serve, app, bind, sock, tls)
+                await nursery.start(_serve, app, bind, sock, tls, for_agents)
                 started.set()
                 task_status.started([url])
             watchers.cancel_scope.cancel()
@@ -131,6 +130,7 @@ async def _serve(
     bind: str,
     sock: socket.socket,
     tls: ssl.SSLContext | None,
+    for_agents: socket.socket | None,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -139,10 +139,12 @@ async def _serve(
         async with app.serving():
             try:
                 sock.listen(BACKLOG)
+                if for_agents is not None:
+                    for_agents.listen(BACKLOG)
             except OSError as error:
                 raise RolloutServerError(f"cannot listen on {bind}: {reason_of(error)}") from error
             task_status.started()
-            await _serve_connections(app, sock, tls)
+            await _serve_connections(app, sock, tls, for_agents)
             leaving.deadline = (
                 trio.current_time() + app.shutdown_stages.budget.total_sec + _GRACE_SEC
             )
@@ -150,8 +152,26 @@ async def _serve(
         raise RolloutServerError("the lifespan did not end in time")
 
 
+def _gateway_socket(app: RolloutServer, url: str, stack: AsyncExitStack) -> socket.socket | None:
+    """Make the server's URL that of its gateway; return a socket for agents that cannot use it.
+
+    That is one of the loopback. Without it agents would need a client for Unix sockets, or would
+    have to trust the server's certificate.
+    """
+    gateway = app.gateway
+    if gateway is None or gateway.bound(url):
+        return None
+    own = stack.enter_context(bound_socket("127.0.0.1:0"))
+    stack.enter_context(plain_children(own))
+    gateway.bound(f"http://{address_of(own)}")
+    return own
+
+
 async def _serve_connections(
-    app: RolloutServer, sock: socket.socket, tls: ssl.SSLContext | None
+    app: RolloutServer,
+    sock: socket.socket,
+    tls: ssl.SSLContext | None,
+    for_agents: socket.socket | None,
 ) -> None:
     connections = Connections(
         limit=connection_limit(), keep_alive_sec=KEEP_ALIVE_SEC, grace_sec=_GRACE_SEC
@@ -162,14 +182,18 @@ async def _serve_connections(
     ) -> None:
         await Connection(app, app.recognizes, connections, stream).run()
 
-    listener: trio.abc.Listener[Any] = LimitedListener(
-        trio.SocketListener(trio.socket.from_stdlib_socket(sock)), connections
-    )
+    async def serve_agent(stream: trio.SocketStream) -> None:
+        await Connection(app.gateway_app, app.recognizes, connections, stream).run()
+
+    listener: trio.abc.Listener[Any] = _listener(sock, connections)
     if tls is not None:
         listener = trio.SSLListener(listener, tls, https_compatible=True)
     async with trio.open_nursery() as handlers:
         try:
             async with trio.open_nursery() as accepting:
+                if for_agents is not None:
+                    listen = partial(trio.serve_listeners, handler_nursery=handlers)
+                    accepting.start_soon(listen, serve_agent, [_listener(for_agents, connections)])
                 accepting.start_soon(
                     partial(
                         trio.serve_listeners, serve_connection, [listener], handler_nursery=handlers
@@ -181,6 +205,10 @@ async def _serve_connections(
         finally:
             connections.stop()
             handlers.cancel_scope.deadline = trio.current_time() + _GRACE_SEC
+
+
+def _listener(sock: socket.socket, connections: Connections) -> LimitedListener:
+    return LimitedListener(trio.SocketListener(trio.socket.from_stdlib_socket(sock)), connections)
 
 
 @contextmanager

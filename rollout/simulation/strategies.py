@@ -254,6 +254,7 @@ _OPTIONAL = (
     "grader_timeout_sec",
     "run",
     "confirm_start",
+    "limits",
 )
 _LONG_ID = "é" * (MAX_QUOTED_ID_LENGTH // 6 + 1)
 _WRONG_VALUES: dict[str, tuple[Any, ...]] = {
@@ -269,6 +270,7 @@ _WRONG_VALUES: dict[str, tuple[Any, ...]] = {
     "grader_timeout_sec": ("7", False, [], {}, 10**400),
     "run": ("", 7, False, [], {}, "r" * 257),
     "confirm_start": (None, 0, 1, "true", [], {}),
+    "limits": ([], "{}", 7, {"calls": -1}, {"calls": 1.5}, {"cost_usd": True}, {"other": 1}),
 }
 
 

@@ -16,6 +16,7 @@ from rollout.types._fields import (
     short_text,
     timeout,
 )
+from rollout.types.limits import limits_object
 from rollout.types.output import MessageDict
 from rollout.types.sample import (
     RolloutErrorCategory,
@@ -42,6 +43,8 @@ class ExecutionRequest:
         grader_timeout_sec: Time for the grader in seconds, its own full window.
         grade: Whether the rollout is graded.
         run: The name of the run that it belongs to, for backends that take turns between runs.
+        limits: How much it may ask of its model, for backends that hand it on to a server with a
+            model gateway; see `RolloutInitRequest.limits`.
 
     Raises:
         InvalidFieldError: A field breaks its rule.
@@ -55,6 +58,7 @@ class ExecutionRequest:
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
     run: str | None = field(default=None, validator=short_text)
+    limits: dict[str, Any] | None = field(default=None, validator=limits_object)
 
 
 @define(kw_only=True)

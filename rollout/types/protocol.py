@@ -26,6 +26,7 @@ from rollout.types._fields import (
     timeout,
     utc_time,
 )
+from rollout.types.limits import limits_object
 from rollout.types.output import MessageDict
 from rollout.types.sample import (
     RolloutErrorCategory,
@@ -109,6 +110,10 @@ class RolloutInitRequest:
         confirm_start: Whether the agent starts only once its start is confirmed, which
             `rollout.client.RolloutClient` does not do by itself. For servers that announce
             ``confirmed-start``; others ignore it.
+        limits: How much the rollout may ask of its model, less than the server allows: an object
+            with any of ``calls``, ``prompt_tokens``, ``completion_tokens``, ``total_tokens`` and
+            ``cost_usd``. For servers with a model gateway; one of this library without a gateway
+            refuses it, others ignore it.
 
     Raises:
         InvalidFieldError: A field breaks its rule; the message names it.
@@ -127,6 +132,7 @@ class RolloutInitRequest:
     admission_key: str | None = field(default=None, validator=short_text, repr=False)
     run: str | None = field(default=None, validator=short_text)
     confirm_start: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
+    limits: dict[str, Any] | None = field(default=None, validator=limits_object)
 
     @property
     def secrets(self) -> list[str | None]:

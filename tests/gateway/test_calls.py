@@ -8,10 +8,11 @@ import httpx
 import pytest
 import trio
 from attrs import evolve
-from gateway.served import KEY, QUESTION, calling, post, rig
-from integrations.scripted import call, refuse, say, stall
-from support import local_backend, make_app
+from gateway.served import KEY, QUESTION, calling, post, rig, workflow_of
+from integrations.scripted import call, refuse, say, scripted_endpoint, stall
+from support import fresh_id, local_backend, make_app
 
+from rollout.client import RolloutClient
 from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.gateway import ModelGateway
 from rollout.types import MODEL_ENDPOINT, RolloutStatus
@@ -522,12 +523,46 @@ async def test_the_advertised_url_is_what_agents_get():
     assert urls == ["http://host.docker.internal:8000/model/v1"]
 
 
-async def test_a_server_on_a_unix_socket_needs_an_advertised_url(tmp_path):
+async def test_agents_of_a_server_on_a_unix_socket_have_an_address_of_the_loopback(tmp_path):
+    from functools import partial
+
     from rollout.server import serve
 
+    codes = []
+
+    async def agent(context):
+        codes.append((await post(context)).status_code)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            base = context.chat_completions_url.removesuffix("/model/v1")
+            bearer = {"Authorization": f"Bearer {context.api_key}"}
+            codes.append((await http.get(f"{base}/health", headers=bearer)).status_code)
+            codes.append((await http.get(f"{base}/health")).status_code)
+
+    app = make_app(local_backend(workflow_of(agent)), gateway=ModelGateway())
+    path = tmp_path / "server"
+    async with scripted_endpoint(say("13")) as endpoint, trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, app, bind=f"unix:{path}", handle_signals=False))
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://server") as http,
+            RolloutClient(url="http://server", http_client=http) as client,
+        ):
+            result = await client.run_rollout(
+                initial_messages=[QUESTION],
+                chat_completions_url=endpoint.url,
+                rollout_id=fresh_id(),
+                grade=False,
+            )
+        nursery.cancel_scope.cancel()
+    assert result.sample.metrics["calls"] == 1
+    assert codes == [200, 404, 401]
+
+
+async def test_a_server_that_is_not_run_by_serve_needs_an_advertised_url():
     app = make_app(local_backend(), gateway=ModelGateway())
     with pytest.raises(RolloutServerError, match="advertise_url"):
-        await serve(app, bind=f"unix:{tmp_path / 'server'}", handle_signals=False)
+        async with app.serving():
+            pass
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ class _Connection:
             raw = step.raw if step.raw is not None else json.dumps(error).encode()
             await self._whole(step.status, headers, raw)
             return False
-        answer = (_Response if "/responses" in request.path else _Completion)(request, step)
+        answer = _form(request)(request, step)
         if not request.body.get("stream"):
             if step.hold_after is not None:
                 await self._hold(request)
@@ -498,6 +498,111 @@ class _Response:
             _event({**row, "sequence_number": number}, row["type"])
             for number, row in enumerate(rows)
         ]
+
+
+class _TextCompletion:
+    def __init__(self, request: Received, step: Step) -> None:
+        self.step = step
+        self.head = {"id": f"cmpl-{request.number}", "object": "text_completion", "model": MODEL}
+        said = sum(map(len, step.texts))
+        asked = len(str(request.body["prompt"]).split())
+        self.usage = {
+            "prompt_tokens": asked,
+            "completion_tokens": said,
+            "total_tokens": asked + said,
+        }
+        self.asks = (request.body.get("stream_options") or {}).get("include_usage")
+
+    def _choice(self, text: str, reason: str | None) -> dict[str, Any]:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._choice("".join(self.step.texts[0]), "stop")]
+        return {**self.head, "choices": choices, "usage": self.usage}
+
+    def events(self) -> list[bytes]:
+        pieces = self.step.texts[0]
+        events = [_event({**self.head, "choices": [self._choice(each, None)]}) for each in pieces]
+        events.append(_event({**self.head, "choices": [self._choice("", "stop")]}))
+        if self.asks:
+            events.append(_event({**self.head, "choices": [], "usage": self.usage}))
+        return [*events, b"data: [DONE]\n\n"]
+
+
+class _Message:
+    """A message of Anthropic's API."""
+
+    def __init__(self, request: Received, step: Step) -> None:
+        self.step = step
+        number = request.number
+        asked = words(request.body["messages"])
+        self.usage = {
+            "input_tokens": asked,
+            "output_tokens": sum(map(len, step.texts)) + len(step.calls),
+            "cache_read_input_tokens": 2,
+            "cache_creation_input_tokens": 0,
+        }
+        self.blocks: list[dict[str, Any]] = []
+        if step.reasoning is not None:
+            self.blocks.append({"type": "thinking", "thinking": step.reasoning, "signature": "sig"})
+        self.blocks += [{"type": "text", "text": "".join(pieces)} for pieces in step.texts]
+        self.blocks += [
+            {"type": "tool_use", "id": f"toolu-{number}-{place}", "name": name, "input": given}
+            for place, (name, given) in enumerate(step.calls)
+        ]
+        self.head = {"id": f"msg-{number}", "type": "message", "role": "assistant", "model": MODEL}
+        self.ends = {"stop_reason": "tool_use" if step.calls else "end_turn", "stop_sequence": None}
+
+    def whole(self) -> dict[str, Any]:
+        return {**self.head, "content": self.blocks, **self.ends, "usage": self.usage}
+
+    def events(self) -> list[bytes]:
+        blank = dict.fromkeys(self.ends)
+        usage = {**self.usage, "output_tokens": 1}
+        start = {**self.head, "content": [], **blank, "usage": usage}
+        rows: list[dict[str, Any]] = [{"type": "message_start", "message": start}]
+        texts = iter(self.step.texts)
+        for index, block in enumerate(self.blocks):
+            kind = block["type"]
+            if kind == "text":
+                empty, pieces = {**block, "text": ""}, next(texts)
+                deltas = [{"type": "text_delta", "text": piece} for piece in pieces]
+            elif kind == "thinking":
+                empty = {**block, "thinking": "", "signature": ""}
+                deltas = [
+                    {"type": "thinking_delta", "thinking": block["thinking"]},
+                    {"type": "signature_delta", "signature": "sig"},
+                ]
+            else:
+                text = json.dumps(block["input"])
+                empty = {**block, "input": {}}
+                deltas = [
+                    {"type": "input_json_delta", "partial_json": part}
+                    for part in ("", text[:3], text[3:])
+                ]
+            rows.append({"type": "content_block_start", "index": index, "content_block": empty})
+            rows += [
+                {"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas
+            ]
+            rows.append({"type": "content_block_stop", "index": index})
+        if self.step.error is not None:
+            error = {"type": "overloaded_error", "message": self.step.error}
+            rows.append({"type": "error", "error": error})
+        else:
+            ended = {"output_tokens": self.usage["output_tokens"]}
+            rows += [
+                {"type": "message_delta", "delta": self.ends, "usage": ended},
+                {"type": "message_stop"},
+            ]
+        return [_event(row, row["type"]) for row in rows]
+
+
+def _form(request: Received) -> Any:
+    if "/responses" in request.path:
+        return _Response
+    if "/messages" in request.path:
+        return _Message
+    return _TextCompletion if "prompt" in (request.body or {}) else _Completion
 
 
 def _event(data: Any, name: str | None = None) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 from attrs import define, field
 
 from rollout._json.fit import fit
+from rollout.integrations.recording.anthropic import reply_of
 from rollout.integrations.recording.responses import items_as_messages
 from rollout.trajectory.totals import whole_numbers
 
@@ -31,6 +32,7 @@ __all__ = [
     "read_answer",
     "read_body",
     "read_head",
+    "read_message",
     "read_response",
     "reply_message",
     "text",
@@ -107,7 +109,7 @@ class Call:
     Attributes:
         number: Its place among the requests of the rollout, from 1, in the order of sending.
         conversation: The name of the conversations that it belongs to.
-        api: ``chat`` or ``responses``.
+        api: ``chat``, ``responses``, ``completions``, or ``messages`` for Anthropic's.
         model: The model that answered, before that the one that was asked for.
         tools: The tools that were offered.
         streamed: Whether the answer was asked for as a stream.
@@ -233,7 +235,7 @@ def read_answer(data: bytes, api: str) -> Answer:
 
     Args:
         data: The body.
-        api: ``chat`` or ``responses``.
+        api: See `Call.api`.
     """
     return read_body(load(data), api)
 
@@ -242,7 +244,7 @@ def read_body(body: Any, api: str) -> Answer:
     """Read the body of a successful answer, parsed; see `read_answer`."""
     if not isinstance(body, dict):
         return Answer(error="the answer is not a JSON object")
-    answer = read_response(body) if api == "responses" else _read_completion(body)
+    answer = _READ.get(api, _read_completion)(body)
     if not answer.choices and answer.error is None and answer.complete:
         answer.error = error_message(body.get("error")) or "the answer has no choices"
     return answer
@@ -263,6 +265,8 @@ def _read_completion(body: dict[str, Any]) -> Answer:
     answer = read_head(body)
     for place, raw in enumerate(dicts(body.get("choices"))):
         message = raw.get("message")
+        if isinstance(raw.get("text"), str):  # that of a completion
+            message = {"content": raw["text"]}
         if isinstance(message, dict):
             index = raw.get("index")
             answer.choices.append(
@@ -309,6 +313,20 @@ def read_response(body: dict[str, Any]) -> Answer:
             )
         )
     return answer
+
+
+def read_message(body: dict[str, Any]) -> Answer:
+    """Read a message of Anthropic's API."""
+    answer = read_head(body)
+    if body.get("type") == "error":
+        answer.error = error_message(body.get("error")) or "the answer is an error"
+    elif dicts(body.get("content")):
+        reply = reply_message(reply_of(body["content"]))
+        answer.choices = [Choice(messages=[reply], finish_reason=text(body.get("stop_reason")))]
+    return answer
+
+
+_READ = {"responses": read_response, "messages": read_message}
 
 
 def _response_logprobs(items: list[dict[str, Any]]) -> Any:

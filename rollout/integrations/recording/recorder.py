@@ -14,6 +14,7 @@ from rollout._logs import get_logger
 from rollout._redaction import Redactor
 from rollout.context import RolloutContext, SampleSource, get_rollout_context
 from rollout.errors import IntegrationError, InvalidFieldError, SampleSourceError
+from rollout.integrations.recording.anthropic import request_messages, request_tools
 from rollout.integrations.recording.calls import Answer, Call
 from rollout.integrations.recording.conversations import Conversation, Conversations, Entry
 from rollout.integrations.recording.responses import input_as_messages
@@ -161,7 +162,7 @@ class ConversationRecorder(SampleSource):
 
         Args:
             body: Its body, of which copies are kept.
-            api: ``chat`` or ``responses``.
+            api: See `Call.api`.
             conversation: The name of the conversations that it belongs to.
             at: The wall clock, in UTC.
             retry: How many times it was tried before.
@@ -172,10 +173,17 @@ class ConversationRecorder(SampleSource):
             previous = body.get("previous_response_id")
             if isinstance(previous, str):
                 messages = [*(self._conversations.before_response(previous) or ()), *messages]
+        elif api == "messages":
+            messages = request_messages(body)
+        elif api == "completions":
+            prompt = body.get("prompt")
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
         else:
             messages = _list(body.get("messages"))
         model = body.get("model")
-        tools = _list(body.get("tools")) or [
+        offered = body.get("tools")
+        tools = request_tools(offered) if api == "messages" else _list(offered)
+        tools = tools or [
             {"type": "function", "function": each} for each in _list(body.get("functions"))
         ]
         if tools != self._tools:
@@ -293,6 +301,8 @@ class ConversationRecorder(SampleSource):
             counts = [usage[name] for usage in usages if name in usage]
             if counts:
                 metrics[name] = sum(counts)
+        if self.limit_reached is not None:
+            metrics["limit_reached"] = self.limit_reached
         return metrics
 
     async def get_sample(self) -> RolloutSample:

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from attrs import define, field
 
+from rollout.integrations.recording.anthropic import GrowingMessage
 from rollout.integrations.recording.calls import (
     Answer,
     Choice,
@@ -20,6 +21,7 @@ from rollout.integrations.recording.calls import (
     load,
     parse,
     read_head,
+    read_message,
     read_response,
     reply_message,
     text,
@@ -137,6 +139,8 @@ class _Growing:
 
     def add(self, raw: dict[str, Any]) -> None:
         delta = raw.get("delta")
+        if isinstance(raw.get("text"), str):  # that of a completion
+            _merge(self.message, "content", raw["text"])
         if isinstance(delta, dict):
             for each in dicts(delta.get("tool_calls")):
                 self._add_call(each)
@@ -303,7 +307,7 @@ class StreamedAnswer:
     """Assembles an answer from its events.
 
     Args:
-        api: ``chat`` or ``responses``.
+        api: See `Call.api`.
 
     Attributes:
         done: Whether the stream has said that it ends here.
@@ -315,6 +319,7 @@ class StreamedAnswer:
         self._head: dict[str, Any] = {}
         self._choices: dict[int, _Growing] = {}
         self._items = _GrowingItems()
+        self._message = GrowingMessage()
         self._whole: dict[str, Any] | None = None
         self._error: str | None = None
 
@@ -333,6 +338,10 @@ class StreamedAnswer:
             return False  # an error without the form of an event
         if self._api == "responses":
             self._add_response_event(body)
+            return False
+        if self._api == "messages":
+            self._message.add(body)
+            self.done = self._message.done
             return False
         for key in ("id", "model", "usage", "prompt_token_ids"):
             if body.get(key):
@@ -364,6 +373,8 @@ class StreamedAnswer:
             body = self._whole or {**self._head, "output": self._items.items(), "status": None}
             answer = read_response(body)
             complete = self._whole is not None
+        elif self._api == "messages":
+            answer, complete = read_message(self._message.body()), self.done
         else:
             answer = read_head(self._head)
             answer.choices = [

@@ -68,7 +68,7 @@ CONVERSATION_HEADER = "X-Rollout-Conversation"
 for a call that is not recorded."""
 
 _CHAT = "/chat/completions"
-_APIS = {_CHAT: "chat", "/responses": "responses"}
+_WITH_STREAM_OPTIONS = frozenset({"chat", "completions"})
 _UNRECORDABLE = {"/completions": True, "/embeddings": False}
 """Routes that are not recorded, and whether that is worth a warning."""
 
@@ -152,6 +152,9 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     hides_mark: ClassVar[bool] = False
     """Whether the mark at the end of a stream is taken out."""
 
+    apis: ClassVar[dict[str, str]] = {_CHAT: "chat", "/responses": "responses"}
+    """The routes that are recorded, by their end, and what `Call.api` says of them."""
+
     body: ClassVar[type[ReadAlong]]
     """Takes the place of the body of an answer."""
 
@@ -199,10 +202,10 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         if recorder is None or request.method != "POST":
             return await self.send(request)
         path = request.url.path
-        api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
+        api = next((api for end, api in self.apis.items() if path.endswith(end)), None)
         if api is None:
             for end, warn in _UNRECORDABLE.items():
-                if path.endswith(end):
+                if not self.endpoint.records and path.endswith(end):
                     recorder.note_unrecorded(path, warn=warn)
             return await self.send(request)
         content = await request.aread()
@@ -210,7 +213,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         if not isinstance(body, dict):
             body = parse(content)
         body = body if isinstance(body, dict) else {}
-        asks = self.stream_usage and api == "chat" and _wants_usage(body)
+        asks = self.stream_usage and api in _WITH_STREAM_OPTIONS and _wants_usage(body)
         if self.hides and body.get("stream") is True:
             # Nothing can be taken out of a compressed stream.
             request.headers["Accept-Encoding"] = "identity"

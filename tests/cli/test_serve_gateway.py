@@ -1,0 +1,65 @@
+"""``rollout serve --gateway``, alone and with workers."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from cli.harness import serving
+from gateway.served import KEY, QUESTION
+from integrations.scripted import say, scripted_endpoint
+
+from rollout.client import RolloutClient
+
+APP = """
+from gateway.served import post, workflow_of
+from support import local_backend, make_app
+
+
+async def agent(context):
+    for _ in range(3):
+        if (await post(context)).status_code != 200:
+            return
+
+app = make_app(local_backend(workflow_of(agent)), api_key="key-of-the-app")
+"""
+
+
+async def use(url):
+    async with (
+        scripted_endpoint(say("13")) as endpoint,
+        RolloutClient(url=url, api_key="key-of-the-app") as client,
+    ):
+        with trio.fail_after(60):
+            result = await client.run_rollout(
+                [QUESTION], endpoint.url, "r", llm_api_key=KEY, grade=False, limits={"calls": 2}
+            )
+        return result, [each.key for each in endpoint.requests]
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "1")], ids=["alone", "with a worker"])
+def test_agents_are_recorded_and_limited_where_they_run(workers, tmp_path):
+    (tmp_path / "gateway_app.py").write_text(APP)
+    options = ("--bind", "127.0.0.1:0", "--gateway", *workers)
+    with serving(tmp_path, "gateway_app.py:app", *options) as (_, url):
+        result, keys = trio.run(use, url)
+    assert keys == [KEY, KEY]
+    assert result.sample.messages[-1]["content"] == "13"
+    assert result.sample.metrics["limit_reached"] == "calls"
+
+
+def test_workers_on_ray_have_what_their_application_has(cli, tmp_path):
+    code = "from support import local_backend, make_app\napp = make_app(local_backend())"
+    (tmp_path / "front.py").write_text(code)
+    line = cli.fails(2, "serve", f"{tmp_path}/front.py:app", "--gateway", "--ray", "auto")
+    assert "give the application a gateway" in line
+
+
+def test_workers_have_no_address_in_common(cli, tmp_path):
+    code = "gateway=ModelGateway(advertise_url='http://x'), configure_logging=False)"
+    (tmp_path / "front.py").write_text(
+        "from support import local_backend\nfrom rollout.gateway import ModelGateway\n"
+        "from rollout.server import create_rollout_server\n"
+        f"app = create_rollout_server(backend=local_backend(), {code}"
+    )
+    line = cli.fails(2, "serve", f"{tmp_path}/front.py:app", "--workers", "2")
+    assert "advertise_url" in line
