@@ -490,7 +490,8 @@ class Worker:
         self._durable = isinstance(extensions, list) and DURABLE_RESULTS in extensions
         self._accepting = _part(health, "lifecycle").get("accepting_rollouts") is not False
         slots: Any = _part(health, "concurrency").get("max_concurrent")
-        self._capacity = slots if is_whole_from_one(slots) else math.inf
+        # A front has no slots while none of its workers is up.
+        self._capacity = slots if slots == 0 or is_whole_from_one(slots) else math.inf
         if self.status != before:
             logger.info("worker %s is %s", self.name, self.status)
 

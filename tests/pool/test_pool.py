@@ -19,6 +19,7 @@ from pool.helpers import (
     until,
     worker_app,
 )
+from support import make_app
 
 from rollout.pool import PoolBackend
 from rollout.types import RolloutErrorCategory, RolloutStatus
@@ -225,3 +226,21 @@ async def test_what_was_handed_out_is_over_when_the_front_goes(held):
         entry = worker.app.registry._entries["r"]
         assert entry.record.result is not None
         assert not entry.executing
+
+
+async def test_a_front_may_be_the_worker_of_another_front():
+    agents = Agents()
+    async with net() as servers:
+        workers = [await servers.serve(worker_app(agents, slots=2)) for _ in range(2)]
+        nodes = [await servers.serve(make_app(PoolBackend([each.url]))) for each in workers]
+        async with front_over(PoolBackend([each.url for each in nodes])) as (client, backend):
+            await until(lambda: backend.health()["concurrency"]["max_concurrent"] == 4, backend)
+            handles = [await start(client, f"r{n}", hold=f"r{n}") for n in range(6)]
+            await agents.until_started("r0", "r1", "r2", "r3")
+            assert backend.health()["concurrency"]["queued"] == 2
+            await client.cancel_rollout("r0")
+            assert (await handles[0]).status is RolloutStatus.CANCELLED
+            agents.go_on.set()
+            for handle in handles[1:]:
+                assert (await handle).status is RolloutStatus.SUCCESS
+            assert agents.started == {f"r{n}": 1 for n in range(6)}
