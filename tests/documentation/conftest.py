@@ -22,3 +22,4 @@ def readers_own_modules(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("ROLLOUT_SERVER_API_KEY", "a-key-of-the-server")
     monkeypatch.setenv("ROLLOUT_WORKER_API_KEY", "a-key-of-the-workers")
+    monkeypatch.setenv("ROLLOUT_WORKERS", "http://node1:8000\nhttp://node2:8000")
