@@ -35,6 +35,8 @@ _UNDER_WAY = {"poll", "batch", "feed", "renew"}
 """Where a request may be sent in the very moment in which its handle is cancelled."""
 
 _ADMISSIONS = {"admit", "batch"}
+_GOOD = {200, 202}
+_GARBLED = {"foreign", "truncated"}
 
 
 def check_seen_statuses(checked: Checked) -> Iterator[Finding]:
@@ -199,7 +201,10 @@ def _take_end(
     if route in _ADMISSIONS and event.what == "answered" and status == 202:  # noqa: PLR2004
         state.confirmed(began.time + lease)
     if route in {"feed", "renew"}:
-        if event.what == "answered" and status == 200:  # noqa: PLR2004
+        # The first line of a feed, which confirms it, is never cut.
+        garbled = _GARBLED if route == "renew" else {"foreign"}
+        readable = began.detail["fault"] not in garbled
+        if event.what == "answered" and status == 200 and readable:  # noqa: PLR2004
             if not event.detail.get("refused"):
                 state.confirmed(max(state.deadline, began.time + lease))
         elif event.detail.get("error") != "closed":
@@ -281,10 +286,6 @@ def _check_silence(call: Call) -> Iterator[Finding]:
     if cancelled is not None and open_polls:
         message = "a request outlived its handle's cancel()"
         yield Finding(call.rollout_id, message, cancelled.time)
-
-
-_GOOD = {200, 202}
-_GARBLED = {"foreign", "truncated"}
 
 
 @define

@@ -343,6 +343,8 @@ class _Occupancy:
         code: How many phases of user code each rollout is in.
         asking: For each admission that is not answered yet, how many were admitted meanwhile
             at the most.
+        asked: How many rollouts each of these asks for.
+        answered: For how many of them it has been answered.
         told: Who was found to wait for nothing.
     """
 
@@ -358,6 +360,8 @@ class _Occupancy:
     at_grader: dict[str, None] = field(factory=dict)
     code: Counter[str] = field(factory=Counter)
     asking: dict[int, int] = field(factory=dict)
+    asked: Counter[int] = field(factory=Counter)
+    answered: Counter[int] = field(factory=Counter)
     told: set[str] = field(factory=set)
 
     def waiting_for_nothing(self, now: float) -> Iterator[Finding]:
@@ -401,6 +405,7 @@ class _Occupancy:
                 self._leave(rollout_id)
             case "arrived" if event.detail["route"] in {"admit", "batch"}:
                 self.asking[event.detail["request"]] = len(self.admitted)
+                self.asked[event.detail["request"]] += 1
             case "server-answered":
                 return self._answer(event)
         return None
@@ -442,11 +447,14 @@ class _Occupancy:
             self.working.pop(rollout_id, None)
 
     def _answer(self, event: Event) -> str | None:
-        most = self.asking.get(event.detail["request"], math.inf)
-        if event.detail["route"] != "batch":  # which answers each of its rollouts
-            self.asking.pop(event.detail["request"], None)
-        if self.durable:
-            most += len(self.asking)
+        request = event.detail["request"]
+        most: float = self.asking.get(request, math.inf)
+        if self.durable:  # what was admitted long ago takes a place, too, until that is found out
+            most += sum(self.asked[each] for each in self.asking if each != request)
+            most += self.asked[request] - 1
+        self.answered[request] += 1
+        if self.answered[request] == self.asked[request]:
+            self.asking.pop(request, None)
         if event.detail["status"] != _BUSY or most >= self.room:
             return None
         return f"was refused although {self.room - most} places were free"
