@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["tests", "lint", "types"]
@@ -57,6 +58,7 @@ def _pytest(session: nox.Session) -> None:
         "pytest",
         "--numprocesses=auto",
         "--dist=worksteal",  # neighbours share what their module has started
+        "--ignore=tests/cluster",
         "--ignore=tests/extras",
         "--ignore=tests/interop",
         "--ignore=tests/trajectory/harbor",
@@ -162,6 +164,17 @@ def integrations(session: nox.Session, framework: str) -> None:
     wanted = nox.project.dependency_groups(PYPROJECT, "test")
     session.install(*needs, *(each for each in wanted if not each.startswith("pyarrow")))
     session.run("pytest", *arguments, *session.posargs)
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Run workers on a Ray cluster of two nodes on this machine; arguments go to pytest."""
+    wanted = nox.project.dependency_groups(PYPROJECT, "test")
+    try:
+        session.install(".[ray]", *wanted)
+    except CommandFailed:
+        session.skip("Ray cannot be installed here")
+    session.run("pytest", "tests/cluster", *session.posargs)
 
 
 @nox.session

@@ -51,7 +51,7 @@ from rollout.server.state import DURABILITIES, Durability, SQLiteStore
 if TYPE_CHECKING:
     from rollout.pool import WorkerSource
 
-__all__ = ["Activity", "LastResort", "command", "make_front"]
+__all__ = ["Activity", "LastResort", "command", "make_front", "summary"]
 
 logger = get_logger(__name__)
 
@@ -245,7 +245,7 @@ def command(
         shutdown=shutdown,
         handle_signals=not worker,
     )
-    with nullcontext() if verbose else summarized(_summary):
+    with nullcontext() if verbose else summarized(summary):
         run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker)
 
 
@@ -332,7 +332,7 @@ def _use_ray(server: RolloutServer, app: str, address: str, **options: Any) -> N
     make_front(server, source)
 
 
-def _summary(error: BaseException, secrets: Iterable[str | None]) -> str:
+def summary(error: BaseException, secrets: Iterable[str | None]) -> str:
     """Summarise an error of user code in a line, in place of its traceback."""
     kind = type(error).__name__
     return f"{kind}: {describe_exception(error, secrets)}{last_place(error)}; --verbose says more"

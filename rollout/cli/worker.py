@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import nullcontext
 from functools import partial
 
 import trio
 
 from rollout._tasks import sole_error
-from rollout.backend.failures import describe_exception
+from rollout.backend.failures import describe_exception, summarized
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
+from rollout.cli.serve import summary
 from rollout.server import RolloutServer, ShutdownBudget, serve
 
 __all__ = ["WorkerThread"]
@@ -27,12 +29,14 @@ class WorkerThread:
         reference: ``MODULE:APP`` or ``FILE.py:APP``, as this process finds it.
         key: The key of the front.
         bind: Where to listen.
+        tracebacks: Whether the log gets those of agents and graders that fail, or lines.
     """
 
-    def __init__(self, reference: str, key: str, bind: str) -> None:
+    def __init__(self, reference: str, key: str, bind: str, *, tracebacks: bool) -> None:
         self._reference = reference
         self._key = key
         self._bind = bind
+        self._tracebacks = tracebacks
         self._urls: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._error: str | None = None
@@ -60,10 +64,10 @@ class WorkerThread:
             app = load_app(self._reference)
             app.become_worker(self._key)
             quiet_http()
-            trio.run(self._serve, app)
+            with nullcontext() if self._tracebacks else summarized(summary):
+                trio.run(self._serve, app)
         except BaseException as error:  # noqa: BLE001 - a thread has nobody else to say it to
-            plain = sole_error(error)
-            self._error = describe_exception(plain)
+            self._error = describe_exception(sole_error(error))
         finally:
             self._over.set()
             self._urls.put(None)

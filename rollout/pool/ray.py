@@ -30,6 +30,7 @@ from rollout._checks import backend_settings, check_number, check_whole
 from rollout._files.atomic import reason_of
 from rollout._logs import get_logger, printable
 from rollout._tasks import background_tasks, sole_error
+from rollout.backend.failures import wants_tracebacks
 from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutServerError
 from rollout.pool.local import LOOP, Starts, hopeless
 from rollout.pool.scaling import Scaling
@@ -314,11 +315,11 @@ class RayPool(WorkerSource):
             self._caller.post(self._kill, slot)
 
     async def _start(self, slot: _Slot) -> tuple[str | None, str | None]:
-        asked = await self._caller.call(self._create, slot)
+        asked = await self._caller.call(self._create, slot, wants_tracebacks())
         started: tuple[str | None, str | None] = await _result(asked)
         return started
 
-    def _create(self, slot: _Slot) -> Future[Any]:
+    def _create(self, slot: _Slot, tracebacks: bool) -> Future[Any]:
         actor_class = self._ray.remote(_Actor).options(
             max_concurrency=_CALLS,
             scheduling_strategy="SPREAD",
@@ -327,7 +328,7 @@ class RayPool(WorkerSource):
         )
         slot.actor = actor_class.remote(f"worker {slot.name}")
         # Ray keeps the arguments of a constructor, and not those of a call: the key is secret.
-        return _future(slot.actor.start.remote(self._app, self._key))
+        return _future(slot.actor.start.remote(self._app, self._key, tracebacks))
 
     async def _wait(self, slot: _Slot) -> str:
         """Wait for the end of an actor that listens, however often Ray loses sight of it."""
@@ -397,13 +398,13 @@ class _Actor:
     def __repr__(self) -> str:
         return self._name
 
-    def start(self, app: str, key: str) -> tuple[str | None, str | None]:
+    def start(self, app: str, key: str, tracebacks: bool) -> tuple[str | None, str | None]:
         """Serve; return the URL, or why there is none."""
         host = importlib.import_module("ray.util").get_node_ip_address()
         bind = f"[{host}]:0" if ":" in host else f"{host}:0"
         # By name: this process is a worker, whose server and command line are above the pool.
         worker = importlib.import_module("rollout.cli.worker")
-        self._server = worker.WorkerThread(app, key, bind)
+        self._server = worker.WorkerThread(app, key, bind, tracebacks=tracebacks)
         started: tuple[str | None, str | None] = self._server.start()
         return started
 
@@ -494,7 +495,8 @@ async def _reach(address: str, host: str, port: int) -> None:
         reason = f"no answer within {_REACH_SEC:g} s"
     except OSError as error:
         cause = sole_error(error.__cause__ or error)  # several, if the name has several addresses
-        reason = reason_of(cause if isinstance(cause, OSError) else error)
+        number = cause.errno if isinstance(cause, OSError) else None
+        reason = os.strerror(number) if number and number > 0 else reason_of(error)
     else:
         await stream.aclose()
         return

@@ -6,10 +6,13 @@ import sys
 from types import ModuleType
 
 import pytest
+import trio
 from click.testing import CliRunner
+from support import make_app
 
 from rollout.cli import main
-from rollout.errors import BackendConfigurationError
+from rollout.errors import BackendConfigurationError, RolloutServerError
+from rollout.pool import PoolBackend
 from rollout.pool.ray import RayPool
 
 
@@ -83,3 +86,15 @@ def test_the_command_line_says_what_goes_with_ray():
     done = CliRunner().invoke(main, ["serve", "served:app", "--max-workers", "3"])
     assert done.exit_code == 2
     assert "--max-workers, --worker-resources and --runtime-env go with --ray" in done.output
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+@pytest.mark.usefixtures("ray")
+async def test_an_address_where_nothing_listens_ends_the_pool_at_once(prefix):
+    with trio.socket.socket() as taken:
+        await taken.bind(("127.0.0.1", 0))
+        address = f"{prefix}127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RolloutServerError) as caught:
+            async with make_app(PoolBackend(RayPool("my_server:app", address))).serving():
+                await trio.sleep_forever()
+    assert str(caught.value) == f"Ray at {address} cannot be reached: Connection refused"
