@@ -290,12 +290,6 @@ def _start_workers(
     """Make an application the front of workers on this machine."""
     from rollout.pool import LocalWorkers  # noqa: PLC0415 - see `make_front`
 
-    gateway = server.gateway
-    if gateway is not None and gateway.advertise_url is not None:
-        raise CommandError(
-            "--workers: each worker has a gateway of its own, so the application's must not have "
-            "an advertise_url"
-        )
     # The front has waited and delivered before its workers shut down. If it was killed, nobody
     # waits for a result, so what runs is asked to stop at once.
     lengths = {
@@ -311,14 +305,7 @@ def _start_workers(
     if server.gateway is not None:
         options.append("--gateway")
     silence_sec = server.registry.polling_lease_timeout_sec
-    workers = LocalWorkers(
-        app,
-        count,
-        options=options,
-        silence_sec=silence_sec,
-        on_loopback=gateway is not None,
-    )
-    make_front(server, workers)
+    make_front(server, LocalWorkers(app, count, options=options, silence_sec=silence_sec))
 
 
 def _use_ray(server: RolloutServer, app: str, address: str, **options: Any) -> None:

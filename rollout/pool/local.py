@@ -24,7 +24,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from rollout._checks import backend_settings, check_flag, check_number, check_whole
+from rollout._checks import backend_settings, check_number, check_whole
 from rollout._files.atomic import reason_of
 from rollout._logs import get_logger, printable
 from rollout._server_process import first_line, killed_by, start_server
@@ -271,8 +271,6 @@ class LocalWorkers(WorkerSource):
         count: How many there are.
         options: Further options of ``rollout serve`` for each.
         silence_sec: A worker that has not answered for so long is killed and started again.
-        on_loopback: Have each listen on a free loopback port in place of a socket file, for agents
-            that call their model through a gateway of their server.
 
     Raises:
         BackendConfigurationError: The count or the time cannot be used.
@@ -281,22 +279,14 @@ class LocalWorkers(WorkerSource):
     """
 
     def __init__(
-        self,
-        app: str,
-        count: int,
-        *,
-        options: Sequence[str] = (),
-        silence_sec: float = 120.0,
-        on_loopback: bool = False,
+        self, app: str, count: int, *, options: Sequence[str] = (), silence_sec: float = 120.0
     ) -> None:
         with backend_settings():
             check_whole("count", count)
-            check_flag("on_loopback", on_loopback)
             check_number("silence_sec", silence_sec, above=0)
         self._app = app
         self._options = list(options)
         self._silence_sec = silence_sec
-        self._on_loopback = on_loopback
         self._key = secrets.token_urlsafe(_KEY_BYTES)
         self._slots = [_Slot(str(number)) for number in range(1, count + 1)]
         self._was_up = False
@@ -361,8 +351,8 @@ class LocalWorkers(WorkerSource):
 
     async def _run(self, slot: _Slot, path: Path, workers: Workers) -> tuple[str, str]:
         """Run a process to its end; return how it ended, for the health and for the log."""
-        bind = "127.0.0.1:0" if self._on_loopback else f"{UNIX}{path}"
-        options = ["--worker", "--bind", bind, *self._options]
+        url = f"{UNIX}{path}"
+        options = ["--worker", "--bind", url, *self._options]
         try:
             process, address = await start_server(self._app, options)
         except OSError as error:
@@ -375,8 +365,7 @@ class LocalWorkers(WorkerSource):
                 await running.say(self._key)
                 if self._closing.is_set():
                     await running.close_stdin()
-                if url := await first_line(address):
-                    url = url if self._on_loopback else bind
+                if await first_line(address):
                     await self._serve(slot, running, url, workers)
                 if await process.wait():
                     _kill_group(process.pid)  # what its agents have started

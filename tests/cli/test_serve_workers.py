@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import closing
 from pathlib import Path
 
-import httpx
 import pytest
 import trio
 from cli.harness import serving
@@ -23,8 +21,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
-from rollout import AgentWorkflow, get_rollout_context
-from rollout.gateway import ModelGateway
+from rollout import AgentWorkflow
 from support import local_backend, make_app
 
 
@@ -34,8 +31,7 @@ class Where(AgentWorkflow):
         if "started" in script:
             Path(script["started"]).write_text(str(os.getpid()))
         await trio.sleep(script.get("sleep", 0))
-        said = get_rollout_context().chat_completions_url if "url" in script else os.getpid()
-        return [{"role": "assistant", "content": str(said)}]
+        return [{"role": "assistant", "content": str(os.getpid())}]
 
 
 @asynccontextmanager
@@ -46,7 +42,6 @@ async def lifespan(app):
 
 
 app = make_app(local_backend(Where, max_concurrent=2), lifespan=lifespan, api_key="key-of-the-app")
-gated = make_app(local_backend(Where), gateway=ModelGateway(), api_key="key-of-the-app")
 """
 
 
@@ -123,31 +118,24 @@ def test_a_front_and_its_workers(folder):
 
 
 def test_workers_end_with_a_front_that_is_killed(folder):
-    """A worker of an application with a gateway listens where its agents can reach that."""
+    """A worker removes its socket when it has shut down."""
 
     async def run_one(url):
         async with RolloutClient(url=url, api_key="key-of-the-app") as client:
-            result = await rollout(client, "r", url=True)
+            await rollout(client, "r")
             (worker,) = (await client.health())["workers"]
-            return result.sample.messages[-1]["content"], worker["url"]
+            return Path(worker["url"].removeprefix("unix:"))
 
     options = ("--bind", "127.0.0.1:0", "--workers", "1")
-    with serving(folder, "pool_app.py:gated", *options) as (process, url):
-        model_url, worker_url = trio.run(run_one, url)
-        assert model_url.startswith(f"{worker_url}/")
+    with serving(folder, "pool_app.py:app", *options) as (process, url):
+        socket = trio.run(run_one, url)
+        assert socket.is_socket()
         process.kill()
         process.wait()
     deadline = time.monotonic() + 60
-    with closing(httpx.Client(trust_env=False)) as http:
-        while listens(http, worker_url):
-            assert time.monotonic() < deadline
-
-
-def listens(http, url):
-    try:
-        return http.get(f"{url}/health").status_code == 401
-    except httpx.TransportError as error:
-        return not isinstance(error, httpx.ConnectError)
+    while socket.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", ""])
@@ -170,16 +158,6 @@ def test_a_front_takes_no_workers_of_its_own(cli, tmp_path):
     )
     line = cli.fails(2, "serve", f"{tmp_path}/front.py:app", "--workers", "2")
     assert line == "rollout: --workers: the application is the front of a pool already"
-
-
-def test_workers_have_no_gateway_in_common(cli, tmp_path):
-    (tmp_path / "advertised.py").write_text(
-        "from rollout.gateway import ModelGateway\n"
-        "from support import make_app\n"
-        "app = make_app(gateway=ModelGateway(advertise_url='http://10.0.0.1:8000'))\n"
-    )
-    line = cli.fails(2, "serve", f"{tmp_path}/advertised.py:app", "--workers", "2")
-    assert line.startswith("rollout: --workers: each worker has a gateway of its own")
 
 
 def test_a_worker_needs_a_key(cli, monkeypatch):

@@ -177,14 +177,6 @@ async def test_one_that_dies_is_lost_with_its_reason_and_started_again(scripts, 
     assert capfd.readouterr().err.startswith("worker 1: no luck\nworker 1: again\n")
 
 
-async def test_one_on_loopback_is_where_it_says(scripts, tmp_path):
-    scripts += [f"echo http://127.0.0.1:7 >/dev/fd/$FD; {LISTENS}"]
-    async with running(on_loopback=True) as (pool, _):
-        await pool.has_said(1)
-        assert pool.address.url == "http://127.0.0.1:7"
-    assert "--bind\n127.0.0.1:0" in (tmp_path / "options").read_text()
-
-
 async def test_children_of_one_that_died_go_with_it(scripts, tmp_path):
     scripts += ["sleep 600 & echo $! >child; echo up >/dev/fd/$FD; kill -9 $$", LISTENS]
     async with running() as (pool, _):
