@@ -58,6 +58,11 @@ def _prices(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a mapping from names to Price")
 
 
+def _capture(_: Any, attribute: Any, value: Any) -> None:
+    if value not in (None, "tokens"):
+        raise InvalidFieldError(attribute.name, "must be 'tokens' or None")
+
+
 def _is_limits(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, Limits):
         raise InvalidFieldError(attribute.name, "must be Limits")
@@ -78,6 +83,8 @@ class ModelGateway:
         limits: The most that any rollout may use; requests may ask for less.
         prices: What models cost, by the name that the endpoint gets, or ``"*"``. Needed for
             limits of the cost.
+        capture: ``"tokens"`` to ask the endpoint for token ids and log-probabilities, which are
+            kept in the trajectory and do not reach an agent that has not asked for them.
         silence_sec: How long the endpoint may send nothing, in seconds.
         max_answer_bytes: How large an answer may be.
         stream_usage: Whether to ask for the usage of streams whose agent does not; ``False`` for
@@ -91,6 +98,7 @@ class ModelGateway:
     models: Mapping[str, str] = field(factory=dict, validator=_names)
     limits: Limits = field(factory=Limits, validator=_is_limits)
     prices: Mapping[str, Price] = field(factory=dict, validator=_prices)
+    capture: str | None = field(default=None, validator=_capture)
     silence_sec: float = field(default=600.0, validator=setting(check_number, above=0))
     max_answer_bytes: int = field(default=64 * _MEBIBYTE, validator=setting(check_whole))
     stream_usage: bool = field(default=True, validator=setting(check_flag))
@@ -184,6 +192,7 @@ class ModelGateway:
             settings=CallSettings(
                 models=self.models,
                 prices=self.prices,
+                capture=self.capture,
                 silence_sec=self.silence_sec,
                 max_answer_bytes=self.max_answer_bytes,
                 stream_usage=self.stream_usage,

@@ -23,6 +23,7 @@ from rollout._redaction import Redactor, url_secrets
 from rollout.codec import dump_json
 from rollout.context import RolloutContext
 from rollout.gateway.limits import Price, Used, price_of
+from rollout.gateway.tokens import Capture
 from rollout.gateway.wire import (
     LIMIT_HEADER,
     RECORDED,
@@ -77,6 +78,7 @@ class CallSettings:
 
     models: Mapping[str, str]
     prices: Mapping[str, Price]
+    capture: str | None
     silence_sec: float
     max_answer_bytes: int
     stream_usage: bool
@@ -139,6 +141,13 @@ class Session:
         source = self.context.sample_source
         return source if isinstance(source, ConversationRecorder) else self.own_recorder
 
+    def capture(self, body: dict[str, Any], route: Route) -> Capture | None:
+        """Return the capture of the tokens of a call, ``None`` for none."""
+        if self.settings.capture is None or not route.counts:
+            return None
+        self.recorder.captures_tokens = True
+        return Capture.of(body, RECORDED[route.path])
+
     def transport(self, conversation: str) -> _UpstreamTransport:
         """Return the transport for one call; one without a conversation leaves no record."""
         return _UpstreamTransport(
@@ -192,6 +201,7 @@ class ModelCall:
     _query: bytes = field(kw_only=True, alias="query")
     _headers: list[tuple[bytes, bytes]] = field(kw_only=True, alias="headers", repr=False)
     _begun: bool = field(default=False, init=False)
+    _capture: Capture | None = field(default=None, init=False)
 
     @property
     def has_body(self) -> bool:
@@ -228,6 +238,10 @@ class ModelCall:
         if body is not None:
             content, body = self._with_model(content, body)
             model = str(body.get("model", ""))
+            self._capture = self.session.capture(body, self.route)
+            if self._capture is not None:
+                body = self._capture.body
+                content = dump_json(body)
         if self.route.counts:
             refused = self.session.refusal(model)
             if refused is not None:
@@ -262,21 +276,37 @@ class ModelCall:
             return self.error(502, "the model's endpoint answers with a redirect")
         headers = answer_headers(response.headers.raw)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        self._begun = status in _OK and kind == "text/event-stream"
-        if self._begun:
+        if status in _OK and kind == "text/event-stream":
+            self._begun = True
             await writer.begin(status, headers)
-        kept = bytearray()
-        size = 0
+            await self._stream(response.stream, writer)
+            return True
+        whole = bytearray()
         async for piece in response.stream:
+            whole += piece
+            self._check_size(len(whole))
+        data = bytes(whole)
+        if status not in _OK:
+            data = self._without_secrets(data)
+        elif self._capture is not None:
+            data = self._capture.stripped(data)
+        return ModelReply(status, data, headers)
+
+    async def _stream(self, pieces: Any, writer: ReplyWriter) -> None:
+        size = 0
+        async for piece in pieces:
             size += len(piece)
-            if size > self.session.settings.max_answer_bytes:
-                raise _TooLargeError
-            if self._begun:
+            self._check_size(size)
+            if self._capture is None:
                 await writer.piece(piece)
             else:
-                kept += piece
-        whole = bytes(kept) if status in _OK else self._without_secrets(bytes(kept))
-        return self._begun or ModelReply(status, whole, headers)
+                await writer.piece(b"".join(self._capture.feed(piece)))
+        if self._capture is not None:
+            await writer.piece(self._capture.rest())
+
+    def _check_size(self, size: int) -> None:
+        if size > self.session.settings.max_answer_bytes:
+            raise _TooLargeError
 
     def _request(self, library: Any, content: bytes, body: dict[str, Any] | None) -> Any:
         endpoint = self.session.endpoint

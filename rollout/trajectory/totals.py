@@ -109,6 +109,8 @@ def read_usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 def _take_logprobs(rest: dict[str, Any], metrics: dict[str, Any]) -> None:
     value = rest.get("logprobs")
+    if isinstance(value, dict) and "token_logprobs" in value:  # those of a completion
+        value = value["token_logprobs"]
     numbers = _numbers(value)
     if numbers is not None:
         metrics["logprobs"] = numbers

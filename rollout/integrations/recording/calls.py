@@ -27,6 +27,7 @@ __all__ = [
     "Outcome",
     "dicts",
     "error_message",
+    "ids_in_logprobs",
     "load",
     "parse",
     "read_answer",
@@ -34,6 +35,7 @@ __all__ = [
     "read_head",
     "read_message",
     "read_response",
+    "read_token_ids",
     "reply_message",
     "text",
 ]
@@ -274,12 +276,25 @@ def _read_completion(body: dict[str, Any]) -> Answer:
                     index=index if type(index) is int else place,
                     messages=[reply_message(message)],
                     finish_reason=text(raw.get("finish_reason")),
-                    token_ids=whole_numbers(raw.get("token_ids")),
+                    token_ids=read_token_ids(raw) or ids_in_logprobs(raw.get("logprobs")),
                     logprobs=raw.get("logprobs"),
                 )
             )
+            if answer.prompt_token_ids is None:
+                answer.prompt_token_ids = whole_numbers(raw.get("prompt_token_ids"))
     answer.choices.sort(key=lambda choice: choice.index)
     return answer
+
+
+def read_token_ids(choice: dict[str, Any]) -> list[int] | None:
+    """Return the token ids of a choice, under any of the names that endpoints have for them."""
+    return whole_numbers(choice.get("token_ids")) or whole_numbers(choice.get("response_token_ids"))
+
+
+def ids_in_logprobs(logprobs: Any) -> list[int] | None:
+    """Return the token ids in log-probabilities, where an endpoint has them there."""
+    tokens = dicts(logprobs.get("content")) if isinstance(logprobs, dict) else []
+    return whole_numbers([token.get("id") for token in tokens])
 
 
 def reply_message(message: dict[str, Any]) -> dict[str, Any]:

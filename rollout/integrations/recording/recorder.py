@@ -18,6 +18,7 @@ from rollout.integrations.recording.anthropic import request_messages, request_t
 from rollout.integrations.recording.calls import Answer, Call
 from rollout.integrations.recording.conversations import Conversation, Conversations, Entry
 from rollout.integrations.recording.responses import input_as_messages
+from rollout.integrations.recording.tokens import missing_tokens, token_drift
 from rollout.trajectory.build import DETAILS, with_details
 from rollout.trajectory.totals import read_usage
 from rollout.types import RolloutSample
@@ -129,7 +130,10 @@ class ConversationRecorder(SampleSource):
         extra_fields: Your own additions to the `extra_fields` of the sample, which travel to the
             caller and are kept in the trajectory.
         info: Your own notes; they are kept in the trajectory and never travel.
+        captures_tokens: Whether a gateway asks for the tokens of calls.
     """
+
+    captures_tokens = False
 
     def __init__(
         self, *, secrets: tuple[str | None, ...] = (), info: dict[str, Any] | None = None
@@ -303,6 +307,9 @@ class ConversationRecorder(SampleSource):
                 metrics[name] = sum(counts)
         if self.limit_reached is not None:
             metrics["limit_reached"] = self.limit_reached
+        if self.captures_tokens:
+            metrics["token_drift"] = len(token_drift(self._conversations))
+            metrics["uncaptured_calls"] = len(self._uncaptured())
         return metrics
 
     async def get_sample(self) -> RolloutSample:
@@ -333,10 +340,15 @@ class ConversationRecorder(SampleSource):
         sent = next(reversed(self._sent.values()), self._last_unanswered)
         return [entry.message for entry in sent]
 
+    def _uncaptured(self) -> list[dict[str, Any]]:
+        """Return the calls of which the endpoint has not sent all tokens, and what is missing."""
+        complete = ((call, missing_tokens(call)) for call in self.calls if call.complete)
+        return [{"call": call.number, "missing": missing} for call, missing in complete if missing]
+
     def _extra_fields(self, main: Conversation | None) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         branches = [
-            _branch(each, main)
+            _branch(each, main, detailed=self.captures_tokens)
             for each in self._conversations
             if main is not None and each is not main
         ]
@@ -353,18 +365,26 @@ class ConversationRecorder(SampleSource):
             notes["call_problems"] = problems[-_MOST_PROBLEMS:]
         if tools:
             notes["tools"] = tools
+        if self.captures_tokens:
+            found = {"token_drift": token_drift(self._conversations)}
+            found["uncaptured_calls"] = self._uncaptured()
+            notes |= {name: turns for name, turns in found.items() if turns}
         if self._unrecorded:
             notes["unrecorded_calls"] = dict(self._unrecorded)
         return notes
 
 
-def _branch(branch: Conversation, main: Conversation) -> dict[str, Any]:
+def _branch(branch: Conversation, main: Conversation, *, detailed: bool) -> dict[str, Any]:
     shared = main.shared(branch.entries) if branch.name == main.name else 0
-    return {
+    own = branch.entries[shared:]
+    described = {
         "conversation": branch.name,
         "after": shared,
-        "messages": [entry.message for entry in branch.entries[shared:]],
+        "messages": [entry.message for entry in own],
     }
+    if detailed:
+        described[DETAILS] = [entry.details() for entry in own]
+    return described
 
 
 _SHARED = frozenset({"prompt_token_ids", "token_ids", "logprobs"})

@@ -18,17 +18,18 @@ from rollout.integrations.recording.calls import (
     Choice,
     dicts,
     error_message,
+    ids_in_logprobs,
     load,
     parse,
     read_head,
     read_message,
     read_response,
+    read_token_ids,
     reply_message,
     text,
 )
-from rollout.trajectory.totals import whole_numbers
 
-__all__ = ["Events", "StreamedAnswer"]
+__all__ = ["Events", "StreamedAnswer", "event_data"]
 
 _DONE = b"[DONE]"
 _EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
@@ -146,7 +147,7 @@ class _Growing:
                 self._add_call(each)
             _merge_pieces(self.message, {k: v for k, v in delta.items() if k != "tool_calls"})
         self.finish_reason = text(raw.get("finish_reason")) or self.finish_reason
-        self.token_ids += whole_numbers(raw.get("token_ids")) or ()
+        self.token_ids += read_token_ids(raw) or ()
         logprobs = raw.get("logprobs")
         if isinstance(logprobs, dict):
             self.logprobs = self.logprobs or {}
@@ -186,7 +187,7 @@ class _Growing:
             index=index,
             messages=[reply_message(message)],
             finish_reason=self.finish_reason,
-            token_ids=self.token_ids or None,
+            token_ids=self.token_ids or ids_in_logprobs(self.logprobs),
             logprobs=self.logprobs,
         )
 
@@ -343,12 +344,17 @@ class StreamedAnswer:
             self._message.add(body)
             self.done = self._message.done
             return False
+        return self._add_chunk(body)
+
+    def _add_chunk(self, body: dict[str, Any]) -> bool:
         for key in ("id", "model", "usage", "prompt_token_ids"):
             if body.get(key):
                 self._head[key] = body[key]
         choices = dicts(body.get("choices"))
         for raw in choices:
             index = raw.get("index")
+            if raw.get("prompt_token_ids"):
+                self._head.setdefault("prompt_token_ids", raw["prompt_token_ids"])
             self._choices.setdefault(index if type(index) is int else 0, _Growing()).add(raw)
         return not choices and bool(body.get("usage"))
 
