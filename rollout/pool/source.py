@@ -167,6 +167,8 @@ class Workers:
             if other is not worker and other.process_id == process_id and other.refusal is None:
                 return f"it is the same server as worker {other.name}"
         application = health.get("application")
+        if application is None and not worker.slots:
+            return None  # a front whose workers are not up yet
         if any(other is not worker and other.capacity for other in self):
             if application != self.application:
                 return f"it serves {application}, and the other workers {self.application}"

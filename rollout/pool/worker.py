@@ -174,6 +174,7 @@ class Worker:
         lost: Why it is gone; ``None`` while it is not.
         refusal: Why the pool does not use it; ``None`` if it does.
         trouble: Why it does not answer; ``None`` while it does.
+        slots: How many rollouts it runs at a time, as of the last health; infinite without a bound.
     """
 
     def __init__(self, address: WorkerAddress, client: RolloutClient, host: Host) -> None:
@@ -186,7 +187,7 @@ class Worker:
         self.refusal: str | None = None
         self.trouble: str | None = "it has not answered yet"
         self._host = host
-        self._capacity = math.inf
+        self.slots = math.inf
         self._accepting = True
         self._full = False
         self._durable = False
@@ -233,12 +234,12 @@ class Worker:
         """How many more rollouts it would start at once; infinite without a bound."""
         if self.status != "up" or self._full:
             return 0.0
-        return self._capacity - len(self.attempts)
+        return self.slots - len(self.attempts)
 
     @property
     def capacity(self) -> float:
         """How many rollouts it runs at a time; infinite without a bound, 0 if it is not up."""
-        return self._capacity if self.status == "up" else 0.0
+        return self.slots if self.status == "up" else 0.0
 
     @property
     def in_flight(self) -> int:
@@ -251,7 +252,7 @@ class Worker:
             "name": self.name,
             "url": public_url(self.address.url),
             "status": self.status,
-            "capacity": None if math.isinf(self._capacity) else self._capacity,
+            "capacity": None if math.isinf(self.slots) else self.slots,
             "in_flight": self.in_flight,
         }
         reason = self.lost or self.trouble or self.refusal
@@ -474,6 +475,9 @@ class Worker:
         self._refused_at = math.inf
         self._dead = self._warned = False
         before = self.status
+        slots: Any = _part(health, "concurrency").get("max_concurrent")
+        # A front has no slots while none of its workers is up.
+        self.slots = slots if slots == 0 or is_whole_from_one(slots) else math.inf
         refusal = self._host.check(self, health)
         if refusal is not None and refusal != self.refusal:
             logger.error("worker %s is refused: %s", self.name, refusal)
@@ -489,9 +493,6 @@ class Worker:
         extensions = health.get("extensions")
         self._durable = isinstance(extensions, list) and DURABLE_RESULTS in extensions
         self._accepting = _part(health, "lifecycle").get("accepting_rollouts") is not False
-        slots: Any = _part(health, "concurrency").get("max_concurrent")
-        # A front has no slots while none of its workers is up.
-        self._capacity = slots if slots == 0 or is_whole_from_one(slots) else math.inf
         if self.status != before:
             logger.info("worker %s is %s", self.name, self.status)
 

@@ -228,7 +228,7 @@ async def test_what_was_handed_out_is_over_when_the_front_goes(held):
         assert not entry.executing
 
 
-async def test_a_front_may_be_the_worker_of_another_front():
+async def test_a_front_may_be_the_worker_of_another_front(caplog):
     agents = Agents()
     async with net() as servers:
         workers = [await servers.serve(worker_app(agents, slots=2)) for _ in range(2)]
@@ -244,3 +244,4 @@ async def test_a_front_may_be_the_worker_of_another_front():
             for handle in handles[1:]:
                 assert (await handle).status is RolloutStatus.SUCCESS
             assert agents.started == {f"r{n}": 1 for n in range(6)}
+    assert not [each for each in caplog.messages if "refused" in each]
