@@ -26,7 +26,7 @@ from rollout.backend.failures import (
     source_of,
 )
 from rollout.backend.references import application_of, class_with, config_of
-from rollout.backend.saving import RolloutFiles, settle_end
+from rollout.backend.saving import RolloutFiles, leaves_files, settle_end
 from rollout.backend.usercode import Outcome, UserCall, check_graded, checked_sample
 from rollout.context import (
     AgentWorkflowContext,
@@ -142,7 +142,7 @@ class LocalBackend(SlotBackend):
         outcome: ExecutionOutcome,
     ) -> None:
         """Write the files of a rollout; never raises, and waits for a bounded time."""
-        if not self.artifacts.keeps:
+        if not self.artifacts.keeps or not leaves_files(context, outcome):
             return
         end = await settle_end(context, outcome)
         files = RolloutFiles(

@@ -25,7 +25,7 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["DIAGNOSTICS", "TRAJECTORY", "RolloutFiles", "settle_end"]
+__all__ = ["DIAGNOSTICS", "TRAJECTORY", "RolloutFiles", "leaves_files", "settle_end"]
 
 logger = get_logger(__name__)
 
@@ -37,6 +37,15 @@ _ANY_SURROGATE = b"\\ud"
 """How JSON in ASCII begins a lone surrogate, and each half of a pair."""
 
 _INDENTED = json.JSONEncoder(indent=2, allow_nan=False)
+
+
+def leaves_files(context: RolloutContext, outcome: ExecutionOutcome) -> bool:
+    """Whether the files of a rollout that has ended are kept.
+
+    Not of one that was cancelled while its agent waited for its caller: that may have it run on
+    another server, which keeps its files in the same folder.
+    """
+    return not (context.start_pending and outcome.result.status is RolloutStatus.CANCELLED)
 
 
 async def settle_end(context: RolloutContext, outcome: ExecutionOutcome) -> RolloutResultResponse:

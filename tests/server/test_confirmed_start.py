@@ -25,6 +25,7 @@ from server.test_state_restart import left_behind
 from support import Compare, Script, local_backend, make_app, prompt
 
 from rollout import get_rollout_context
+from rollout.artifacts import ArtifactStore
 from rollout.backend import ExecutionBackend
 from rollout.types import (
     POLLING_LEASE_HEADER,
@@ -193,6 +194,20 @@ async def test_an_agent_that_waits_can_be_stopped(app, runs, autojump_clock, end
         assert set(await confirm(http, rollout)) <= {200, 409}
         await trio.sleep(10)
     assert runs == {}
+
+
+async def test_one_that_is_cancelled_while_it_waits_leaves_no_files(runs, tmp_path):
+    """Its caller may have it run elsewhere, and its files are in the same folder then."""
+    backend = local_backend(Noted)
+    backend.artifacts = ArtifactStore(tmp_path)
+    app = make_app(backend, result_wait_timeout_sec=1)
+    async with in_process_http(app) as http:
+        late = await held(http, agent_timeout_sec=0.2)
+        assert (await finished(http, *late))["err_category"] == "timeout"
+        gone = await held(http)
+        await http.post("/rollout/cancel", json={"ids": [gone[0]]})
+        assert (await finished(http, *gone))["status"] == "cancelled"
+    assert [folder.name for folder in tmp_path.iterdir()] == [late[0]]
 
 
 @pytest.mark.parametrize("first", ["confirm", "end"])

@@ -37,7 +37,7 @@ from rollout.backend.harbor.workspaces import (
     prune_kept,
     remove_workspace,
 )
-from rollout.backend.saving import RolloutFiles, settle_end
+from rollout.backend.saving import RolloutFiles, leaves_files, settle_end
 from rollout.context import RolloutContext
 from rollout.errors import BackendConfigurationError, BridgeError, InvalidFieldError
 from rollout.types import (
@@ -226,6 +226,8 @@ class TrialExecution:
         for span in (self.execution.agent_at, self.execution.grader_at):
             if span.since is not None and span.until is None:
                 span.until = now
+        if not leaves_files(self.context, outcome):
+            return
         files = RolloutFiles(
             request=self.request,
             outcome=outcome,
