@@ -59,6 +59,26 @@ async def test_a_lease_that_ended_on_the_worker_is_no_expiry_for_the_caller(auto
         assert "cut off for longer than a lease" in result.err_message
 
 
+async def test_a_result_that_a_worker_has_kept_outlives_its_process(autojump_clock, tmp_path):
+    agents = Agents()
+    first = worker(agents, state=tmp_path / "state")
+    async with machines(first) as (client, _, (machine,)):
+        handle = await start(client, "r", hold="r")
+        await agents.until_started("r")
+        machine.cut()
+        agents.go_on.set()
+        await trio.sleep(1)
+        assert first.registry._entries["r"].stored
+        machine.scope.cancel()
+        await trio.sleep(1)
+        second = worker(agents, state=tmp_path / "state")
+        async with second.serving():
+            machine.transport.app = second.asgi_app
+            machine.mend()
+            assert (await handle).status is RolloutStatus.SUCCESS
+            assert agents.started == {"r": 1}
+
+
 async def test_after_ten_silent_seconds_what_has_not_started_goes_elsewhere(autojump_clock):
     agents = Agents()
     agents.go_on.set()
