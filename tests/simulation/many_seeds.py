@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from attrs import frozen
 
-from rollout.cli.seeds import processors
+from rollout.cli.options import processors
 from rollout.simulation import SimulationStats, simulate_workload
 
 HANGS_SEC = 120.0
