@@ -353,9 +353,9 @@ class PoolBackend(ExecutionBackend):
             except (RolloutError, httpx.HTTPError) as raised:
                 error = raised
         verdict = judge(attempt, result, error, cancelled=rollout.cancelled)
-        if attempt.admitted != "no" or _is_taken(error):
-            rollout.asked.append(worker.process_id)
-        worker.end(attempt, over=result is not None or (attempt.confirmed and error is not None))
+        if attempt.admitted != "no" or _answers(error, httpx.codes.CONFLICT):
+            rollout.asked.append(worker.process_id)  # it knows one of that id
+        worker.end(attempt, over=result is not None or _answers(error, httpx.codes.NOT_FOUND))
         if isinstance(verdict, ExecutionOutcome):
             return verdict
         if verdict.busy:
@@ -365,7 +365,7 @@ class PoolBackend(ExecutionBackend):
             worker.doubt(error)
         rollout.attempts += 1
         rollout.avoided.append(worker)
-        logger.warning(
+        logger.info(
             "rollout %s: its agent was not started on worker %s: %s; it goes elsewhere",
             rollout.id,
             worker.name,
@@ -462,9 +462,9 @@ def _judge_error(attempt: Attempt, error: Exception | None) -> ExecutionOutcome 
     return _Elsewhere(reason)
 
 
-def _is_taken(error: Exception | None) -> bool:
-    """Whether a worker has refused a rollout because it knows another one of that id."""
-    return isinstance(error, RolloutProtocolError) and error.status_code == httpx.codes.CONFLICT
+def _answers(error: Exception | None, status_code: int) -> bool:
+    """Whether an error is that answer of a worker."""
+    return isinstance(error, RolloutProtocolError) and error.status_code == status_code
 
 
 def _reason(attempt: Attempt, error: Exception | None) -> str:
