@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,8 +28,12 @@ from rollout import AgentWorkflow, Grader, LocalBackend
 from rollout.cli import main as cli
 from rollout.client import RolloutClient
 from rollout.errors import RolloutServerError
+from rollout.pool import LocalWorkers, PoolBackend
+from rollout.pool.backend import judge
+from rollout.pool.worker import Attempt
 from rollout.server import serve
 from rollout.server.state import SQLiteStore
+from rollout.types import ExecutionOutcome
 
 PAGE = "docs/troubleshooting.md"
 PHRASES = re.findall(r"\*\*`([^`]+)`\*\*", (ROOT / PAGE).read_text("utf-8"))
@@ -234,6 +239,19 @@ async def start_failure(state: Path) -> str:
     return str(caught.value)
 
 
+async def of_pools() -> list[str]:
+    """What workers come to."""
+    worker: Any = SimpleNamespace(name="3")
+    lost = Attempt(worker=worker, confirmed=True, given_up="killed by SIGKILL")
+    verdict = judge(lost, None, None, cancelled=False)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RolloutServerError) as caught:
+        patch.setattr("rollout.pool.local.FAILED_STARTS", 1)
+        async with PoolBackend(LocalWorkers("no_such_module:app", 1)).running():
+            await trio.sleep_forever()
+    assert isinstance(verdict, ExecutionOutcome)
+    return [str(verdict.workflow.err_message), str(caught.value)]
+
+
 def under_asyncio() -> list[str]:
     """What happens to those who forget to leave asyncio."""
 
@@ -270,6 +288,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         *trio.run(
             of_states, tmp_path_factory.mktemp("states"), clock=MockClock(autojump_threshold=0)
         ),
+        *trio.run(of_pools),
         *under_asyncio(),
         *on_the_command_line(),
     ]
