@@ -32,8 +32,8 @@ class Handover:
 
     Attributes:
         plan: The trial's plan.
-        read_sample: Reads what the agent handed back. Blocking; called in a thread once the
-            agent has ended.
+        read_sample: Reads what the agent handed back, given what a model gateway has recorded.
+            Blocking; called in a thread once the agent has ended.
         grader_cls: The user's grader, if there is one.
         grader_config: Its config.
         grader_slots: What it waits for before it grades; ``None`` for nothing.
@@ -43,7 +43,7 @@ class Handover:
     """
 
     plan: TrialPlan
-    read_sample: Callable[[], RolloutSample | None] = field(repr=False)
+    read_sample: Callable[[RolloutSample | None], RolloutSample | None] = field(repr=False)
     grader_cls: Any = None
     grader_config: GraderConfig | None = None
     grader_slots: trio.CapacityLimiter | None = field(default=None, repr=False)

@@ -10,15 +10,23 @@ from typing import Any
 from attrs import field, frozen
 
 from rollout.context import RolloutContext
-from rollout.types import ExecutionRequest
+from rollout.types import ExecutionRequest, RolloutSample
 
-__all__ = ["LEAST_SEC", "ResolvedTask", "TrialPlan", "trial_name"]
+__all__ = ["LEAST_SEC", "ResolvedTask", "TrialPlan", "recorded_sample", "trial_name"]
 
 LEAST_SEC = 0.001
 """Harbor takes a timeout of zero for none at all, so a time that has run out is this long."""
 
 _LONGEST_STEM = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
+
+
+async def recorded_sample(plan: TrialPlan) -> RolloutSample | None:
+    """Return what a model gateway has recorded of a trial's agent, with the request's label."""
+    sample = await plan.context.get_sample()
+    if sample is not None and sample.label is None:
+        sample.label = plan.request.label
+    return sample
 
 
 def trial_name(rollout_id: str) -> str:

@@ -136,7 +136,7 @@ def run_trial(tmp_path):
             ran.handover = stack.enter_context(
                 Handover(
                     plan=plan,
-                    read_sample=lambda: spec.sample(plan),
+                    read_sample=lambda _: spec.sample(plan),
                     grader_cls=grader,
                     grader_config=GraderConfig(name="g"),
                     raised=watch.raised,

@@ -63,7 +63,7 @@ class AsyncScripted(Grader):
 def handover(plan, do, *, grader=AsyncScripted, sample=None, **fields):
     return Handover(
         plan=plan(metadata={"do": do}, **fields),
-        read_sample=lambda: sample or RolloutSample(messages=[{"content": "42"}]),
+        read_sample=lambda _: sample or RolloutSample(messages=[{"content": "42"}]),
         grader_cls=grader,
         grader_config=GraderConfig(name="g"),
     )

@@ -17,6 +17,7 @@ from rollout.backend.failures import (
 )
 from rollout.backend.harbor.errors import GraderError
 from rollout.backend.harbor.handover import Handover
+from rollout.backend.harbor.plan import recorded_sample
 from rollout.backend.usercode import UserCall, check_graded
 from rollout.context import GraderContext
 from rollout.types import RolloutSample
@@ -40,7 +41,8 @@ async def grade(handover: Handover) -> RolloutSample:
     """
     plan = handover.plan
     call = UserCall(plan.request.id, "grader")
-    sample = await trio.to_thread.run_sync(handover.read_sample, abandon_on_cancel=True)
+    recorded = await recorded_sample(plan)
+    sample = await trio.to_thread.run_sync(handover.read_sample, recorded, abandon_on_cancel=True)
     inner = GraderContext(
         label=plan.request.label,
         sample=sample,

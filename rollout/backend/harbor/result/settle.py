@@ -72,6 +72,7 @@ def settle(
     watch: EnvironmentWatch,
     *,
     keep_failed: bool,
+    recorded: RolloutSample | None = None,
     error: BaseException | None = None,
 ) -> None:
     """Finish a trial in its workspace: sample, scrubbing, archive, removal.
@@ -86,6 +87,7 @@ def settle(
         settings: The backend's: who made the sample, and where artifacts and logs go.
         watch: The trial's environment, and how its stop went.
         keep_failed: Whether the folder of a failed trial stays.
+        recorded: What a model gateway has recorded, if the rollout had one.
         error: What the trial raised, rather than recorded.
     """
     redactor = Redactor(plan.secrets)
@@ -99,7 +101,7 @@ def settle(
     settled.diagnostics = {"harbor": redactor.value(notes)}
     there = plan.trial_dir.is_dir() and not plan.trial_dir.is_symlink()
     removed = _tamed(plan.trial_dir) if there else None
-    adoption = _take_sample(settled, plan, settings.agent, redactor)
+    adoption = _take_sample(settled, plan, settings.agent, redactor, recorded)
     clean = False
     if there:
         settled.step = "searching it for the key"
@@ -131,9 +133,13 @@ def settle(
 
 
 def _take_sample(
-    settled: Settled, plan: TrialPlan, agent: AgentSpec, redactor: Redactor
+    settled: Settled,
+    plan: TrialPlan,
+    agent: AgentSpec,
+    redactor: Redactor,
+    recorded: RolloutSample | None,
 ) -> Adoption | None:
-    """Read the sample, and without one the trajectory that Harbor's agent wrote."""
+    """Read the sample; without one it is what was recorded, or what Harbor's agent wrote down."""
     try:
         # As it is: only what stays here has to be free of the key.
         settled.sample = agent.sample(plan)
@@ -142,6 +148,9 @@ def _take_sample(
         text = redactor.text(describe_exception(error, plan.secrets))
         settled.note("sample", text)
         logger.warning("rollout %s: its agent's result is not a sample: %s", plan.request.id, text)
+    if settled.sample is None and recorded is not None:
+        settled.sample = recorded
+        settled.note("trajectory", "recorded by the model gateway")
     if settled.sample is not None:
         return None
     adoption = adopt_trajectory(plan)
@@ -240,16 +249,18 @@ def archive_trial(plan: TrialPlan, store: ArtifactStore, *, keep: bool) -> dict[
     return {name: value for name, value in found.items() if value}
 
 
-def agent_sample(plan: TrialPlan, agent: AgentSpec) -> RolloutSample | None:
+def agent_sample(
+    plan: TrialPlan, agent: AgentSpec, recorded: RolloutSample | None
+) -> RolloutSample | None:
     """Return the sample of a trial's agent, for its grader. Blocking.
 
-    What a workflow handed back; the conversation that one of Harbor's own agents wrote down,
-    or the instruction alone where it wrote none.
+    What a workflow handed back; what a model gateway has recorded; the conversation that one of
+    Harbor's own agents wrote down, or the instruction alone where it wrote none.
 
     Raises:
         InvalidFieldError: What came out of the sandbox is not a sample.
     """
-    sample = agent.sample(plan)
+    sample = agent.sample(plan) or recorded
     if sample is None and isinstance(agent, NativeAgent):
         return _conversation(plan, adopt_trajectory(plan))
     return sample

@@ -22,7 +22,7 @@ from rollout.backend.failures import (
 from rollout.backend.harbor.grading.verifier import check_gradable, with_placeholder_tests
 from rollout.backend.harbor.handover import Handover
 from rollout.backend.harbor.limits import EnvironmentWatch
-from rollout.backend.harbor.plan import TrialPlan, trial_name
+from rollout.backend.harbor.plan import TrialPlan, recorded_sample, trial_name
 from rollout.backend.harbor.result.facts import TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import STORAGE_ERRORS, outcome_of
 from rollout.backend.harbor.result.settle import Settled, agent_sample, settle
@@ -248,6 +248,7 @@ class TrialExecution:
         settled = self._unsettled()
         self.runtime.note_stop(self.trial.watch)
         if self._workspace is not None:
+            recorded = None if self.plan is None else await recorded_sample(self.plan)
             with trio.move_on_after(_SETTLE_SEC) as scope:
                 await trio.to_thread.run_sync(
                     self._settle_in_thread,
@@ -255,6 +256,7 @@ class TrialExecution:
                     self._workspace,
                     facts or TrialFacts(),
                     cancelled,
+                    recorded,
                     abandon_on_cancel=True,
                     limiter=self.runtime.threads,
                 )
@@ -281,7 +283,12 @@ class TrialExecution:
             return None
 
     def _settle_in_thread(
-        self, settled: Settled, workspace: Path, facts: TrialFacts, cancelled: bool
+        self,
+        settled: Settled,
+        workspace: Path,
+        facts: TrialFacts,
+        cancelled: bool,
+        recorded: RolloutSample | None,
     ) -> None:
         settings = self.settings
         if self.plan is None:
@@ -296,6 +303,7 @@ class TrialExecution:
                 settings,
                 self.trial.watch,
                 keep_failed=settings.keep_failed_trials and not cancelled and not self.late,
+                recorded=recorded,
                 error=self.error,
             )
             if "kept_in" in settled.diagnostics.get("harbor", {}):

@@ -192,7 +192,7 @@ class _Prewarm:
                     task=fetched,
                     model=settings.model or _MODEL,
                 )
-                with Handover(plan=plan, read_sample=lambda: None):
+                with Handover(plan=plan, read_sample=lambda _: None):
                     config = await trio.to_thread.run_sync(self._config, plan)
                     watch = EnvironmentWatch(name, settings.stop_timeout_sec)
                     try:
