@@ -177,6 +177,14 @@ async def test_one_that_dies_is_lost_with_its_reason_and_started_again(scripts, 
     assert capfd.readouterr().err.startswith("worker 1: no luck\nworker 1: again\n")
 
 
+async def test_a_crash_loop_is_named_once(scripts, caplog):
+    scripts += ["read key; echo up >/dev/fd/$FD; exit 7"] * 6 + [LISTENS]
+    async with running() as (pool, _):
+        await pool.has_said(13)
+    errors = [entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR"]
+    assert errors == ["worker 1 is in a crash loop: 5 ends in a row"]
+
+
 async def test_children_of_one_that_died_go_with_it(scripts, tmp_path):
     scripts += ["sleep 600 & echo $! >child; echo up >/dev/fd/$FD; kill -9 $$", LISTENS]
     async with running() as (pool, _):
