@@ -15,7 +15,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -160,7 +160,6 @@ class _Process:
 
     process: trio.Process
     lines: OutputLines
-    _write: Callable[[bytes], None]
     killed_because: str | None = None
     _copied: trio.Event = field(factory=trio.Event)
 
@@ -169,10 +168,9 @@ class _Process:
         assert self.process.stdout is not None  # noqa: S101 - it was asked for
         async for data in self.process.stdout:
             # In a thread, since a terminal that is held up must not hold up the front.
-            await trio.to_thread.run_sync(
-                self._write, self.lines.feed(data), abandon_on_cancel=True
-            )
-        self._write(self.lines.rest())
+            lines = self.lines.feed(data)
+            await trio.to_thread.run_sync(_write_to_stderr, lines, abandon_on_cancel=True)
+        _write_to_stderr(self.lines.rest())
         self._copied.set()
 
     async def say(self, line: str) -> None:
@@ -358,7 +356,7 @@ class LocalWorkers(WorkerSource):
         except OSError as error:
             reason = f"it cannot be started: {reason_of(error)}"
             return reason, reason
-        running = _Process(process, OutputLines(f"worker {slot.name}: "), _write_to_stderr)
+        running = _Process(process, OutputLines(f"worker {slot.name}: "))
         slot.running = running
         try:
             async with address, background_tasks(running.copy):
