@@ -228,7 +228,8 @@ def command(
     if key is not None:
         server.become_worker(key)
     if ray is not None:
-        _use_ray(server, app, ray, workers=workers or 1, **on_ray)
+        silence_sec = server.registry.polling_lease_timeout_sec
+        _use_ray(server, app, ray, workers=workers or 1, silence_sec=silence_sec, **on_ray)
     elif workers is not None:
         _start_workers(server, app, workers, shutdown, verbose=verbose)
     if state is not None:

@@ -33,7 +33,7 @@ from rollout.errors import RolloutServerError
 from rollout.pool.source import Workers, WorkerSource
 from rollout.pool.worker import UNIX, Worker, WorkerAddress
 
-__all__ = ["LocalWorkers", "OutputLines", "Starts", "hopeless"]
+__all__ = ["LocalWorkers", "OutputLines", "Starts", "hopeless", "until_silent"]
 
 logger = get_logger(__name__)
 
@@ -389,11 +389,16 @@ class LocalWorkers(WorkerSource):
 
     async def _watch(self, worker: Worker, running: _Process) -> None:
         """Kill a process that does not answer any more."""
-        answered_at = trio.current_time()
-        while True:
-            await trio.sleep(_LOOK_SEC)
-            now = trio.current_time()
-            if worker.status != "away":
-                answered_at = now
-            elif now - answered_at >= self._silence_sec:
-                running.kill(f"it did not answer for {now - answered_at:.0f} s and was killed")
+        running.kill(await until_silent(worker, self._silence_sec))
+
+
+async def until_silent(worker: Worker, silence_sec: float) -> str:
+    """Wait until a worker has not answered for so long; return why it has to be killed."""
+    answered_at = trio.current_time()
+    while True:
+        await trio.sleep(_LOOK_SEC)
+        now = trio.current_time()
+        if worker.trouble is None or worker.process_id is None:  # it has never answered
+            answered_at = now
+        elif now - answered_at >= silence_sec:
+            return f"it did not answer for {now - answered_at:.0f} s and was killed"

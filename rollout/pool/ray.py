@@ -32,7 +32,7 @@ from rollout._logs import get_logger, printable
 from rollout._tasks import background_tasks, sole_error
 from rollout.backend.failures import wants_tracebacks
 from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutServerError
-from rollout.pool.local import LOOP, Starts, hopeless
+from rollout.pool.local import LOOP, Starts, hopeless, until_silent
 from rollout.pool.scaling import Scaling
 from rollout.pool.source import Workers, WorkerSource
 from rollout.pool.worker import Worker, WorkerAddress
@@ -86,6 +86,7 @@ class RayPool(WorkerSource):
         worker_resources: What one worker takes of a node, as Ray names it: ``CPU`` (1 if it is not
             given), ``GPU``, ``memory``, and resources of the cluster's own.
         runtime_env: The runtime environment of the workers, as Ray takes it.
+        silence_sec: A worker that has not answered for so long is killed and created again.
 
     Raises:
         BackendConfigurationError: One of these cannot be used, or Ray is not installed.
@@ -104,6 +105,7 @@ class RayPool(WorkerSource):
         idle_sec: float = 60.0,
         worker_resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
+        silence_sec: float = 120.0,
     ) -> None:
         with backend_settings():
             self._env = _mapping("runtime_env", runtime_env)
@@ -111,9 +113,11 @@ class RayPool(WorkerSource):
             check_whole("workers", workers, least=0)
             check_whole("max_workers", max_workers, least=max(workers, 1), none=workers > 0)
             check_number("idle_sec", idle_sec, above=0)
+            check_number("silence_sec", silence_sec, above=0)
             self._endpoint = _endpoint(address)
             self._resources = _resources(worker_resources)
         self._address = address
+        self._silence_sec = silence_sec
         self._ray = _import_ray()
         self._scaling = Scaling(workers, max_workers or workers, idle_sec)
         self._key = secrets.token_urlsafe(_KEY_BYTES)
@@ -175,8 +179,10 @@ class RayPool(WorkerSource):
                 "is it the address of a cluster, and of this version of Ray?"
             ) from None
         except Exception as error:
+            hint = "; a cluster with authentication wants RAY_AUTH_MODE=token, and its token"
             raise RolloutServerError(
                 f"Ray at {self._address} cannot be used: {_reason(error)}"
+                f"{hint if self._address.startswith('ray:') else ''}"
             ) from error
         self._connected = True
         logger.info("Ray: %s", started)
@@ -194,7 +200,10 @@ class RayPool(WorkerSource):
                 if self._address != "auto":
                     raise
             else:
-                return f"the workers run on the cluster at {self._address}"
+                where = (
+                    "that this machine is a node of" if self._endpoint is None else self._address
+                )
+                return f"the workers run on the cluster {where}"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
             address="local", include_dashboard=False, object_store_memory=_STORE_BYTES, **options
@@ -301,13 +310,14 @@ class RayPool(WorkerSource):
             slot.starts.listening(trio.current_time())
             self._was_up = True
             worker = slot.worker = workers.join(WorkerAddress(slot.name, url, self._key))
-            reason = await self._wait(slot)
+            async with background_tasks(partial(self._watch, slot, worker)):
+                reason = await self._wait(slot)
             return reason
         except Exception as error:  # noqa: BLE001 - of Ray, which raises what it likes
-            reason = _reason(error)
+            reason = slot.killed_because or _reason(error)
             return reason
         finally:
-            slot.worker = None
+            slot.worker = slot.killed_because = None
             if worker is not None:
                 if slot.stopping:
                     worker.drain()
@@ -343,6 +353,11 @@ class RayPool(WorkerSource):
                 if reason is not None:
                     return reason
 
+    async def _watch(self, slot: _Slot, worker: Worker) -> None:
+        """Kill an actor that does not answer any more."""
+        slot.killed_because = await until_silent(worker, self._silence_sec)
+        await self._caller.call(self._kill, slot)
+
     def _kill(self, slot: _Slot) -> None:
         actor, slot.actor = slot.actor, None
         if actor is not None:
@@ -360,6 +375,7 @@ class _Slot:
         scope: Ends it.
         actor: Ray's handle, for the thread that calls Ray alone.
         worker: The worker, while it serves.
+        killed_because: Why the front has killed the actor, if it has.
         leaving: Whether it is drained, to end then.
         stopping: Whether it ends for good.
     """
@@ -369,6 +385,7 @@ class _Slot:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     actor: Any = None
     worker: Worker | None = None
+    killed_because: str | None = None
     leaving: bool = False
     stopping: bool = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ class Told(AgentWorkflow[Any]):
                 file.write(f"{script['name']} {os.getpid()}\n")
         if script.get("exit"):
             os._exit(3)
+        if script.get("block"):
+            time.sleep(600)
         while "until" in script and not Path(script["until"]).exists():
             await trio.sleep(0.02)
         answer = __file__ if script.get("file") else str(os.getpid())

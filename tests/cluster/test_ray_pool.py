@@ -82,16 +82,21 @@ async def test_a_node_that_is_killed_under_load_costs_what_it_had_started(nodes,
     await until_gone(*(process_of(each) for each in again))
 
 
-async def test_a_worker_that_an_agent_ends_is_created_again(nodes):
-    async with front_over(PoolBackend(RayPool(APP, nodes.address, workers=1))) as (client, backend):
+async def test_a_worker_that_an_agent_ends_or_blocks_is_created_again(nodes, monkeypatch):
+    monkeypatch.setattr("rollout.pool.local._LOOK_SEC", 0.1)
+    pool = RayPool(APP, nodes.address, workers=1, silence_sec=1)
+    async with front_over(PoolBackend(pool)) as (client, backend):
         await all_up(backend, 1)
         ended = await run(client, "ends", exit=True)
         assert (ended.status, ended.err_source) == ("failure", WORKER_LOST)
         assert "its actor is dead because its worker process has died" in ended.err_message
+        blocked = await run(client, "blocks", block=True)
+        assert blocked.err_source == WORKER_LOST
+        assert "it did not answer for" in blocked.err_message
         after = await run(client, "after")
         assert after.status == "success"
         (actor,) = backend.health()["actors"]
-        assert (actor["status"], actor["restarts"]) == ("listening", 1)
+        assert (actor["status"], actor["restarts"]) == ("listening", 2)
 
 
 async def test_the_number_of_workers_follows_the_rollouts(nodes, tmp_path):

@@ -89,7 +89,8 @@ class Pool:
     """What the source does with its pool."""
 
     said: list[tuple[str, ...]] = field(factory=list)
-    status: str = "up"
+    trouble: str | None = None
+    process_id: str = "1"
     changed: trio.Event = field(factory=trio.Event)
     draining: bool = False
     address: WorkerAddress | None = None
@@ -206,9 +207,9 @@ async def test_one_that_does_not_answer_is_killed(scripts, monkeypatch):
     scripts += [LISTENS]
     async with running(silence_sec=0.05) as (pool, _):
         await pool.has_said(1)
-        pool.status = "away"
+        pool.trouble = "no answer"
         await pool.has_said(2)
-        pool.status = "up"
+        pool.trouble = None
     assert pool.said[1] == ("lose", "it did not answer for 0 s and was killed")
 
 
