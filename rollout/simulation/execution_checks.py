@@ -131,7 +131,7 @@ def _check_still_there(checked: Checked, rollout: ServedRollout) -> Iterator[Fin
     came: dict[int, float] = {}
     for event in rollout.events:
         if event.what == "arrived" and event.detail["lease"] == "own":
-            if event.detail["route"] != "renew":
+            if event.detail["route"] not in {"renew", "start"}:
                 came[event.detail["request"]] = event.time
         elif event.what == "server-answered" and (
             event.detail["status"] != _OK or event.detail.get("refused")

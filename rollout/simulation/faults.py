@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Route(StrEnum):
-    """Which route a request goes to; the last three are of the extensions."""
+    """Which route a request goes to; the last four are of the extensions."""
 
     ADMIT = "admit"
     POLL = "poll"
@@ -40,6 +40,7 @@ class Route(StrEnum):
     BATCH = "batch"
     FEED = "feed"
     RENEW = "renew"
+    START = "start"
 
 
 class Fault(StrEnum):

@@ -28,7 +28,7 @@ __all__ = [
 EPSILON_SEC = 1e-6
 """Simulated times are sums of floats; anything closer than this is the same moment."""
 
-_SERVER_SIDE = {"server", "network", "workflow", "grader"}
+_SERVER_SIDE = {"server", "network", "pool", "workflow", "grader"}
 _CALLS = {"called", "repeats", "takes-over"}
 _ORDER = ("queued", "running", "grading")
 
@@ -400,9 +400,16 @@ class History:
                 continue
             for rollout_id, key in arrival.detail.get("keys", {}).items():
                 if dispositions.get(rollout_id) == "cancelled_queued":
+                    self._forget(process, rollout_id, arrival.time)
                     cancel = EarlyCancel(process, key, arrival.time, answer.time)
                     self.early_cancels.setdefault(rollout_id, []).append(cancel)
             return
+
+    def _forget(self, process: int, rollout_id: str, by: float) -> None:
+        """Let what follows be about what was cancelled early, not about what had ended before."""
+        current = self._current.get((process, rollout_id))
+        if current is not None and current.time_of("finished") < by:
+            del self._current[process, rollout_id]
 
     def _add_to_call(self, event: Event) -> None:
         key = (event.detail.get("client", 1), event.rollout_id)

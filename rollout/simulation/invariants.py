@@ -38,11 +38,20 @@ from rollout.simulation.execution_checks import (
 )
 from rollout.simulation.history import Checked, Finding, History
 from rollout.simulation.lifetime_checks import check_leases, check_retention, check_shutdown
+from rollout.simulation.pool_checks import (
+    Pool,
+    check_agents_start_once,
+    check_ends,
+    check_fairness,
+    check_goes_elsewhere,
+    check_lost_workers,
+    check_places,
+)
 from rollout.simulation.trace import Event, Trace, story_of
 from rollout.simulation.workload import RolloutPlan
 from rollout.simulation.world import ServerOptions
 
-__all__ = ["INVARIANTS", "Violation", "check_trace"]
+__all__ = ["INVARIANTS", "Violation", "check_pool", "check_trace"]
 
 INVARIANTS: Mapping[str, str] = {
     "one-execution": "at most one execution and one terminal result for an id in a process",
@@ -62,6 +71,12 @@ INVARIANTS: Mapping[str, str] = {
     "deadlines": "what is to end ends: at its deadline or the request to stop, the earlier",
     "durability": "with a state, what was answered outlives every death of the server",
     "disconnect": "a disconnect changes nothing but that client's own response",
+    "agent-once": "with workers, an agent is started once at most, whatever dies",
+    "one-end": "with workers, every rollout ends, and soon after its worker has ended it",
+    "elsewhere": "what a worker has not started runs elsewhere, and does not fail for it",
+    "worker-lost": "an agent that was lost with its worker ends as a failure that says so",
+    "places": "neither a front nor a worker holds a place when all is over",
+    "fairness": "no run waits while many rollouts of other runs are handed out",
 }
 
 _CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
@@ -86,6 +101,18 @@ _CHECKS: Sequence[tuple[str, Callable[[Checked], Iterator[Finding]]]] = (
     ("deadlines", check_phases),
     ("durability", check_durability),
     ("disconnect", check_disconnects),
+)
+
+_OF_CALLERS = {"retry-in-lease", "local-cancel", "bulk"}
+"""Invariants of callers, which a front is not for its workers: it asks again as it decides."""
+
+_POOL_CHECKS: Sequence[tuple[str, Callable[[Pool], Iterator[Finding]]]] = (
+    ("agent-once", check_agents_start_once),
+    ("one-end", check_ends),
+    ("elsewhere", check_goes_elsewhere),
+    ("worker-lost", check_lost_workers),
+    ("places", check_places),
+    ("fairness", check_fairness),
 )
 
 
@@ -134,4 +161,30 @@ def check_trace(
         )
         for name, check in _CHECKS
         for finding in check(checked)
+    ]
+
+
+def check_pool(pool: Pool, whole: Trace) -> list[Violation]:
+    """Check every invariant over a front, over each of its workers, and over the whole pool.
+
+    Args:
+        pool: What happened to the front and to the workers.
+        whole: All of it in one trace, for the stories.
+
+    Returns:
+        What did not hold, first on the front, then on the workers.
+    """
+    violations = check_trace(pool.front, pool.options)
+    for trace in pool.traces.values():
+        found = check_trace(trace, pool.worker_options)
+        violations += [each for each in found if each.invariant not in _OF_CALLERS]
+    return violations + [
+        Violation(
+            name,
+            finding.rollout_id,
+            finding.message,
+            story_of(whole, finding.rollout_id, finding.at),
+        )
+        for name, check in _POOL_CHECKS
+        for finding in check(pool)
     ]

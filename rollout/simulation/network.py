@@ -33,7 +33,7 @@ from rollout.types import (
     SEEN_STATE_HEADER,
 )
 
-__all__ = ["SimulatedTransport"]
+__all__ = ["Link", "SimulatedTransport"]
 
 _TRICKLES = 10.0
 """For how many times `Fate.after_sec` an answer trickles in."""
@@ -42,6 +42,7 @@ _TERMINAL = {"success", "failure", "cancelled"}
 _FOREIGN = b'{"rollout_id":"somebody-elses","status":"running"}'
 _NOT_FOR_FEEDS = {ADMISSION_KEYS, DURABLE_RESULTS}
 _NEVER_SENT = {Fault.REFUSED, Fault.LOST_BEFORE, Fault.GATEWAY, Fault.BUSY}
+_ARRIVES_IN_VAIN = {Route.ADMIT, Route.BATCH, Route.START}
 _STEPS = 25
 """Within how many steps of the tasks a server learns that nobody waits for an admission."""
 
@@ -87,6 +88,36 @@ class _Request:
     def about(self) -> Iterable[str]:
         """Which rollouts it is about; one empty id if about none."""
         return self.many or (self.rollout_id,)
+
+
+@define(eq=False)
+class Link:
+    """A way between two machines, which can be cut and healed.
+
+    While it is cut nothing gets through, in neither direction. What is under way arrives once it
+    is healed, unless its client has given up before.
+
+    Attributes:
+        healed: Set when it is healed; ``None`` while it is not cut.
+    """
+
+    healed: trio.Event | None = None
+
+    def cut(self) -> None:
+        """Let nothing through."""
+        if self.healed is None:
+            self.healed = trio.Event()
+
+    def heal(self) -> None:
+        """Let everything through that waits."""
+        if self.healed is not None:
+            self.healed.set()
+            self.healed = None
+
+    async def passable(self) -> None:
+        """Wait until it is not cut."""
+        while self.healed is not None:
+            await self.healed.wait()
 
 
 @define(eq=False)
@@ -222,16 +253,17 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self.client = 1
         self.feed = False
         self.memory = _Memory()
+        self.link = Link()
 
     def token_of_another(self, rollout_id: str) -> str | None:
         """Return the lease token of the latest other rollout, if there is any."""
         others = (token for name, token in self.memory.tokens.items() if name != rollout_id)
         return next(reversed([*others]), None)
 
-    def of_another_client(self) -> Self:
+    def of_another_client(self, number: int | None = None) -> Self:
         """Return the same network, as another client process is connected to it."""
         other = copy.copy(self)
-        other.client = self.client + 1
+        other.client = self.client + 1 if number is None else number
         return other
 
     def with_feed(self) -> Self:
@@ -277,7 +309,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             return response
         exchange = Exchange(streamed=True, write_sec=fate.back_sec)
         if self.server.start(_scope(this.raw), this.body, exchange) is None:
-            raise httpx.ConnectError("connection refused", request=this.raw)
+            raise _nobody_listens(this.raw)
         self._record_arrival(this, self.server.number)
         stream = _FeedStream(self, this, fate, exchange, self.server.number)
         await stream.open()
@@ -293,10 +325,15 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         arrives_at = trio.current_time() + fate.out_sec
         try:
             await trio.sleep_until(arrives_at)
+            if self.link.healed is not None:
+                with trio.move_on_after(_timeout_sec(this.raw, "connect")):
+                    await self.link.passable()
         except trio.Cancelled:
-            if this.route in {Route.ADMIT, Route.BATCH} and fate.fault not in _NEVER_SENT:
+            if this.route in _ARRIVES_IN_VAIN and fate.fault not in _NEVER_SENT:
                 self.server.spawn(self._arrive_in_vain, this, fate, arrives_at)
             raise
+        if self.link.healed is not None:
+            raise httpx.ConnectTimeout("the server cannot be reached", request=this.raw)
         if fate.fault is Fault.REFUSED:
             raise httpx.ConnectError("connection refused", request=this.raw)
         if fate.fault is Fault.LOST_BEFORE:
@@ -312,7 +349,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if foreign is not None:
             return foreign
         response: httpx.Response | None = None
-        with trio.move_on_after(_read_timeout_sec(this.raw)):
+        with trio.move_on_after(_timeout_sec(this.raw, "read")):
             response = await self._exchange(this, fate)
         if response is None:
             raise httpx.ReadTimeout("the server did not answer in time", request=this.raw)
@@ -323,6 +360,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
     async def _arrive_in_vain(self, this: _Request, fate: Fate, arrives_at: float) -> None:
         """Bring a request to the server whose connection is closed as it arrives."""
         await trio.sleep_until(arrives_at)
+        await self.link.passable()
         steps = this.number % _STEPS
         fate = evolve(fate, fault=Fault.LOST_DURING, after_sec=0.0, after_steps=steps)
         with suppress(httpx.TransportError):
@@ -331,7 +369,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
     async def _exchange(self, this: _Request, fate: Fate) -> httpx.Response:
         exchange = self.server.start(_scope(this.raw), this.body)
         if exchange is None:
-            raise httpx.ConnectError("connection refused", request=this.raw)
+            raise _nobody_listens(this.raw)
         this.arrived_at = trio.current_time()
         if this.route is Route.RENEW:  # a batch may have attached more on the way
             this.many = dict.fromkeys(self.memory.attached(this.feed), "")
@@ -358,6 +396,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if fate.fault is Fault.SILENCE:
             await trio.sleep_forever()
         await trio.sleep(fate.back_sec + (fate.after_sec if fate.fault is Fault.LATE else 0.0))
+        await self.link.passable()
         response = _answer(this.raw, fate, exchange, body)
         if response.content == exchange.body:
             response.extensions["detail"] = detail  # need not be read out of it again
@@ -440,7 +479,7 @@ class _FeedStream(httpx.AsyncByteStream):
 
     @property
     def _timeout_sec(self) -> float:
-        return _read_timeout_sec(self.request.raw)
+        return _timeout_sec(self.request.raw, "read")
 
     async def open(self) -> None:
         """Wait for the head of the answer, which a gateway in between may hold back.
@@ -507,7 +546,8 @@ class _FeedStream(httpx.AsyncByteStream):
                     await trio.lowlevel.checkpoint()
                 self._leave()
                 raise httpx.ReadError("connection reset", request=raw)
-            if self.fate.fault is not Fault.SILENCE:
+            healed = self.network.link.healed
+            if self.fate.fault is not Fault.SILENCE and healed is None:
                 if head and exchange.status:
                     return None
                 if not head and self._taken < len(exchange.chunks):
@@ -521,7 +561,7 @@ class _FeedStream(httpx.AsyncByteStream):
                 raise httpx.ReadTimeout("the server was silent", request=raw)
             exchange.moved = trio.Event()
             with trio.move_on_at(min(until, self._lost_at)):
-                await exchange.moved.wait()
+                await (exchange.moved if healed is None else healed).wait()
 
     def _end(self, what: str, how: str) -> None:
         if not self._over:
@@ -635,9 +675,16 @@ def _detail_of(status: int, body: bytes) -> dict[str, Any]:
     return detail
 
 
-def _read_timeout_sec(request: httpx.Request) -> float:
-    """Return how long the client lets a read take."""
-    timeout_sec = request.extensions.get("timeout", {}).get("read")
+def _nobody_listens(request: httpx.Request) -> httpx.ConnectError:
+    """Return the error of a connection to a machine on which no server runs."""
+    error = httpx.ConnectError("connection refused", request=request)
+    error.__cause__ = ConnectionRefusedError()
+    return error
+
+
+def _timeout_sec(request: httpx.Request, which: str) -> float:
+    """Return how long the client lets a ``connect`` or a ``read`` take."""
+    timeout_sec = request.extensions.get("timeout", {}).get(which)
     return math.inf if timeout_sec is None else float(timeout_sec)
 
 
@@ -672,6 +719,10 @@ def _describe(request: httpx.Request, body: bytes, number: int) -> _Request:
         route, feed = Route.BATCH, content.get("feed") or ""
         many = {item["rollout_id"]: "" for item in content["rollouts"]}
         keys = _keys(content["rollouts"])
+    elif parts == ["rollouts", "start"]:
+        leases = json.loads(body)["rollouts"]
+        route = Route.START
+        many = {lease["rollout_id"]: lease["polling_lease_token"] for lease in leases}
     elif parts == ["rollouts", "feed"]:
         leases = json.loads(body)["leases"]
         route = Route.FEED
@@ -705,11 +756,11 @@ def _tokens(this: _Request, status: int, body: bytes) -> dict[str, str]:
 def _outcomes(
     this: _Request, status: int, body: bytes, opened_by: Mapping[str, int] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the outcome of each rollout, out of the answer to a batch or a cancel request.
+    """Return the outcome of each rollout, out of the answer to a request about many.
 
     For a batch that is its status, and which feed reports it from then on, if one does.
     """
-    if this.route not in {Route.BATCH, Route.CANCEL} or status != httpx.codes.OK:
+    if this.route not in {Route.BATCH, Route.CANCEL, Route.START} or status != httpx.codes.OK:
         return {}
     try:
         answer = json.loads(body)
@@ -718,7 +769,7 @@ def _outcomes(
         outcomes = answer["outcomes"]
     except (ValueError, KeyError):
         return {}
-    feed = (opened_by or {}).get(this.feed) if answer["attached"] else None
+    feed = (opened_by or {}).get(this.feed) if answer.get("attached") else None
     more = {} if feed is None else {"feed": feed}
     return {
         rollout_id: {"status": outcome["status_code"], **more}

@@ -21,10 +21,17 @@ from rollout.server.state import Durability
 from rollout.simulation.callers import run_workload
 from rollout.simulation.determinism import deterministic_run
 from rollout.simulation.faults import FaultLevel, FaultPlan, level_of
-from rollout.simulation.invariants import Violation, check_trace
+from rollout.simulation.invariants import Violation, check_pool, check_trace
+from rollout.simulation.pool import LONGEST_CUT_SEC, SimulatedPool, kill_at_some_moment
+from rollout.simulation.pool_checks import Pool
 from rollout.simulation.store import COMMIT_MOMENTS
 from rollout.simulation.trace import Trace
-from rollout.simulation.workload import RolloutPlan, draw_workload, longest_work_sec
+from rollout.simulation.workload import (
+    LONGEST_SWALLOW_SEC,
+    RolloutPlan,
+    draw_workload,
+    longest_work_sec,
+)
 from rollout.simulation.world import ServerOptions, SimulatedWorld, simulated_world
 
 __all__ = ["Simulation", "SimulationStats", "simulate", "simulate_workload"]
@@ -35,7 +42,6 @@ _LONGEST_PAUSE_SEC = 200.0
 _LONGEST_OUTAGE_SEC = 20.0
 _SPARE_SEC = 3600.0
 _MOST_CRASHES = 5
-_MOST_STEPS = 40
 _SYNCED = 0.5
 """How likely a state with crashes is to survive cuts of the power."""
 
@@ -44,6 +50,16 @@ _POWER_CUTS = 0.3
 
 _WEEK_SEC = 7 * 24 * 3600.0
 _LAST_EVENTS = 10
+
+_RUNS = ("first", "second")
+_TROUBLES = 2
+"""How many troubles of workers there are for each pause of a level, at most."""
+
+_FEEDS = 0.7
+"""How likely it is that the network between a front and its workers lets feeds through."""
+
+_DURABLE_WORKERS = 0.5
+
 """How many events the note on an error of a scenario tells."""
 
 _WAITS_AND_LEASES = (*[(30.0, 120.0)] * 5, (30.0, 45.0), (20.0, 31.0), (15.0, 60.0))
@@ -104,11 +120,17 @@ class Simulation(Generic[T]):
         faults = Counter(event.detail["fault"] for event in sent.values())
         requests = len(sent)
         del faults["none"]
-        for event in self.trace.select("paused", "server-crashed"):
+        for event in self.trace.select("paused", "server-crashed", "cut-off", "drained"):
             faults[event.what] += 1
         return SimulationStats(
             runs=1,
-            rollouts=len({event.rollout_id for event in self.trace.select("admitted", "called")}),
+            rollouts=len(
+                {
+                    event.rollout_id
+                    for event in self.trace.select("admitted", "called")
+                    if "worker" not in event.detail
+                }
+            ),
             requests=requests,
             faults=faults,
             simulated_sec=self.trace.events[-1].time if self.trace.events else 0.0,
@@ -214,6 +236,7 @@ def simulate_workload(
     options: ServerOptions | None = None,
     feed: bool = False,
     crashes: bool = False,
+    workers: int | None = None,
 ) -> Simulation[list[RolloutPlan]]:
     """Run a drawn workload under drawn faults, and check the trace.
 
@@ -227,11 +250,15 @@ def simulate_workload(
         feed: Whether the network lets batches and the result feed through.
         crashes: Whether the server has a state and is killed several times, at any step, some
             of them in the middle of a commit, some by a cut of the power.
+        workers: How many workers the server has behind it, as the front of a pool; ``None``
+            for a server that runs its rollouts itself. Workers are killed, cut off and drained
+            as the level says, and with *crashes* more often.
     """
     check_whole("seed", seed, least=None)
     check_whole("rollouts", rollouts, least=0)
     check_flag("feed", feed)
     check_flag("crashes", crashes)
+    check_whole("workers", workers, least=1, none=True)
     level = level_of(faults)
     draw = random.Random(f"workload {seed}")  # noqa: S311 - simulation, no secrets
     workload = list(plans) if plans is not None else draw_workload(draw, rollouts)
@@ -240,10 +267,12 @@ def simulate_workload(
     if crashes:
         durability: Durability = "power" if draw.random() < _SYNCED else "process"
         options = evolve(options, durable=True, durability=durability)
+    if workers is not None:
+        return _simulate_pool(seed, workers, level, draw, workload, plan, options, feed, crashes)
 
     async def scenario(world: SimulatedWorld) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_trouble, world, level, draw, workload)
+            nursery.start_soon(_trouble, world, level, draw, workload, world.pause)
             if crashes:
                 nursery.start_soon(_crash, world, draw.random(), workload)
             await run_workload(world, workload, limit_sec=_limit_sec(workload), feed=feed)
@@ -252,6 +281,65 @@ def simulate_workload(
     _, world = _run(scenario, seed, plan or level, options)
     violations = check_trace(world.trace, options, workload)
     return Simulation(seed, workload, world.trace, violations)
+
+
+def _simulate_pool(
+    seed: int,
+    workers: int,
+    level: FaultLevel,
+    draw: random.Random,
+    workload: list[RolloutPlan],
+    plan: FaultPlan | None,
+    options: ServerOptions,
+    feed: bool,
+    crashes: bool,
+) -> Simulation[list[RolloutPlan]]:
+    """Run a workload on the front of a pool; its rollouts belong to two runs in turn."""
+    workload = [
+        evolve(each, run=each.run or _RUNS[number % 2]) for number, each in enumerate(workload)
+    ]
+    theirs = evolve(
+        options,
+        max_queue_depth=draw.choice((None, None, 1)),
+        durable=crashes and draw.random() < _DURABLE_WORKERS,
+    )
+    pool = SimulatedPool(
+        workers,
+        options=theirs,
+        max_queue_depth=options.max_queue_depth,
+        level=level,
+        draw=draw,
+        feed=feed or draw.random() < _FEEDS,
+    )
+    times = round(draw.random() * level.pauses * _TROUBLES) + crashes * draw.randint(
+        1, _MOST_CRASHES
+    )
+    horizon = max((each.arrival_sec for each in workload), default=0.0) + 60.0
+    # A front without a state forgets what its workers run; what it promises ends with it.
+    calmer = level if crashes else evolve(level, restarts=0.0)
+
+    async def scenario(world: SimulatedWorld) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pool.serve)
+            nursery.start_soon(partial(pool.trouble, draw, times=times, horizon_sec=horizon))
+            nursery.start_soon(_trouble, world, calmer, draw, workload, partial(pool.pause, world))
+            if crashes:
+                nursery.start_soon(_crash, world, draw.random(), workload)
+            await run_workload(world, workload, limit_sec=_limit_sec(workload), feed=feed)
+            await pool.settle(world, _settle_sec(options, theirs))
+            pool.stop()
+            nursery.cancel_scope.cancel()
+
+    _run(scenario, seed, plan or level, options, pool.backend)
+    traces = {each.address.name: each.trace for each in pool.members}
+    violations = check_pool(Pool(pool.front, traces, options, theirs), pool.whole)
+    return Simulation(seed, workload, pool.whole, violations)
+
+
+def _settle_sec(front: ServerOptions, workers: ServerOptions) -> float:
+    """Return a time within which a pool is through with rollouts that nobody polls any more."""
+    leases = front.polling_lease_timeout_sec + workers.polling_lease_timeout_sec
+    return leases + LONGEST_CUT_SEC + LONGEST_SWALLOW_SEC + _LONGEST_OUTAGE_SEC
 
 
 def _draw_options(draw: random.Random) -> ServerOptions:
@@ -286,34 +374,22 @@ async def _crash(world: SimulatedWorld, seed: float, workload: list[RolloutPlan]
             power_cut=draw.random() < _POWER_CUTS,
         )
         when = draw.choice(("at-any-step", *COMMIT_MOMENTS))
-        if when == "at-any-step":
-            for _ in range(draw.randrange(_MOST_STEPS)):
-                await trio.lowlevel.checkpoint()
-            kill()
-        else:
-            _kill_at(world, when, kill)
-
-
-def _kill_at(world: SimulatedWorld, when: str, kill: Callable[[], None]) -> None:
-    """Kill the server when a commit has come that far."""
-
-    def reached(moment: str) -> None:
-        if moment == when:
-            world.server.disk.on_moment = None
-            kill()
-
-    world.server.disk.on_moment = reached
+        await kill_at_some_moment(world.server, when, draw, kill)
 
 
 async def _trouble(
-    world: SimulatedWorld, level: FaultLevel, draw: random.Random, workload: list[RolloutPlan]
+    world: SimulatedWorld,
+    level: FaultLevel,
+    draw: random.Random,
+    workload: list[RolloutPlan],
+    pause: Callable[[float], None],
 ) -> None:
     """Pause all processes, restart the server or stop it, as often as the level says."""
     horizon = max((plan.arrival_sec for plan in workload), default=0.0) + 60.0
     troubles: list[tuple[float, Callable[[], None]]] = []
     for _ in range(draw.randint(0, level.pauses)):
         length = draw.random() ** 2 * _LONGEST_PAUSE_SEC
-        troubles.append((draw.uniform(0, horizon), partial(world.pause, length)))
+        troubles.append((draw.uniform(0, horizon), partial(pause, length)))
     if draw.random() < level.restarts:
         down = draw.random() ** 2 * _LONGEST_OUTAGE_SEC
         restart = partial(world.restart_server, down_sec=down)

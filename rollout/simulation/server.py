@@ -104,8 +104,7 @@ class SimulatedServer:
                     self.trace.add("world", "shutdown-begins", process=self.number)
                     await app.shutdown_stages.run()
                     self.trace.add("world", "shutdown-ends", process=self.number)
-                    self.app = self._nursery = None  # from here on, connections are refused
-                    self._lose_connections()
+                    self.vanish()
                     nursery.cancel_scope.cancel()
             self.app = self._nursery = None
             self.trace.add("world", "server-gone", process=self.number)
@@ -124,9 +123,13 @@ class SimulatedServer:
                 self.app.registry.store.dead = True
             if power_cut:
                 self.disk.cut_power()
-            self.app = self._nursery = None
             self._process.cancel()
-            self._lose_connections()
+            self.vanish()
+
+    def vanish(self) -> None:
+        """Refuse connections from now on, and lose those that are open."""
+        self.app = self._nursery = None
+        self._lose_connections()
 
     def stop(self) -> None:
         """Shut the process down in stages, for good."""

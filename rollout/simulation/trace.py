@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 __all__ = ["Event", "Trace", "story_of"]
 
@@ -31,7 +31,8 @@ class Event:
 
     Attributes:
         time: When, in simulated seconds since the start of the run.
-        who: ``caller``, ``client``, ``network``, ``server``, ``workflow``, ``grader``, ``world``.
+        who: ``caller``, ``client``, ``network``, ``server``, ``pool``, ``workflow``, ``grader``,
+            ``world``.
         what: What happened, as a few words joined by hyphens.
         rollout_id: Which rollout it is about; empty if none.
         detail: What else there is to know, JSON types only.
@@ -56,10 +57,14 @@ class Trace:
     Attributes:
         events: All of them, in the order in which they happened.
         started: The trio time that counts as zero.
+        whole: A trace that has these events too, among others; ``None`` without one.
+        worker: Of which worker of a pool these events are, for that trace.
     """
 
     events: list[Event] = field(factory=list)
     started: float = 0.0
+    whole: Trace | None = None
+    worker: str = ""
 
     def __repr__(self) -> str:
         until = f" until {self.events[-1].time:.3f} s" if self.events else ""
@@ -69,6 +74,10 @@ class Trace:
         """Record that something happens now."""
         event = Event(trio.current_time() - self.started, who, what, rollout_id, detail)
         self.events.append(event)
+        if self.whole is not None:
+            if self.worker:
+                event = evolve(event, detail={"worker": self.worker, **detail})
+            self.whole.events.append(event)
         return event
 
     def __iter__(self) -> Iterator[Event]:

@@ -109,6 +109,7 @@ class RolloutPlan:
         grader_timeout_sec: The grader's deadline.
         caller: What the caller does.
         caller_sec: When it does so, counted from its admission (or its beginning).
+        run: The name of its run.
     """
 
     rollout_id: str
@@ -123,6 +124,7 @@ class RolloutPlan:
     grader_timeout_sec: float | None = field(default=None, validator=timeout)
     caller: Caller = Caller.WAIT
     caller_sec: float = field(default=1.0, validator=_from_zero)
+    run: str | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of ``RolloutClient.run_rollout`` for this rollout."""
@@ -135,6 +137,7 @@ class RolloutPlan:
             "grade": self.grade,
             "agent_timeout_sec": self.agent_timeout_sec,
             "grader_timeout_sec": self.grader_timeout_sec,
+            "run": self.run,
         }
 
 
@@ -273,7 +276,9 @@ def simulated_backend(
     """
 
     def record(who: str, what: str, plan: dict[str, Any]) -> None:
-        trace.add(who, what, plan["rollout_id"], process=process)
+        context = get_rollout_context()  # a worker may know it by another id than its plan
+        rollout_id = plan["rollout_id"] if context is None else context.rollout_id
+        trace.add(who, what, rollout_id, process=process)
 
     class SimulatedWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Messages:

@@ -27,7 +27,7 @@ from rollout.simulation.store import Disk, SimulatedStore
 from rollout.simulation.trace import Trace
 from rollout.simulation.workload import simulated_backend
 
-__all__ = ["ServerOptions", "SimulatedWorld", "simulated_world"]
+__all__ = ["NoCookies", "ServerOptions", "SimulatedWorld", "server_of", "simulated_world"]
 
 SIMULATED_EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 _TICKS_PER_LEASE = 30
@@ -67,7 +67,7 @@ class ServerOptions:
     durability: Durability = field(default="process", validator=in_(DURABILITIES))
 
 
-class _NoCookies(httpx.Cookies):
+class NoCookies(httpx.Cookies):
     """Cookies of a client whose server sets none: looking for them in each answer takes long."""
 
     def extract_cookies(self, response: httpx.Response) -> None:
@@ -118,7 +118,7 @@ class SimulatedWorld:
         default = self.transport.with_feed() if feed else self.transport
         http = httpx.AsyncClient(transport=transport or default)
         if isinstance(http._transport, SimulatedTransport):  # noqa: SLF001
-            http._cookies = _NoCookies()  # noqa: SLF001
+            http._cookies = NoCookies()  # noqa: SLF001
         async with (
             http,
             RolloutClient(url=self.url, http_client=http, **options) as client,
@@ -159,6 +159,8 @@ def _observe(trace: Trace, process: Callable[[], int]) -> Callable[[str, Entry],
         if what == "finished" and record.result is not None:
             category = record.result.err_category
             detail["category"] = None if category is None else str(category)
+            if record.result.err_source is not None:
+                detail["source"] = record.result.err_source
         if what == "agent-started":
             detail["at"] = str(record.agent_started_at)
         trace.add("server", what, entry.rollout_id, **detail)
@@ -167,29 +169,19 @@ def _observe(trace: Trace, process: Callable[[], int]) -> Callable[[str, Entry],
     return observer
 
 
-@asynccontextmanager
-async def simulated_world(
-    seed: int,
-    *,
-    faults: str | FaultLevel | FaultPlan = "mild",
-    options: ServerOptions | None = None,
+def server_of(
+    trace: Trace,
+    options: ServerOptions,
     backend: Callable[[Trace], ExecutionBackend] | None = None,
-) -> AsyncGenerator[SimulatedWorld, None]:
-    """Make a world for the length of the block; runs under `deterministic_run`.
-
-    At the end of the block the server is shut down in stages.
+) -> SimulatedServer:
+    """Make a server that records in a trace; nothing of it runs yet.
 
     Args:
-        seed: Where every draw comes from.
-        faults: The name of a level, a level, or a plan.
-        options: How the server is set up.
-        backend: Makes the execution backend of each server process, given the trace; by
-            default one whose rollouts do as their `RolloutPlan` says.
+        trace: Where to record.
+        options: How it is set up.
+        backend: Makes the execution backend of each of its processes; by default one whose
+            rollouts do as their `RolloutPlan` says.
     """
-    options = options or ServerOptions()
-    generator = random.Random(seed)  # noqa: S311 - simulation, no secrets
-    trace = Trace(started=trio.current_time())
-    started = trio.current_time()
 
     def build() -> RolloutServer:
         number = server.number + 1
@@ -220,13 +212,39 @@ async def simulated_world(
         lease = options.polling_lease_timeout_sec
         app.registry._clock.tick_sec = lease / _TICKS_PER_LEASE  # noqa: SLF001
         app.registry.hooks.wall_clock = lambda: (
-            SIMULATED_EPOCH + timedelta(seconds=trio.current_time() - started)
+            SIMULATED_EPOCH + timedelta(seconds=trio.current_time() - trace.started)
         )
         app.registry.hooks.observer = _observe(trace, lambda: number)
         return app
 
     disk = Disk(trace, synced=options.durability == "power")
     server = SimulatedServer(build, trace, disk)
+    return server
+
+
+@asynccontextmanager
+async def simulated_world(
+    seed: int,
+    *,
+    faults: str | FaultLevel | FaultPlan = "mild",
+    options: ServerOptions | None = None,
+    backend: Callable[[Trace], ExecutionBackend] | None = None,
+) -> AsyncGenerator[SimulatedWorld, None]:
+    """Make a world for the length of the block; runs under `deterministic_run`.
+
+    At the end of the block the server is shut down in stages.
+
+    Args:
+        seed: Where every draw comes from.
+        faults: The name of a level, a level, or a plan.
+        options: How the server is set up.
+        backend: Makes the execution backend of each server process, given the trace; by
+            default one whose rollouts do as their `RolloutPlan` says.
+    """
+    options = options or ServerOptions()
+    generator = random.Random(seed)  # noqa: S311 - simulation, no secrets
+    trace = Trace(started=trio.current_time())
+    server = server_of(trace, options, backend)
     plan = _plan(faults, generator)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
