@@ -41,6 +41,7 @@ class Recipe:
         keep_trace: Whether the outcome has the trace.
         feed: Whether the network lets batches and the result feed through.
         crashes: Whether the server has a state and is killed several times.
+        workers: How many workers it has, as the front of a pool; ``None`` without one.
     """
 
     faults: str
@@ -48,6 +49,7 @@ class Recipe:
     keep_trace: bool = False
     feed: bool = False
     crashes: bool = False
+    workers: int | None = None
 
 
 @frozen(kw_only=True)
@@ -104,6 +106,7 @@ def run_seed(seed: int, recipe: Recipe) -> SeedOutcome:
                 faults=recipe.faults,
                 feed=recipe.feed,
                 crashes=recipe.crashes,
+                workers=recipe.workers,
             )
         except Exception:  # noqa: BLE001 - reported, with its traceback
             return SeedOutcome(seed=seed, stats=None, error=traceback.format_exc())

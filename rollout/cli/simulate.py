@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "command"]
 
 _LEVELS = ("none", "mild", "harsh")
-_MANY = ("seeds", "first_seed", "workers")
+_MANY = ("seeds", "first_seed", "processes")
 _MOST_STORIES = 3
 _SEC_PER_HOUR = 3600
 
@@ -49,7 +49,9 @@ FAULTS = {
     "stale": "a cache repeats an old answer",
     "trickle": "the answer comes bit by bit, for up to 350 s",
     "paused": "all processes stand still for a while",
-    "server-crashed": "the server is killed, and started again",
+    "server-crashed": "the server, or a worker, is killed, and started again",
+    "cut-off": "the network between a worker and the server is cut",
+    "drained": "a worker leaves when its rollouts have ended, and comes back",
 }
 """Each kind that a summary counts."""
 
@@ -103,6 +105,11 @@ def listed() -> str:
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
+    help="Simulate the front of a pool with so many workers, which die and are cut off.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
     help="How many processes simulate; by default one for every processor.",
 )
 @json_option
@@ -117,6 +124,7 @@ def command(
     feed: bool,
     crashes: bool,
     workers: int | None,
+    processes: int | None,
     as_json: bool,
 ) -> None:
     """Simulate rollouts on a network with faults, and check the invariants.
@@ -128,18 +136,19 @@ def command(
     Exits with 1 if an invariant does not hold, with what led to it and the command that
     replays it.
     """
-    recipe = Recipe(faults, rollouts, keep_trace=seed is not None, feed=feed, crashes=crashes)
+    keep_trace = seed is not None
+    recipe = Recipe(faults, rollouts, keep_trace, feed=feed, crashes=crashes, workers=workers)
     if seed is not None:
         given = [name for name in _MANY if _is_given(ctx, name)]
         if given:
             option = given[0].replace("_", "-")
             raise click.UsageError(f"--seed simulates one seed: drop --{option}")
-        tally = _Tally(recipe, range(seed, seed + 1), workers=1)
+        tally = _Tally(recipe, range(seed, seed + 1), processes=1)
         _run(tally, silent=as_json)
         _print_replay(tally, as_json=as_json)
     else:
-        crew = min(workers or processors(), seeds)
-        tally = _Tally(recipe, range(first_seed, first_seed + seeds), workers=crew)
+        count = min(processes or processors(), seeds)
+        tally = _Tally(recipe, range(first_seed, first_seed + seeds), processes=count)
         _run(tally, silent=as_json)
         _print_run(tally, as_json=as_json)
     tally.conclude()
@@ -150,7 +159,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 
 
 def _run(tally: _Tally, *, silent: bool) -> None:
-    outcomes = run_seeds(tally.seeds, tally.recipe, workers=tally.workers)
+    outcomes = run_seeds(tally.seeds, tally.recipe, workers=tally.processes)
     with _signals(tally), closing(outcomes), _LiveProgress(tally, silent=silent) as progress:
         for outcome in outcomes:
             tally.add(outcome)
@@ -188,7 +197,7 @@ class _Tally:
     Attributes:
         recipe: What is simulated with each.
         seeds: All that are to be simulated.
-        workers: In how many processes.
+        processes: In how many processes.
         done: How many are through.
         stats: What they amounted to, together; ``None`` before the first.
         violations: How many violations they showed.
@@ -202,7 +211,7 @@ class _Tally:
 
     recipe: Recipe
     seeds: Sequence[int]
-    workers: int
+    processes: int
     done: int = 0
     stats: SimulationStats | None = None
     violations: int = 0
@@ -255,7 +264,8 @@ class _Tally:
             "first_seed": self.seeds[0],
             "faults": self.recipe.faults,
             "rollouts_per_seed": self.recipe.rollouts,
-            "workers": self.workers,
+            "workers": self.recipe.workers,
+            "processes": self.processes,
             "rollouts": self.rollouts,
             "requests": 0 if self.stats is None else self.stats.requests,
             "injected": self.faults,
@@ -300,6 +310,8 @@ class _Tally:
 
 def _replay_command(seed: int, recipe: Recipe) -> str:
     more = (" --feed" if recipe.feed else "") + (" --crashes" if recipe.crashes else "")
+    if recipe.workers is not None:
+        more += f" --workers {recipe.workers}"
     options = f"--faults {recipe.faults} --rollouts {recipe.rollouts}{more}"
     return f"rollout simulate --seed {seed} {options}"
 
@@ -370,7 +382,8 @@ def _print_findings(outcome: SeedOutcome, *, most: int | None) -> None:
 def _print_table(tally: _Tally, console: Console) -> None:
     recipe = tally.recipe
     table = Table(
-        title=f"{recipe.rollouts} rollouts a seed, {recipe.faults} faults",
+        title=f"{recipe.rollouts} rollouts a seed, {recipe.faults} faults"
+        + (f", {recipe.workers} workers" if recipe.workers else ""),
         title_justify="left",
         show_header=False,
     )

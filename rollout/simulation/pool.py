@@ -103,6 +103,7 @@ class SimulatedPool(WorkerSource):
         level: How often things go wrong between the front and the workers.
         draw: Where the draws come from.
         feed: Whether their networks let batches and the result feed through.
+        latest_sec: When the last of them joins at the latest.
 
     Attributes:
         options: As above.
@@ -121,6 +122,7 @@ class SimulatedPool(WorkerSource):
         level: FaultLevel,
         draw: random.Random,
         feed: bool = True,
+        latest_sec: float = _LATEST_SEC,
     ) -> None:
         self.options = options
         self.members: list[SimulatedWorker] = []
@@ -132,6 +134,7 @@ class SimulatedPool(WorkerSource):
         self._level = level
         self._draw = draw
         self._feed = feed
+        self._latest_sec = latest_sec
         self._fronts = 0
         self._nursery: trio.Nursery | None = None
 
@@ -158,7 +161,7 @@ class SimulatedPool(WorkerSource):
         transport.memory.numbers = itertools.count(number * _FIRST_NUMBER)
         if self._feed:
             transport = transport.with_feed()
-        joins_at = self._draw.choice((0.0, self._draw.uniform(0, _LATEST_SEC)))
+        joins_at = self._draw.choice((0.0, self._draw.uniform(0, self._latest_sec)))
         address = WorkerAddress(name, f"http://worker-{name}.invalid")
         return SimulatedWorker(address, trace, server, transport, joins_at if number > 1 else 0.0)
 
@@ -284,7 +287,7 @@ class SimulatedPool(WorkerSource):
             limit_sec: How long to wait at most, in seconds.
         """
         until = trio.current_time() + limit_sec
-        while any(self._held(world)) and trio.current_time() < until:
+        while any(self._held(world)) and trio.current_time() < until:  # noqa: ASYNC110 - for good
             await trio.sleep(_SETTLE_SEC)
         for trace, held in zip(self._traces(), self._held(world), strict=True):
             trace.add("world", "places", held=held)

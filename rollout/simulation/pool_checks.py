@@ -11,7 +11,7 @@ from attrs import define, field
 from rollout.simulation.history import EPSILON_SEC, Finding, History, ServedRollout
 from rollout.simulation.trace import Event, Trace
 from rollout.simulation.world import ServerOptions
-from rollout.types import SERVER_RESTART, WORKER_LOST
+from rollout.types import WORKER_LOST
 
 __all__ = [
     "Pool",
@@ -174,11 +174,10 @@ def check_goes_elsewhere(pool: Pool) -> Iterator[Finding]:
         finished = rollout.first("finished")
         if finished is None or not pool.undisturbed(rollout) or rollout.first("agent-started"):
             continue
-        detail = finished.detail
-        if detail["category"] not in {"internal_error", "validation_error"}:
+        if finished.detail["category"] not in {"internal_error", "validation_error"}:
             continue
         attempts = 1 + len(rollout.all("put-back"))
-        if detail.get("source") != SERVER_RESTART and attempts < _MOST_ATTEMPTS:
+        if attempts < _MOST_ATTEMPTS:
             message = f"failed before its agent had started, after {attempts} attempts"
             yield Finding(rollout.rollout_id, message, finished.time)
 
@@ -193,7 +192,8 @@ def check_lost_workers(pool: Pool) -> Iterator[Finding]:
         started = pool.started(rollout)
         for attempt in started:
             died = attempt.rollout.lost_at
-            lost = died < min(attempt.rollout.time_of("finished"), finished.time)
+            ended = attempt.rollout.time_of("finished") + EPSILON_SEC  # as it died
+            lost = died < min(ended, finished.time) and finished.detail["status"] != "success"
             if lost and not pool.worker_options.durable and source != WORKER_LOST:
                 message = f"its worker died with its agent at {died:.3f}, and its end is {source}"
                 yield Finding(rollout.rollout_id, message, finished.time)

@@ -268,7 +268,9 @@ def simulate_workload(
         durability: Durability = "power" if draw.random() < _SYNCED else "process"
         options = evolve(options, durable=True, durability=durability)
     if workers is not None:
-        return _simulate_pool(seed, workers, level, draw, workload, plan, options, feed, crashes)
+        return _simulate_pool(
+            seed, workers, level, draw, workload, plan, options, feed=feed, crashes=crashes
+        )
 
     async def scenario(world: SimulatedWorld) -> None:
         async with trio.open_nursery() as nursery:
@@ -288,51 +290,82 @@ def _simulate_pool(
     workers: int,
     level: FaultLevel,
     draw: random.Random,
-    workload: list[RolloutPlan],
+    plans: Sequence[RolloutPlan],
     plan: FaultPlan | None,
     options: ServerOptions,
+    *,
     feed: bool,
     crashes: bool,
 ) -> Simulation[list[RolloutPlan]]:
     """Run a workload on the front of a pool; its rollouts belong to two runs in turn."""
     workload = [
-        evolve(each, run=each.run or _RUNS[number % 2]) for number, each in enumerate(workload)
+        evolve(each, run=each.run or _RUNS[number % 2]) for number, each in enumerate(plans)
     ]
-    theirs = evolve(
-        options,
-        max_queue_depth=draw.choice((None, None, 1)),
-        durable=crashes and draw.random() < _DURABLE_WORKERS,
-    )
+    durable = crashes and draw.random() < _DURABLE_WORKERS
+    depth = draw.choice((None, None, 1))
     pool = SimulatedPool(
         workers,
-        options=theirs,
+        options=evolve(options, max_queue_depth=depth, durable=durable),
         max_queue_depth=options.max_queue_depth,
         level=level,
         draw=draw,
         feed=feed or draw.random() < _FEEDS,
     )
-    times = round(draw.random() * level.pauses * _TROUBLES) + crashes * draw.randint(
-        1, _MOST_CRASHES
-    )
+    times = round(draw.random() * level.pauses * _TROUBLES)
+    times += crashes * draw.randint(1, _MOST_CRASHES)
     horizon = max((each.arrival_sec for each in workload), default=0.0) + 60.0
-    # A front without a state forgets what its workers run; what it promises ends with it.
+    # A front without a state forgets what its workers run, so it lives.
     calmer = level if crashes else evolve(level, restarts=0.0)
 
-    async def scenario(world: SimulatedWorld) -> None:
+    async def trouble(world: SimulatedWorld) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pool.serve)
             nursery.start_soon(partial(pool.trouble, draw, times=times, horizon_sec=horizon))
             nursery.start_soon(_trouble, world, calmer, draw, workload, partial(pool.pause, world))
             if crashes:
                 nursery.start_soon(_crash, world, draw.random(), workload)
-            await run_workload(world, workload, limit_sec=_limit_sec(workload), feed=feed)
-            await pool.settle(world, _settle_sec(options, theirs))
+
+    return simulate_pool(
+        seed, pool, workload, faults=plan or level, options=options, trouble=trouble, feed=feed
+    )
+
+
+def simulate_pool(
+    seed: int,
+    pool: SimulatedPool,
+    workload: list[RolloutPlan],
+    *,
+    options: ServerOptions,
+    trouble: Callable[[SimulatedWorld], Awaitable[None]],
+    faults: str | FaultLevel | FaultPlan = "none",
+    feed: bool = False,
+    limit_sec: float | None = None,
+) -> Simulation[list[RolloutPlan]]:
+    """Run a workload on the front of a pool, and check front, workers and pool.
+
+    Args:
+        seed: Decides the order of the tasks.
+        pool: The workers.
+        workload: The rollouts.
+        options: How the front is set up.
+        trouble: What happens meanwhile.
+        faults: What goes wrong between the callers and the front.
+        feed: Whether the network between them lets batches and the result feed through.
+        limit_sec: When callers that still wait are given up, in seconds.
+    """
+
+    async def scenario(world: SimulatedWorld) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pool.serve)
+            nursery.start_soon(trouble, world)
+            limit = _limit_sec(workload) if limit_sec is None else limit_sec
+            await run_workload(world, workload, limit_sec=limit, feed=feed)
+            await pool.settle(world, _settle_sec(options, pool.options))
             pool.stop()
             nursery.cancel_scope.cancel()
 
-    _run(scenario, seed, plan or level, options, pool.backend)
+    _run(scenario, seed, faults, options, pool.backend)
     traces = {each.address.name: each.trace for each in pool.members}
-    violations = check_pool(Pool(pool.front, traces, options, theirs), pool.whole)
+    violations = check_pool(Pool(pool.front, traces, options, pool.options), pool.whole)
     return Simulation(seed, workload, pool.whole, violations)
 
 

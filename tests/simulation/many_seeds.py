@@ -26,6 +26,7 @@ class Chunk:
     seeds: range
     feed: bool = False
     crashes: bool = False
+    workers: int | None = None
 
 
 @frozen
@@ -47,7 +48,13 @@ def run_chunk(chunk: Chunk) -> Outcome:
     stats, stories = SimulationStats(), []
     for seed in chunk.seeds:
         faulthandler.dump_traceback_later(HANGS_SEC, exit=True, file=sys.__stderr__)
-        run = simulate_workload(seed, faults=chunk.faults, feed=chunk.feed, crashes=chunk.crashes)
+        run = simulate_workload(
+            seed,
+            faults=chunk.faults,
+            feed=chunk.feed,
+            crashes=chunk.crashes,
+            workers=chunk.workers,
+        )
         faulthandler.cancel_dump_traceback_later()
         stats += run.stats
         if run.violations:

@@ -19,7 +19,8 @@ import rollout.cli.simulate
 import rollout.simulation.run
 from rollout.cli import terminal
 from rollout.cli.failures import CommandError
-from rollout.cli.seeds import Recipe, SeedOutcome, processors, run_seed, run_seeds
+from rollout.cli.options import processors
+from rollout.cli.seeds import Recipe, SeedOutcome, run_seed, run_seeds
 from rollout.cli.simulate import FAULTS, _LiveProgress, _Tally
 from rollout.cli.text import echo_lines
 from rollout.simulation import Fault, SimulationStats, Violation, simulate_workload
@@ -94,12 +95,13 @@ def test_the_figures_are_those_of_the_seeds(cli, in_this_process):
     assert (done.exit_code, done.stderr) == (0, "")
     assert printed.pop("wall_sec") > 0
     assert printed.pop("rollouts_per_sec") > 0
-    assert printed.pop("workers") == min(4, processors())
+    assert printed.pop("processes") == min(4, processors())
     assert printed == {
         "seeds": 4,
         "first_seed": 5,
         "faults": "harsh",
         "rollouts_per_seed": 4,
+        "workers": None,
         "rollouts": 16,
         "requests": want.requests,
         "injected": dict(want.faults),
@@ -127,8 +129,19 @@ def test_the_table_has_the_same_figures(cli, in_this_process):
         assert rows[name] == f"{value:,}"
 
 
+def test_a_pool_is_simulated_and_replayed(cli, in_this_process, monkeypatch):
+    done = cli("simulate", "--seeds", "2", "--workers", "2", *SMALL, "--json")
+    printed = json.loads(done.stdout)
+    want = expected(range(2), rollouts=4, workers=2)
+    assert (printed["workers"], printed["requests"]) == (2, want.requests)
+    assert (printed["rollouts"], printed["violations"], printed["errors"]) == (8, 0, 0)
+    raises(monkeypatch, 1, RuntimeError("broken"))
+    done = cli("simulate", "--seeds", "2", "--workers", "2", *SMALL)
+    assert "rollout simulate --seed 1 --faults mild --rollouts 4 --workers 2" in done.output
+
+
 def test_every_fault_is_explained(cli):
-    kinds = {*Fault, "paused", "server-crashed"} - {Fault.NONE}
+    kinds = {*Fault, "paused", "server-crashed", "cut-off", "drained"} - {Fault.NONE}
     assert set(FAULTS) == kinds
     told = cli("simulate", "--help").stdout
     assert all(re.search(rf"\n +{kind} +\S.*", told) for kind in kinds)
@@ -155,7 +168,7 @@ def test_a_hundred_seeds_with_mild_faults_are_the_default(cli, monkeypatch):
 
     monkeypatch.setattr(rollout.cli.simulate, "run_seeds", run)
     assert cli("simulate").exit_code == 0
-    assert cli("simulate", "--seeds", "2", "--workers", "7").exit_code == 0
+    assert cli("simulate", "--seeds", "2", "--processes", "7").exit_code == 0
     assert asked == [
         (range(100), Recipe("mild", 20), min(100, processors())),
         (range(2), Recipe("mild", 20), 2),
@@ -164,7 +177,7 @@ def test_a_hundred_seeds_with_mild_faults_are_the_default(cli, monkeypatch):
 
 def test_planned_failures_stay_off_stderr(tmp_path):
     done = subprocess.run(
-        command_line("simulate", "--seeds", "4", "--workers", "2", "--faults", "harsh", "--json"),
+        command_line("simulate", "--seeds", "4", "--processes", "2", "--faults", "harsh", "--json"),
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -175,7 +188,7 @@ def test_planned_failures_stay_off_stderr(tmp_path):
     printed = json.loads(done.stdout)
     want = expected(range(4), rollouts=20, faults="harsh")
     assert done.stderr == ""
-    assert printed["workers"] == 2
+    assert printed["processes"] == 2
     assert (printed["requests"], printed["injected"]) == (want.requests, dict(want.faults))
     assert list(tmp_path.iterdir()) == []
 
@@ -293,6 +306,7 @@ def test_a_replay_as_json_has_every_event(cli, in_this_process):
     [
         (["--seeds", "0"], "--seeds"),
         (["--rollouts", "0"], "--rollouts"),
+        (["--processes", "0"], "--processes"),
         (["--workers", "0"], "--workers"),
         (["--seed", "-1"], "--seed"),
         (["--first-seed", "-1"], "--first-seed"),
@@ -300,7 +314,7 @@ def test_a_replay_as_json_has_every_event(cli, in_this_process):
         (["--faults", "some"], "'none', 'mild', 'harsh'"),
         (["--seed", "1", "--seeds", "2"], "drop --seeds"),
         (["--seed", "1", "--first-seed", "0"], "drop --first-seed"),
-        (["--seed", "1", "--workers", "2"], "drop --workers"),
+        (["--seed", "1", "--processes", "2"], "drop --processes"),
         (["7"], "unexpected extra argument"),
     ],
 )
@@ -372,7 +386,7 @@ def broken(tmp_path: Path):
 
 
 def test_a_worker_that_dies_is_told_with_its_seed(broken):
-    process = broken("if seed == 3: os._exit(9)", "--seeds", "50", "--workers", "2")
+    process = broken("if seed == 3: os._exit(9)", "--seeds", "50", "--processes", "2")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors == (
@@ -383,7 +397,7 @@ def test_a_worker_that_dies_is_told_with_its_seed(broken):
 
 def test_a_seed_that_a_worker_finds_bad_is_told(broken):
     body = "if seed in (2, 4): raise ZeroDivisionError('by the moon')"
-    process = broken(body, "--seeds", "6", "--workers", "2", "--json")
+    process = broken(body, "--seeds", "6", "--processes", "2", "--json")
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert json.loads(printed)["first_bad"]["seed"] == 2
@@ -410,7 +424,7 @@ def bell(tmp_path: Path):
 def test_a_signal_ends_it_and_all_of_its_processes(broken, bell, number, code):
     path, rung = bell
     body = f"if seed == 3: open({str(path)!r}, 'w').write('x'); signal.pause()"
-    process = broken(body, "--seeds", "1000000", "--workers", "2", "--json")
+    process = broken(body, "--seeds", "1000000", "--processes", "2", "--json")
     assert rung()  # a worker has begun with seed 3, which never ends
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
@@ -450,7 +464,7 @@ if __name__ == "__main__":
 def test_workers_end_with_a_process_that_is_killed(broken, bell):
     path, rung = bell
     body = f"if seed == 3: open({str(path)!r}, 'w').write('x')"
-    process = broken(body, "--seeds", "1000000", "--workers", "2")
+    process = broken(body, "--seeds", "1000000", "--processes", "2")
     assert rung()
     process.kill()
     process.communicate(timeout=60)  # hangs while a worker lives
@@ -471,7 +485,7 @@ def test_a_terminal_shows_how_far_it_is(monkeypatch):
     console = Console(force_terminal=True, width=100, stderr=True)
     monkeypatch.setattr(terminal, "Console", lambda **_: console)
     monkeypatch.setattr(terminal, "can_draw", lambda console: console.is_terminal)
-    tally = _Tally(Recipe("mild", 20), range(4), workers=1)
+    tally = _Tally(Recipe("mild", 20), range(4), processes=1)
     with console.capture() as shown, _LiveProgress(tally, silent=False) as progress:
         tally.add(SeedOutcome(seed=0, stats=SimulationStats(runs=1, rollouts=20)))
         progress.changed()
@@ -485,14 +499,14 @@ def test_a_terminal_shows_how_far_it_is(monkeypatch):
 
 
 def test_no_terminal_no_bar(capsys):
-    tally = _Tally(Recipe("mild", 20), range(4), workers=1)
+    tally = _Tally(Recipe("mild", 20), range(4), processes=1)
     with _LiveProgress(tally, silent=False) as progress:
         progress.changed()
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_signal_is_not_mistaken_for_success():
-    tally = _Tally(Recipe("mild", 20), range(4), workers=1, signal=signal.SIGTERM)
+    tally = _Tally(Recipe("mild", 20), range(4), processes=1, signal=signal.SIGTERM)
     tally.add(SeedOutcome(seed=0, stats=None, error="boom"))
     with pytest.raises(CommandError, match=r"SIGTERM; 1 of 4 .* seed 0 shows a fault: rollout "):
         tally.conclude()

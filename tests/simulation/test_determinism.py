@@ -26,8 +26,11 @@ SEEDS = (0, 1, 7, 2**64 + 3, -5)
 scheduler = importlib.import_module("trio._core._run")
 
 
-def rendered(seed, faults, rollouts=8):
-    return simulate_workload(seed, rollouts=rollouts, faults=faults).trace.render()
+def rendered(seed, faults, workers=None):
+    run = simulate_workload(
+        seed, rollouts=8, faults=faults, workers=workers, crashes=workers is not None
+    )
+    return run.trace.render()
 
 
 # --- traces -------------------------------------------------------------------------------------
@@ -58,15 +61,18 @@ DIGESTS = """
 import hashlib, json, logging, sys
 from rollout.simulation import simulate_workload
 logging.getLogger("rollout").setLevel(logging.CRITICAL + 1)
-for faults, seed in json.load(sys.stdin):
-    text = simulate_workload(seed, rollouts=8, faults=faults).trace.render()
-    print(hashlib.sha256(text.encode()).hexdigest())
+for seed, faults, workers in json.load(sys.stdin):
+    run = simulate_workload(
+        seed, rollouts=8, faults=faults, workers=workers, crashes=workers is not None
+    )
+    print(hashlib.sha256(run.trace.render().encode()).hexdigest())
 """
 
 
 def test_other_processes_with_other_hashes_give_the_same_traces():
-    runs = [(faults, seed) for faults in LEVELS for seed in SEEDS]
-    here = [hashlib.sha256(rendered(seed, faults).encode()).hexdigest() for faults, seed in runs]
+    runs = [(seed, faults, None) for faults in LEVELS for seed in SEEDS]
+    runs += [(0, "harsh", 2), (1, "harsh", 3)]
+    here = [hashlib.sha256(rendered(*run).encode()).hexdigest() for run in runs]
     for hash_seed in ("0", "4242"):
         done = subprocess.run(
             [sys.executable, "-c", DIGESTS],

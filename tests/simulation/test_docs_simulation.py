@@ -226,6 +226,7 @@ def test_the_members_of_the_world_exist(harness):
 def test_whoever_records_is_on_the_page(harness):
     runs = [simulate(harness["scenario"], seed=seed, faults="harsh") for seed in range(5)]
     runs += [simulate_workload(seed, faults="harsh") for seed in range(5)]
+    runs.append(simulate_workload(0, rollouts=3, workers=1))
     recorded = {(event.who, event.what) for run in runs for event in run.trace}
     rows = {name.strip("`"): cell for who, cell in table("Who").items() for name in who.split(", ")}
     assert rows.keys() == {who for who, _ in recorded}

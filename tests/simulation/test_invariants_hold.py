@@ -42,6 +42,19 @@ def test_no_invariant_is_violated_by_servers_that_are_killed():
     assert stats.faults["server-crashed"] > stats.runs
 
 
+def test_no_invariant_is_violated_by_pools():
+    todo = [
+        Chunk("none", range(5), crashes=True, workers=2),
+        Chunk("harsh", range(5), feed=True, crashes=True, workers=3),
+        Chunk("harsh", range(5, 10), workers=3),
+    ]
+    stats = SimulationStats()
+    for outcome in run_chunks(todo):
+        assert not outcome.stories, outcome.stories[0]
+        stats += outcome.stats
+    assert {"server-crashed", "cut-off", "drained"} <= stats.faults.keys()
+
+
 RARE = [
     *((seed, False) for seed in (269, 2394, 2735, 3394, 27461)),
     *((seed, True) for seed in (467, 471, 758, 826, 837, 1013, 30119, 30212)),

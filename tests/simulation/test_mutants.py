@@ -11,6 +11,7 @@ import simulation.broken_bulk
 import simulation.broken_client
 import simulation.broken_feed
 import simulation.broken_phases
+import simulation.broken_pool
 import simulation.broken_rollouts
 import simulation.broken_server
 import simulation.broken_state  # noqa: F401 - they register their mutants
