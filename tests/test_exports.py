@@ -50,6 +50,7 @@ FLOORS = {
     "gateway": 2,
     "client": 3,
     "server": 3,
+    "pool": 3,
     "simulation": 3,
 }
 """Rooms by floor; whatever is not named here (command line, evaluation) is on top."""
