@@ -342,6 +342,7 @@ class Worker:
         """Note that a request failed: nothing new goes there until its health is answered."""
         if self.trouble is None:
             self.trouble = _reason(error)
+            self._wake_flushed()
             self._look_now.set()
             logger.debug("worker %s: %s", self.name, self.trouble)
 
@@ -362,14 +363,18 @@ class Worker:
         self._to_confirm.clear()
         self._to_cancel.clear()
         self._scope.cancel()
-        self._told.set()
+        self._wake_flushed()
         self._host.notify()
 
     async def flushed(self) -> None:
-        """Wait until every cancel request was answered."""
-        while self._to_cancel:
+        """Wait until every cancel request was answered, or the worker does not answer."""
+        while self._to_cancel and self.trouble is None:
             await self._told.wait()
         await trio.lowlevel.checkpoint()
+
+    def _wake_flushed(self) -> None:
+        self._told.set()
+        self._told = trio.Event()
 
     # --- tasks --------------------------------------------------------------------------------
 
@@ -411,8 +416,7 @@ class Worker:
             self._to_cancel.pop(attempt, None)
             if attempt.scope.cancel_called:  # nobody waits for its result
                 self.attempts.pop(attempt, None)
-        self._told.set()
-        self._told = trio.Event()
+        self._wake_flushed()
         self._full = False
         self._host.notify()
 
@@ -454,6 +458,7 @@ class Worker:
 
     def _take_failure(self, error: Exception, now: float) -> None:
         self.trouble = _reason(error)
+        self._wake_flushed()
         if not _nobody_listens(error):
             self._refused_at = math.inf
         elif math.isinf(self._refused_at):

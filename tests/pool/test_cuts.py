@@ -238,6 +238,22 @@ async def test_cancelling_what_runs(autojump_clock):
         assert backend._workers.in_flight == 0
 
 
+async def test_a_shutdown_waits_for_no_worker_that_does_not_answer(autojump_clock):
+    agents = Agents()
+    app = worker(agents)
+    async with machines(app) as (client, backend, (machine,)):
+        handle = await start(client, "r", hold="r")
+        await agents.until_started("r")
+        machine.cut()
+        await until(lambda: statuses(backend) == ["away"], backend)
+        await client.cancel_rollout("r")  # which the worker cannot be told
+        at = trio.current_time()
+        await backend.shutdown()
+        assert trio.current_time() - at < 1
+        machine.mend()
+        assert (await handle).status is RolloutStatus.CANCELLED
+
+
 async def test_a_caller_that_is_gone_frees_the_worker(autojump_clock):
     agents = Agents()
     app = worker(agents)
