@@ -19,6 +19,12 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 APP = f"{Path(__file__).parent}/served.py:app"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Ray warn of what it does itself."""
+    config.addinivalue_line("filterwarnings", "ignore::FutureWarning:ray")
+    config.addinivalue_line("filterwarnings", "ignore:unclosed file .*/dev/null:ResourceWarning")
+
+
 @define
 class Nodes:
     """The nodes of the cluster; the first is its head."""
