@@ -12,7 +12,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import httpx
 import trio
@@ -51,6 +51,10 @@ __all__ = ["RolloutClient"]
 
 CANCEL_TIMEOUT_SEC = 5.0
 _CLOSE_TIMEOUT_SEC = 2.0
+
+
+_PAUSE_GRACE_SEC = 10.0
+"""How long the answer to a pause may take beyond the time that it waits for calls."""
 
 
 class RolloutClient:
@@ -571,6 +575,60 @@ class RolloutClient:
         """
         self._check_usable()
         return await self._wire.health()
+
+    async def policy(self) -> dict[str, Any]:
+        """Return the state of the policy behind the server's model gateway.
+
+        Returns:
+            ``paused``, ``version``, and ``calls_in_flight``.
+
+        Raises:
+            RolloutProtocolError: The server has no gateway, or answered outside of the protocol.
+            httpx.TransportError: The request failed.
+        """
+        self._check_usable()
+        return await self._wire.policy()
+
+    async def pause_policy(
+        self, *, mode: Literal["drain", "abort"] = "drain", timeout_sec: float = 60.0
+    ) -> dict[str, Any]:
+        """Hold back the calls of all agents to their model, and return the state as `policy` does.
+
+        The answer comes once no call is in flight, or the time is up. A call that comes
+        meanwhile waits until `resume_policy`, within the gateway's bound.
+
+        Args:
+            mode: ``drain`` lets calls in flight come to their end. ``abort`` cancels them; they
+                are sent again afterwards, but for streams that have begun, which end with an
+                error.
+            timeout_sec: How long to wait for the calls in flight, in seconds. The pause goes on
+                afterwards.
+
+        Cancelling this may leave the policy paused.
+
+        Raises:
+            RolloutProtocolError: The server has no gateway, or answered outside of the protocol.
+            httpx.TransportError: The request failed; it may have arrived.
+        """
+        self._check_usable()
+        return await self._wire.policy(
+            "pause",
+            {"mode": mode, "timeout_sec": timeout_sec},
+            timeout_sec=timeout_sec + _PAUSE_GRACE_SEC,
+        )
+
+    async def resume_policy(self, *, version: int | None = None) -> dict[str, Any]:
+        """Send the calls of agents again, and return the state as `policy` does.
+
+        Args:
+            version: The new version of the policy, a whole number, which calls are stamped with.
+
+        Raises:
+            RolloutProtocolError: The server has no gateway, or answered outside of the protocol.
+            httpx.TransportError: The request failed; it may have arrived.
+        """
+        self._check_usable()
+        return await self._wire.policy("resume", {"version": version})
 
     async def wait_idle(
         self,

@@ -174,6 +174,34 @@ class Wire:
             raise reader.error(200, "with no JSON object")
         return value
 
+    async def policy(
+        self,
+        action: str | None = None,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_sec: float | None = None,
+    ) -> dict[str, Any]:
+        """Read the state of the policy behind a server's gateway, or change it.
+
+        Args:
+            action: ``pause`` or ``resume``; ``None`` to read it.
+            body: The fields of the request.
+            timeout_sec: How long the answer may take.
+
+        Raises:
+            RolloutProtocolError: The answer is not what the protocol allows.
+            httpx.TransportError: There was no answer; the request may have arrived.
+        """
+        method, path = ("GET", "/policy") if action is None else ("POST", f"/policy/{action}")
+        content = None if action is None else dump_json(body or {})
+        reader = self.reader(f"{method} {path}")
+        value = reader.parse(
+            await self._send(method, path, content=content, timeout_sec=timeout_sec)
+        )
+        if not isinstance(value, dict):
+            raise reader.error(200, "with no JSON object")
+        return value
+
     async def post(self, path: str, content: bytes) -> httpx.Response:
         """Send a request; the answer is not checked yet."""
         return await self._send("POST", path, content=content)

@@ -22,6 +22,7 @@ from rollout._http import is_loopback_host
 from rollout.context import RolloutContext, RolloutProgress
 from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.gateway.limits import Price, tighter
+from rollout.gateway.policy import Policy
 from rollout.gateway.proxy import CallSettings, ModelCall, Session
 from rollout.gateway.wire import PREFIX, ModelReply, error_reply, expects_anthropic, find_route
 from rollout.integrations.transport.connections import Connections
@@ -86,9 +87,13 @@ class ModelGateway:
         capture: ``"tokens"`` to ask the endpoint for token ids and log-probabilities, which are
             kept in the trajectory and do not reach an agent that has not asked for them.
         silence_sec: How long the endpoint may send nothing, in seconds.
+        pause_wait_sec: How long a call waits while the policy is paused, in seconds.
         max_answer_bytes: How large an answer may be.
         stream_usage: Whether to ask for the usage of streams whose agent does not; ``False`` for
             endpoints that cannot say it (``stream_options``).
+
+    Attributes:
+        policy: Pauses and resumes calls, and knows the version of the weights.
 
     Raises:
         InvalidFieldError: A setting is refused; the message names it.
@@ -100,8 +105,10 @@ class ModelGateway:
     prices: Mapping[str, Price] = field(factory=dict, validator=_prices)
     capture: str | None = field(default=None, validator=_capture)
     silence_sec: float = field(default=600.0, validator=setting(check_number, above=0))
+    pause_wait_sec: float = field(default=600.0, validator=setting(check_number, least=0))
     max_answer_bytes: int = field(default=64 * _MEBIBYTE, validator=setting(check_whole))
     stream_usage: bool = field(default=True, validator=setting(check_flag))
+    policy: Policy = field(factory=Policy, init=False, repr=False)
     _address: str | None = field(default=None, init=False)
     _sessions: dict[bytes, Session] = field(factory=dict, init=False, repr=False)
     _connections: Connections = field(factory=lambda: Connections(kept=True), init=False)
@@ -189,11 +196,13 @@ class ModelGateway:
                 progress=progress,
             ),
             connections=self._connections,
+            policy=self.policy,
             settings=CallSettings(
                 models=self.models,
                 prices=self.prices,
                 capture=self.capture,
                 silence_sec=self.silence_sec,
+                pause_wait_sec=self.pause_wait_sec,
                 max_answer_bytes=self.max_answer_bytes,
                 stream_usage=self.stream_usage,
             ),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
@@ -23,6 +24,7 @@ from rollout._redaction import Redactor, url_secrets
 from rollout.codec import dump_json
 from rollout.context import RolloutContext
 from rollout.gateway.limits import Price, Used, price_of
+from rollout.gateway.policy import Policy
 from rollout.gateway.tokens import Capture
 from rollout.gateway.wire import (
     LIMIT_HEADER,
@@ -80,6 +82,7 @@ class CallSettings:
     prices: Mapping[str, Price]
     capture: str | None
     silence_sec: float
+    pause_wait_sec: float
     max_answer_bytes: int
     stream_usage: bool
 
@@ -97,6 +100,7 @@ class Session:
         api_key: The key for it.
         context: What the rollout's own code gets; it names the gateway and the token.
         connections: The connections to endpoints.
+        policy: Says when calls may be sent, and the version that answers.
         settings: The gateway's settings.
         limits: The rollout's limits.
         limited: Says whether they count at the moment.
@@ -104,6 +108,8 @@ class Session:
     Attributes:
         context: What the rollout's own code gets.
         own_recorder: Records calls unless the rollout's code has a recorder of its own.
+        policy: As above.
+        settings: As above.
         used: What its calls have used.
     """
 
@@ -114,6 +120,7 @@ class Session:
         api_key: str | None,
         context: RolloutContext,
         connections: Connections,
+        policy: Policy,
         settings: CallSettings,
         limits: Limits,
         limited: Callable[[], bool],
@@ -124,6 +131,7 @@ class Session:
         self.context = context
         self.endpoint = Endpoint.of(chat_completions_url, api_key)
         self.redactor = Redactor(own_secrets)
+        self.policy = policy
         self.settings = settings
         self.used = Used()
         self._limits = limits
@@ -249,10 +257,30 @@ class ModelCall:
                 reply.headers.append((LIMIT_HEADER, refused[0].encode()))
                 return reply
             self.session.used.calls += 1
+        request = partial(self._request, library, content, body)
+        if not self.route.counts:
+            return await self._send(library, request, model, writer)
+        policy = self.session.policy
+        while await policy.wait(self.session.settings.pause_wait_sec):
+            answer: ModelReply | bool = False
+            with policy.sending() as scope:
+                answer = await self._send(library, request, model, writer)
+            if not policy.took_back(scope):
+                return answer
+            if self._begun:
+                message = "the call was aborted, since the policy is paused"
+                await writer.piece(error_event(503, message, anthropic=self.route.anthropic))
+                return False
+        return self.error(503, "the policy is paused, and has not been resumed in time")
+
+    async def _send(
+        self, library: Any, request: Callable[[], Any], model: str, writer: ReplyWriter
+    ) -> ModelReply | bool:
         transport = self.session.transport(self._conversation())
+        began = self.session.policy.version
         stream: Any = None
         try:
-            response = await transport.handle_async_request(self._request(library, content, body))
+            response = await transport.handle_async_request(request())
             stream = response.stream
             answer = await self._hand_on(response, writer)
         except (library.TransportError, _TooLargeError) as error:
@@ -268,7 +296,7 @@ class ModelCall:
         finally:
             if stream is not None:
                 await stream.aclose()
-                self._count(stream, model)
+                self._count(stream, model, began)
 
     async def _hand_on(self, response: Any, writer: ReplyWriter) -> ModelReply | bool:
         status = response.status_code
@@ -351,10 +379,15 @@ class ModelCall:
         """Return an error as the client of the route reads it."""
         return error_reply(status, message, anthropic=self.route.anthropic)
 
-    def _count(self, stream: Any, model: str) -> None:
-        usage = stream.reading.call.usage if isinstance(stream, ReadAlong) else None
-        if usage is not None:
-            self.session.used.add(usage, price_of(self.session.settings.prices, model))
+    def _count(self, stream: Any, model: str, began: int | None) -> None:
+        """Count what a call has used; *began* is the version that it was sent to."""
+        if not isinstance(stream, ReadAlong):
+            return
+        call, ended = stream.reading.call, self.session.policy.version
+        if began is not None and ended is not None:
+            call.policy_versions = began, ended
+        if call.usage is not None:
+            self.session.used.add(call.usage, price_of(self.session.settings.prices, model))
 
     @property
     def _key_header(self) -> bool:

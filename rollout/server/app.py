@@ -79,7 +79,7 @@ from rollout.server.feed import (
     read_claims,
     recall_claimed,
 )
-from rollout.server.model_calls import is_model_path, serve_model_call
+from rollout.server.model_calls import is_model_path, policy_state, serve_model_call
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
@@ -508,6 +508,9 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
         ("POST", FEED_PATH, partial(_open_feed, app)),
         ("POST", "/rollouts/renew", partial(_renew, app)),
         ("POST", "/rollouts/start", partial(_start, app)),
+        ("GET", "/policy", partial(_policy, app)),
+        ("POST", "/policy/pause", partial(_policy, app)),
+        ("POST", "/policy/resume", partial(_policy, app)),
         ("GET", OPENAPI_PATH, openapi),
     ]
 
@@ -635,6 +638,13 @@ async def _cancel(app: RolloutServer, call: Call) -> Answer:
         await registry.settled()
     logger.info("cancel request for %d rollout(s)", len(dispositions))
     return Answer(dump_json(unstructure(CancelRolloutsResponse(dispositions=dispositions))))
+
+
+async def _policy(app: RolloutServer, call: Call) -> Answer:
+    if app.gateway is None:
+        await trio.lowlevel.checkpoint()
+        return _refuse(404, "this server has no model gateway of its own")
+    return Answer(dump_json(await policy_state(app.gateway, call)))
 
 
 async def _health(app: RolloutServer, _call: Call) -> Answer:

@@ -12,14 +12,14 @@ import trio
 from attrs import define, field, frozen
 from werkzeug.exceptions import HTTPException
 
-from rollout.errors import InvalidBodyError
+from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
 from rollout.gateway import ModelGateway
 from rollout.gateway.proxy import ModelCall
 from rollout.gateway.wire import PREFIX, ModelReply
 from rollout.server.asgi import Answer, Call, IncomingBody, Send
 from rollout.server.authentication import RefusalLog
 
-__all__ = ["is_model_path", "serve_model_call"]
+__all__ = ["is_model_path", "policy_state", "serve_model_call"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -52,6 +52,33 @@ async def serve_model_call(gateway: ModelGateway, refusals: RefusalLog, call: Ca
         if not isinstance(body, dict):
             return _refuse(model_call.error(400, "the body must be a JSON object"))
     return _Passed(b"", model_call=model_call, content=content, json=body)
+
+
+DEFAULT_PAUSE_SEC = 60.0
+
+
+async def policy_state(gateway: ModelGateway, call: Call) -> dict[str, Any]:
+    """Pause or resume the policy, or only say how it stands; the path says which.
+
+    Raises:
+        InvalidBodyError: The body has another form.
+    """
+    if call.scope["method"] == "GET":
+        await trio.lowlevel.checkpoint()
+        return gateway.policy.state()
+    body = await call.read_json()
+    if not isinstance(body, dict):
+        problem = FieldProblem((), "the body must be a JSON object", "type_error")
+        raise InvalidBodyError([problem])
+    try:
+        if call.scope["path"].endswith("/resume"):
+            return gateway.policy.resume(body.get("version"))
+        async with call.body.watched():
+            timeout_sec = body.get("timeout_sec", DEFAULT_PAUSE_SEC)
+            return await gateway.policy.pause(body.get("mode", "drain"), timeout_sec)
+    except InvalidFieldError as error:
+        problem = FieldProblem((error.field,), error.reason, "value_error")
+        raise InvalidBodyError([problem]) from None
 
 
 @frozen

@@ -61,7 +61,7 @@ _REFUSALS = {
     400: "The request is not HTTP/1.1.",
     401: "The API key is missing or wrong.",
     403: "The token is not that of this rollout's lease.",
-    404: "There is no such rollout or feed.",
+    404: "There is no such rollout or feed, or the server has no model gateway.",
     408: "The body took too long.",
     409: "The id is active, or its result is retained.",
     413: "The body is too large.",
@@ -184,6 +184,17 @@ _OUTCOME = _record(
 _STARTED = _record({"rollout_id": _TEXT, "status_code": {"enum": [200, 403, 404, 409]}})
 _BY_HAND: dict[str, Schema] = {
     "Refusal": _record({"detail": _TEXT}),
+    "PauseRequest": _record(
+        {}, mode={"enum": ["drain", "abort"]}, timeout_sec={"type": "number", "minimum": 0}
+    ),
+    "ResumeRequest": _record({}, version={"type": ["integer", "null"], "minimum": 0}),
+    "PolicyState": _record(
+        {
+            "paused": {"type": "boolean"},
+            "version": {"type": ["integer", "null"]},
+            "calls_in_flight": {"type": "integer", "minimum": 0},
+        }
+    ),
     "Problem": _PROBLEM,
     "Problems": _record({"detail": {"type": "array", "items": _ref("Problem"), "minItems": 1}}),
     "Health": _record(
@@ -249,6 +260,7 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
         "required": True,
         "schema": _object(RolloutInitRequest, sent=False)["properties"]["rollout_id"],
     }
+    state = _answer("How the policy stands.", _ref("PolicyState"))
     admission = _answer("It is admitted.", _ref("RolloutInitResponse"))
     admission["links"] = {
         "result": {
@@ -325,6 +337,32 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 {200: _answer("What becomes of each, in order.", _ref("StartResponse"))},
                 503,
                 body=_ref("StartRequest"),
+            )
+        },
+        "/policy": {
+            "get": operation(
+                "policy",
+                "Read whether the calls of agents are sent, and the version of the policy.",
+                {200: state},
+                404,
+            )
+        },
+        "/policy/pause": {
+            "post": operation(
+                "pause",
+                "Hold back the calls of agents.",
+                {200: state},
+                404,
+                body=_ref("PauseRequest"),
+            )
+        },
+        "/policy/resume": {
+            "post": operation(
+                "resume",
+                "Send the calls of agents again.",
+                {200: state},
+                404,
+                body=_ref("ResumeRequest"),
             )
         },
         OPENAPI_PATH: {

@@ -127,6 +127,8 @@ class Call:
         usage: Tokens, as the endpoint counted them.
         prompt_token_ids: Those of the prompt, if the endpoint tells them.
         choices: The replies.
+        policy_versions: The versions of the policy when it was sent and when its answer was over,
+            where a gateway knows them.
     """
 
     number: int
@@ -146,6 +148,7 @@ class Call:
     usage: dict[str, Any] | None = None
     prompt_token_ids: list[int] | None = field(default=None, repr=False)
     choices: list[Choice] = field(factory=list, repr=False)
+    policy_versions: tuple[int, int] | None = None
 
     @property
     def complete(self) -> bool:
@@ -180,6 +183,8 @@ class Call:
             "response_id": self.response_id,
             "latency_sec": self.latency_sec,
         }
+        if self.policy_versions is not None:
+            known["policy_version_start"], known["policy_version_end"] = self.policy_versions
         if not self.complete:
             known["interrupted"] = True
         told = {name: value for name, value in known.items() if value is not None}

@@ -305,6 +305,10 @@ class ConversationRecorder(SampleSource):
             counts = [usage[name] for usage in usages if name in usage]
             if counts:
                 metrics[name] = sum(counts)
+        versions = [each for call in answered for each in call.policy_versions or ()]
+        if versions:
+            metrics["policy_version_min"] = min(versions)
+            metrics["policy_version_max"] = max(versions)
         if self.limit_reached is not None:
             metrics["limit_reached"] = self.limit_reached
         if self.captures_tokens:
