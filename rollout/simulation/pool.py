@@ -198,7 +198,9 @@ class SimulatedPool(WorkerSource):
     def stop(self) -> None:
         """Make the workers unreachable for good, before `serve` is cancelled."""
         for worker in self.members:
-            worker.server.vanish()
+            if worker.server.app is not None:
+                worker.trace.add("world", "server-down", process=worker.server.number)
+                worker.server.vanish()
 
     async def trouble(self, draw: random.Random, *, times: int, horizon_sec: float) -> None:
         """Kill workers, cut them off, or drain them, so many times within some seconds."""
