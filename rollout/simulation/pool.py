@@ -174,15 +174,15 @@ class SimulatedPool(WorkerSource):
 
     async def run(self, workers: Workers) -> None:
         """Have the workers join a new front."""
-        self.workers = workers
-        try:
-            async with trio.open_nursery() as self._nursery:
-                for worker in self.members:
-                    worker.member = None
-                    self._nursery.start_soon(self._join, worker, workers)
+        async with trio.open_nursery() as nursery:
+            self.workers, self._nursery = workers, nursery
+            for worker in self.members:
+                worker.member = None
+                nursery.start_soon(self._join, worker, workers)
+            try:
                 await trio.sleep_forever()
-        finally:
-            self.workers = self._nursery = None
+            finally:
+                self.workers = self._nursery = None
 
     async def _join(self, worker: SimulatedWorker, workers: Workers) -> None:
         await trio.sleep_until(self.whole.started + worker.joins_at)
