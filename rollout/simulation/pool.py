@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -257,8 +256,7 @@ class SimulatedPool(WorkerSource):
         away_sec = round(draw.random() ** 2 * _LONGEST_AWAY_SEC, 3)
         if self._nursery is not None and self.workers is not None and worker.member is not None:
             args = worker, worker.member, self.workers, away_sec
-            with suppress(RuntimeError):  # the front is just dying, and it may die meanwhile
-                self._nursery.start_soon(self._leave, *args)
+            self._nursery.start_soon(self._leave, *args)  # the front may die meanwhile
         await trio.lowlevel.checkpoint()
 
     async def _leave(
