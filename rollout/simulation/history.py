@@ -296,6 +296,11 @@ class History:
         return self.trace.events[-1].time if self.trace.events else 0.0
 
     @cached_property
+    def is_front(self) -> bool:
+        """Whether the server is the front of a pool."""
+        return any(event.who == "pool" for event in self.trace)
+
+    @cached_property
     def pauses(self) -> list[tuple[float, float]]:
         """When everything stood still, and for how long."""
         return [

@@ -286,7 +286,9 @@ def _check_delivery(
     # Who reads a result that a process before it has left is not among these, nor is one who was
     # cancelled before it arrived.
     complete = not checked.options.durable and not checked.history.early_cancels
-    if last + _SLACK_SEC < end < math.inf and complete:
+    # The backend of a front lets its workers hear of the last cancel requests.
+    slack = _SLACK_SEC + (budget.backend_sec if checked.history.is_front else 0.0)
+    if last + slack < end < math.inf and complete:
         yield Finding("", f"the shutdown waited for nobody since {last:.3f}", end)
 
 
