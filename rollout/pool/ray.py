@@ -200,9 +200,7 @@ class RayPool(WorkerSource):
                 if self._address != "auto":
                     raise
             else:
-                where = (
-                    "that this machine is a node of" if self._endpoint is None else self._address
-                )
+                where = self._address if self._endpoint else "that this machine is a node of"
                 return f"the workers run on the cluster {where}"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
@@ -269,7 +267,11 @@ class RayPool(WorkerSource):
         if slot.worker is None:
             slot.scope.cancel()
         else:
-            self._caller.post(slot.actor.stop.remote)
+            self._caller.post(self._ask_to_stop, slot)
+
+    def _ask_to_stop(self, slot: _Slot) -> None:
+        if slot.actor is not None:  # it may have been killed meanwhile
+            slot.actor.stop.remote()
 
     # --- actors -------------------------------------------------------------------------------
 
@@ -300,29 +302,26 @@ class RayPool(WorkerSource):
     async def _run(self, slot: _Slot, workers: Workers) -> str:
         """Run an actor to its end; return how it ended."""
         worker: Worker | None = None
-        reason = "its actor was killed by the front"
         try:
             async with background_tasks(partial(_say_that_it_waits, slot.name, self._resources)):
                 url, error = await self._start(slot)
             if url is None:
-                reason = error or "it has shut down while it started"
-                return reason
+                return error or "it has shut down while it started"
             slot.starts.listening(trio.current_time())
             self._was_up = True
             worker = slot.worker = workers.join(WorkerAddress(slot.name, url, self._key))
             async with background_tasks(partial(self._watch, slot, worker)):
                 reason = await self._wait(slot)
-            return reason
-        except Exception as error:  # noqa: BLE001 - of Ray, which raises what it likes
-            reason = slot.killed_because or _reason(error)
-            return reason
+        except Exception as raised:  # noqa: BLE001 - of Ray, which raises what it likes
+            reason = slot.killed_because or _reason(raised)
         finally:
             slot.worker = slot.killed_because = None
-            if worker is not None:
-                if slot.stopping:
-                    worker.drain()
-                workers.lose(worker, reason)
             self._caller.post(self._kill, slot)
+        if worker is not None:
+            if slot.stopping:
+                worker.drain()
+            workers.lose(worker, reason)
+        return reason
 
     async def _start(self, slot: _Slot) -> tuple[str | None, str | None]:
         asked = await self._caller.call(self._create, slot, wants_tracebacks())
@@ -330,7 +329,7 @@ class RayPool(WorkerSource):
         return started
 
     def _create(self, slot: _Slot, tracebacks: bool) -> Future[Any]:
-        actor_class = self._ray.remote(_Actor).options(
+        actor_class = self._ray.remote(RolloutWorker).options(
             max_concurrency=_CALLS,
             scheduling_strategy="SPREAD",
             **self._resources,
@@ -402,10 +401,10 @@ class _Slot:
         }
 
 
-class _Actor:
-    """One worker: the class of the actors.
+class RolloutWorker:
+    """The class of the actors, by the name that Ray shows.
 
-    The prefix of its lines in the front's output is its `repr`.
+    Ray puts its `repr` before each line that it writes.
     """
 
     def __init__(self, name: str) -> None:
