@@ -160,6 +160,11 @@ class ServedRollout:
                 if "finished" not in self._by_kind:
                     self.contacts.append(event.time)
 
+    def end(self, at: float) -> None:
+        """Drop the events from some time on: they are about another admission of its id."""
+        for events in (self.events, self.answers, *self._by_kind.values()):
+            events[:] = [event for event in events if event.time < at]
+
     def _contact(self, event: Event) -> None:
         if "finished" not in self._by_kind:
             self.contacts.append(event.time)
@@ -415,6 +420,7 @@ class History:
         current = self._current.get((process, rollout_id))
         if current is not None and current.time_of("finished") < by:
             del self._current[process, rollout_id]
+            current.end(by - EPSILON_SEC)
 
     def _add_to_call(self, event: Event) -> None:
         key = (event.detail.get("client", 1), event.rollout_id)
