@@ -29,6 +29,7 @@ FRAMEWORKS = {
             "tests/integrations/openai",
             "tests/integrations/test_chat.py",
             "tests/integrations/test_endpoint_failures.py",
+            "tests/gateway",
         ],
     ),
     "openai-agents": ([".[openai-agents]"], ["tests/integrations/openai_agents"]),

@@ -298,7 +298,6 @@ def test_wrong_password(cli, apps, encrypted, monkeypatch):
         (["--bind", "127.0.0.1:http"], "from 0 to 65535"),
         (["--bind", f"127.0.0.1:{'9' * 5000}"], "from 0 to 65535"),
         (["--bind", "no-such-host.invalid:0"], "cannot listen on no-such-host.invalid:0"),
-        (["--workers", "4"], "No such option"),
     ],
 )
 def test_options_that_cannot_work(cli, apps, monkeypatch, options, words):

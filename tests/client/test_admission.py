@@ -113,6 +113,7 @@ async def test_every_attempt_sends_the_same_admission(autojump_clock):
         "grader_timeout_sec": None,
         "run": None,
         "confirm_start": False,
+        "limits": None,
     }
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from attrs import evolve
+from gateway.sdks import needs_openai
 from gateway.served import KEY, QUESTION, calling, rig
 from integrations.scripted import call, say, stall
 
@@ -140,6 +141,7 @@ async def test_tokens_are_counted_and_not_recorded():
     assert it.endpoint.requests[0].path == "/v1/messages/count_tokens"
 
 
+@needs_openai
 @pytest.mark.parametrize("stream", [False, True])
 async def test_responses_are_recorded(stream):
     def agent(context):
@@ -156,6 +158,7 @@ async def test_responses_are_recorded(stream):
     assert result.sample.metrics["completion_tokens"] == 3
 
 
+@needs_openai
 @pytest.mark.parametrize("stream", [False, True])
 async def test_completions_are_recorded(stream):
     def agent(context):

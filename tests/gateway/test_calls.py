@@ -8,6 +8,7 @@ import httpx
 import pytest
 import trio
 from attrs import evolve
+from gateway.sdks import needs_openai
 from gateway.served import KEY, QUESTION, calling, post, rig, workflow_of
 from integrations.scripted import call, refuse, say, scripted_endpoint, stall
 from support import fresh_id, local_backend, make_app
@@ -44,6 +45,7 @@ def adder(context, *, stream=False):
                 messages.append({"role": "tool", "tool_call_id": each.id, "content": content})
 
 
+@needs_openai
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_with_the_sdk_of_openai_returns_nothing_and_is_recorded(stream):
     seen = []
@@ -256,6 +258,7 @@ async def test_a_sample_source_of_the_workflow_wins():
 # --- what goes wrong at the endpoint ------------------------------------------------------------
 
 
+@needs_openai
 async def test_a_refusal_passes_unchanged_and_the_sdk_tries_again():
     def agent(context):
         with sdk(context) as client:
@@ -300,6 +303,7 @@ async def test_an_endpoint_that_cannot_be_reached_is_blamed():
     assert (result.status, result.err_source) == (RolloutStatus.FAILURE, MODEL_ENDPOINT)
 
 
+@needs_openai
 async def test_a_refusal_of_the_sdk_in_process_is_blamed_on_the_endpoint():
     def agent(context):
         with sdk(context, max_retries=0) as client:
@@ -333,6 +337,7 @@ async def test_an_endpoint_that_says_nothing_costs_the_time_of_its_silence():
     assert "silent" in got[0].json()["error"]["message"]
 
 
+@needs_openai
 @pytest.mark.parametrize("how", ["cut_after", "hold_after"])
 async def test_a_stream_that_breaks_off_ends_with_an_error_and_without_a_mark(how):
     got = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
+from gateway.sdks import needs_openai
 from gateway.served import QUESTION, post, rig
 from gateway.test_apis import anthropic_sdk, openai_sdk
 from integrations.scripted import refuse, say
@@ -61,6 +62,7 @@ async def test_the_call_after_a_limit_is_refused_and_the_sample_is_graded(
         assert result.sample.metrics["calls"] == calls
 
 
+@needs_openai
 async def test_the_sdks_do_not_try_again_and_the_result_names_the_limit():
     def agent(context):
         anthropic = pytest.importorskip("anthropic")

@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import evolve
+from gateway.sdks import needs_openai
 from gateway.served import QUESTION, post, rig
 from integrations.scripted import say, stall
 from support import local_backend, make_app, served
@@ -122,6 +123,7 @@ async def test_an_aborted_call_is_sent_again_after_the_update():
     assert result.sample.metrics["interrupted_calls"] == 1
 
 
+@needs_openai
 async def test_an_aborted_stream_that_has_begun_ends_with_an_error():
     def agent(context):
         openai = pytest.importorskip("openai")
