@@ -239,7 +239,7 @@ class Worker:
     @property
     def capacity(self) -> float:
         """How many rollouts it runs at a time; infinite without a bound, 0 if it is not up."""
-        return self.slots if self.status == "up" else 0.0
+        return self.slots if self.status == "up" else 0
 
     @property
     def in_flight(self) -> int:
