@@ -143,11 +143,11 @@ async def test_an_admission_that_arrives_while_its_cancel_reads_the_state_does_n
         return await read(rollout_ids)
 
     monkeypatch.setattr(store, "find", find)
-    answers = []
+    answers = {}
     async with in_process_http(app) as http:
 
         async def send(route: str, body: Any) -> None:
-            answers.append(await http.post(route, json=body))
+            answers[route] = await http.post(route, json=body)
 
         async with trio.open_nursery() as nursery:
             wanted = {"ids": ["r"], "admission_keys": {"r": "k"}}
@@ -159,10 +159,11 @@ async def test_an_admission_that_arrives_while_its_cancel_reads_the_state_does_n
             await trio.testing.wait_all_tasks_blocked()
             go_on.set()
             await trio.sleep(50)
-            assert answers == []  # the cancelled admission is to be kept first
+            assert answers == {}  # the cancelled admission is to be kept first
             store.gate.set()
-        token = answers[0].json()["polling_lease_token"]
-        assert answers[1].json() == {"dispositions": {"r": "cancelled_queued"}}
+        token = answers["/rollout"].json()["polling_lease_token"]
+        cancelled = answers["/rollout/cancel"].json()
+        assert cancelled == {"dispositions": {"r": "cancelled_queued"}}
         result = await finished(http, "r", {POLLING_LEASE_HEADER: token})
     assert (result["status"], result["agent_started_at"], ran_at) == ("cancelled", None, [])
 
