@@ -81,6 +81,8 @@ async def test_it_reads_the_state_of_a_running_server(tmp_path):
         assert (code, shown) == (0, {done: "success", running: "in flight"})
         code, lines = await trio.to_thread.run_sync(invoke, "state", "export", str(state))
         assert (code, [json.loads(line) for line in lines]) == (0, [result])
+        await http.post("/rollout/cancel", json={"all": True})
+        await finished(http, running, lease)  # the shutdown waits for who has not read its result
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ async def test_a_duplicate_is_refused_while_active_and_while_retained(autojump_c
         assert_refused(await http.post("/rollout", json=admission(rollout_id="retained")), 409)
 
 
-async def test_chat_endpoints_can_be_bound_to_hosts():
+async def test_chat_endpoints_can_be_bound_to_hosts(autojump_clock):
     app = make_app(allowed_chat_hosts=["Model.example", "10.0.0.7:9000", "[FD00::1]:8000"])
     async with in_process_http(app) as http:
         for url, status in {

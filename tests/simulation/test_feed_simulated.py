@@ -21,8 +21,8 @@ from rollout.simulation import (
     simulate_workload,
 )
 
-SEEDS = {"none": range(60), "mild": range(100), "harsh": range(140)}
-LEAST_ROLLOUTS = 5_500
+SEEDS = {"none": range(40), "mild": range(60), "harsh": range(80)}
+LEAST_ROLLOUTS = 3_500
 
 
 # --- the invariants hold --------------------------------------------------------------------------

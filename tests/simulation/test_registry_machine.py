@@ -375,6 +375,7 @@ def test_a_failing_machine_tells_a_short_story(monkeypatch):
     monkeypatch.setattr(PollingLease, "expired", deadline_is_not_past)
     thorough = settings(
         RegistryMachine.TestCase.settings,
+        stateful_step_count=10,
         phases=[Phase.generate, Phase.shrink],
         derandomize=True,
         database=None,
