@@ -497,7 +497,11 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
 
     async def openapi(_: Call) -> Answer:
         await trio.lowlevel.checkpoint()
-        return Answer(dump_json(openapi_document(authenticated=authenticated)))
+        return Answer(
+            dump_json(
+                openapi_document(authenticated=authenticated, limited=app.registry.takes_limits)
+            )
+        )
 
     return [
         ("GET", "/health", partial(_health, app)),

@@ -73,11 +73,12 @@ _ALWAYS = (400, 431)
 _WITH_BODY = (408, 413)
 
 
-def openapi_document(*, authenticated: bool) -> dict[str, Any]:
+def openapi_document(*, authenticated: bool, limited: bool = True) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server.
 
     Args:
         authenticated: Whether the server asks for an API key.
+        limited: Whether requests may name limits, for which it needs a model gateway.
     """
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -92,6 +93,9 @@ def openapi_document(*, authenticated: bool) -> dict[str, Any]:
             }
         },
     }
+    if not limited:
+        admission = document["components"]["schemas"]["RolloutInitRequest"]
+        admission["properties"]["limits"] = {"type": "null"}
     if authenticated:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]

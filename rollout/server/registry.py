@@ -260,6 +260,11 @@ class RolloutRegistry:
 
     # --- admission ----------------------------------------------------------------------------
 
+    @property
+    def takes_limits(self) -> bool:
+        """Whether requests may name limits of the model calls."""
+        return self.gateway is not None or self.hands_limits_on
+
     def admit(self, request: RolloutInitRequest, *, now: float | None = None) -> tuple[Entry, str]:
         """Admit a rollout and start its execution, all in one step.
 
@@ -300,7 +305,7 @@ class RolloutRegistry:
         if not self.accepting or nursery is None:
             raise AdmissionsClosedError("the rollout server is not accepting rollouts")
         self._check_chat_host(request)
-        if request.limits is not None and not (self.gateway or self.hands_limits_on):
+        if request.limits is not None and not self.takes_limits:
             msg = "need a model gateway, which this server does not have"
             raise InvalidBodyError([FieldProblem(("limits",), msg, "not_allowed")])
         if before is not None:

@@ -7,9 +7,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.faults import API_KEY, in_process_http
+from server.faults import API_KEY, admission, in_process_http
 from support import make_app
 
+from rollout.gateway import ModelGateway
 from rollout.server.feed import FEED_PATH
 from rollout.server.openapi import openapi_document
 from rollout.types._fields import path_segment_problem
@@ -22,7 +23,8 @@ async def test_it_is_served_to_who_has_the_key():
     async with in_process_http(make_app(api_key=API_KEY)) as http:
         assert (await http.get("/openapi.json")).status_code == 401
         key = {"Authorization": f"Bearer {API_KEY}"}
-        assert (await http.get("/openapi.json", headers=key)).json() == DOCUMENT
+        served = (await http.get("/openapi.json", headers=key)).json()
+    assert served == openapi_document(authenticated=True, limited=False)
     async with in_process_http(make_app()) as http:
         document = (await http.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.1")
@@ -64,3 +66,13 @@ def test_the_pattern_of_an_id_is_its_rule(text: str):
 def test_an_admission_leads_to_its_result(location: str):
     link = DOCUMENT["paths"]["/rollout"]["post"]["responses"]["202"]["links"]["result"]
     assert location in link["parameters"]
+
+
+@pytest.mark.parametrize("gateway", [None, ModelGateway(advertise_url="http://server:8000")])
+async def test_limits_are_for_servers_with_a_gateway(autojump_clock, gateway):
+    async with in_process_http(make_app(gateway=gateway)) as http:
+        document = (await http.get("/openapi.json")).json()
+        answer = await http.post("/rollout", json=admission(limits={"calls": 3}))
+    limits = document["components"]["schemas"]["RolloutInitRequest"]["properties"]["limits"]
+    assert limits["type"] == ("null" if gateway is None else ["object", "null"])
+    assert answer.status_code == (422 if gateway is None else 202)
