@@ -9,7 +9,7 @@ itself, so that the slot is given back by the same code on every path.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from rollout.context import RolloutContext
 from rollout.errors import DuplicateRolloutError
 from rollout.types import ExecutionResult, RolloutErrorCategory, RolloutStatus
 
-__all__ = ["Execution", "Phase", "SlotBackend", "Slots", "Span", "failure"]
+__all__ = ["Execution", "Phase", "SlotBackend", "Slots", "Span", "failure", "matching"]
 
 _NOTEWORTHY_QUEUE_SEC = 0.1
 
@@ -277,6 +277,18 @@ def failure(message: str, category: RolloutErrorCategory) -> ExecutionResult:
     return ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
 
 
+def matching(
+    known: Iterable[str],
+    ids: Sequence[str] | None,
+    prefix: str | None,
+    all_: bool,
+) -> Sequence[str]:
+    """Return the ids that a cancel request is about: those that it names, or some of the known."""
+    if ids is not None:
+        return ids
+    return [name for name in known if all_ or (prefix is not None and name.startswith(prefix))]
+
+
 class SlotBackend(ExecutionBackend):
     """A backend that runs a bounded number of rollouts at a time and queues the others.
 
@@ -354,12 +366,7 @@ class SlotBackend(ExecutionBackend):
         all: bool = False,
     ) -> dict[str, str]:
         """Interrupt matching rollouts; asking twice changes nothing."""
-        if ids is None:
-            ids = [
-                rollout_id
-                for rollout_id in self.executions
-                if all or (prefix is not None and rollout_id.startswith(prefix))
-            ]
+        ids = matching(self.executions, ids, prefix, all)
         found = {rollout_id: self.executions.get(rollout_id) for rollout_id in ids}
         return {
             rollout_id: "not_found" if execution is None else execution.cancel()

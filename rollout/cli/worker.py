@@ -44,7 +44,7 @@ class WorkerThread:
         self._app: RolloutServer | None = None
 
     def start(self) -> tuple[str | None, str | None]:
-        """Start the thread, and wait until it listens; return its URL, or why there is none."""
+        """Start the thread, and wait until it listens; return its URL, or why it has failed."""
         threading.Thread(target=self._run, name="rollout server", daemon=True).start()
         return self._urls.get(), self._error
 

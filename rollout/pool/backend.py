@@ -22,7 +22,7 @@ from rollout._checks import backend_settings, check_api_key, check_number, check
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks
 from rollout.backend.base import ExecutionBackend
-from rollout.backend.executions import Execution, Phase, failure
+from rollout.backend.executions import Execution, Phase, failure, matching
 from rollout.client.client import RolloutClient
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import (
@@ -225,12 +225,7 @@ class PoolBackend(ExecutionBackend):
         all: bool = False,
     ) -> dict[str, str]:
         """End what has not started, and have workers end the rest; asking twice changes nothing."""
-        if ids is None:
-            ids = [
-                rollout_id
-                for rollout_id in self._rollouts
-                if all or (prefix is not None and rollout_id.startswith(prefix))
-            ]
+        ids = matching(self._rollouts, ids, prefix, all)
         return {rollout_id: self._cancel(self._rollouts.get(rollout_id)) for rollout_id in ids}
 
     def _cancel(self, rollout: _Rollout | None) -> str:

@@ -33,7 +33,7 @@ from rollout.errors import RolloutServerError
 from rollout.pool.source import Workers, WorkerSource
 from rollout.pool.worker import UNIX, Worker, WorkerAddress
 
-__all__ = ["LocalWorkers", "OutputLines", "Starts", "hopeless", "until_silent"]
+__all__ = ["LocalWorkers", "OutputLines", "Starts", "after_end", "hopeless", "until_silent"]
 
 logger = get_logger(__name__)
 
@@ -106,6 +106,37 @@ def hopeless(starts: Collection[Starts], *, was_up: bool) -> bool:
     """
     limit = FAILED_STARTS_LATER if was_up else FAILED_STARTS
     return all(each.failed >= limit for each in starts)
+
+
+def after_end(
+    name: str,
+    starts: Starts,
+    everyone: Collection[Starts],
+    *,
+    end: str,
+    reason: str,
+    was_up: bool,
+) -> float | None:
+    """Note and log that a worker has ended; return after how many seconds it is started again.
+
+    Args:
+        name: The worker.
+        starts: Its record.
+        everyone: The records of all workers.
+        end: How it ended, for the health.
+        reason: The same for the log.
+        was_up: Whether a worker was up before.
+
+    Returns:
+        ``None`` if no start is worth it, see `hopeless`.
+    """
+    delay_sec = starts.ended(end, trio.current_time())
+    if hopeless(everyone, was_up=was_up):
+        return None
+    logger.warning("worker %s ended: %s; next start in %g s", name, reason, delay_sec)
+    if starts.streak == LOOP:
+        logger.error("worker %s is in a crash loop: %d ends in a row", name, LOOP)
+    return delay_sec
 
 
 class OutputLines:
@@ -334,15 +365,15 @@ class LocalWorkers(WorkerSource):
             end, reason = await self._run(slot, folder / f"{slot.name}.sock", workers)
             if self._closing.is_set():
                 return
-            delay_sec = slot.starts.ended(end, trio.current_time())
-            if hopeless([each.starts for each in self._slots], was_up=self._was_up):
+            everyone = [each.starts for each in self._slots]
+            delay_sec = after_end(
+                slot.name, slot.starts, everyone, end=end, reason=reason, was_up=self._was_up
+            )
+            if delay_sec is None:
                 raise RolloutServerError(
                     f"no worker comes up; the last of {slot.starts.failed} starts of worker "
                     f"{slot.name} ended before it listened: {reason}"
                 )
-            logger.warning("worker %s ended: %s; next start in %g s", slot.name, reason, delay_sec)
-            if slot.starts.streak == LOOP:
-                logger.error("worker %s is in a crash loop: %d ends in a row", slot.name, LOOP)
             with trio.move_on_after(delay_sec):
                 await self._closing.wait()
                 return

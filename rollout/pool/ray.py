@@ -32,7 +32,7 @@ from rollout._logs import get_logger, printable
 from rollout._tasks import background_tasks, sole_error
 from rollout.backend.failures import wants_tracebacks
 from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutServerError
-from rollout.pool.local import LOOP, Starts, hopeless, until_silent
+from rollout.pool.local import Starts, after_end, until_silent
 from rollout.pool.scaling import Scaling
 from rollout.pool.source import Workers, WorkerSource
 from rollout.pool.worker import Worker, WorkerAddress
@@ -77,8 +77,8 @@ class RayPool(WorkerSource):
             this machine, so it has to be the same on the nodes.
         address: ``host:port`` of a cluster that this machine is a node of, ``ray://host:port`` of
             any other, ``local`` for one that this process starts and ends, ``auto`` for the one
-            that this machine is a node of, and a local one if there is none. A process that is
-            connected to a cluster already stays with that one.
+            that this machine is a node of, else a local one. A process that is connected to a
+            cluster already stays with that one.
         workers: How many there are at least.
         max_workers: How many there are at most; ``None`` for as many as *workers*. In between, the
             number follows the rollouts that the pool has.
@@ -288,15 +288,15 @@ class RayPool(WorkerSource):
             del self._slots[slot.name]
 
     async def _wait_to_start(self, slot: _Slot, reason: str) -> None:
-        delay_sec = slot.starts.ended(reason, trio.current_time())
-        if hopeless([each.starts for each in self._slots.values()], was_up=self._was_up):
+        everyone = [each.starts for each in self._slots.values()]
+        delay_sec = after_end(
+            slot.name, slot.starts, everyone, end=reason, reason=reason, was_up=self._was_up
+        )
+        if delay_sec is None:
             raise RolloutServerError(
                 f"no worker comes up on Ray; the last of {slot.starts.failed} starts of worker "
                 f"{slot.name} failed: {reason}"
             )
-        logger.warning("worker %s ended: %s; next start in %g s", slot.name, reason, delay_sec)
-        if slot.starts.streak == LOOP:
-            logger.error("worker %s is in a crash loop: %d ends in a row", slot.name, LOOP)
         await trio.sleep(delay_sec)
 
     async def _run(self, slot: _Slot, workers: Workers) -> str:
@@ -415,7 +415,7 @@ class RolloutWorker:
         return self._name
 
     def start(self, app: str, key: str, tracebacks: bool) -> tuple[str | None, str | None]:
-        """Serve; return the URL, or why there is none."""
+        """Serve; return the URL, or why that has failed."""
         host = importlib.import_module("ray.util").get_node_ip_address()
         bind = f"[{host}]:0" if ":" in host else f"{host}:0"
         # By name: this process is a worker, whose server and command line are above the pool.
