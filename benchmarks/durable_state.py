@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 import httpx
 import trio
 from attrs import define
+from server_process import Server
 
 from rollout import AgentWorkflow, AgentWorkflowConfig, ConcurrencyConfig, LocalBackend
 from rollout.client import RolloutClient
@@ -44,8 +44,6 @@ from rollout.types import (
 IN_FLIGHT = 256
 POLLED = 1000
 ROWS_AT_ONCE = 5000
-TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PROMPT = [{"role": "user", "content": "What is 6 * 7?"}]
 
 
@@ -66,24 +64,14 @@ async def run_server(state: str | None, durability: Any) -> None:
 
 
 @define
-class Server:
-    """A server process."""
+class TimedServer(Server):
+    """A server process that was timed as it started."""
 
-    url: str
-    pid: int
     started_sec: float
-
-    def cpu_sec(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SEC
-
-    def memory_mib(self) -> float:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * PAGE_BYTES / 2**20
 
 
 @contextmanager
-def server(state: Path | None, durability: str) -> Iterator[Server]:
+def server(state: Path | None, durability: str) -> Iterator[TimedServer]:
     command = [sys.executable, __file__, "--serve", f"--durability={durability}"]
     if state is not None:
         command.append(f"--state={state}")
@@ -93,7 +81,7 @@ def server(state: Path | None, durability: str) -> Iterator[Server]:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             httpx.get(f"{url}/health", trust_env=False).raise_for_status()
-            yield Server(url, process.pid, time.monotonic() - began)
+            yield TimedServer(url, process.pid, time.monotonic() - began)
         finally:
             process.terminate()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define
+from server_process import Server
 
 from rollout import AgentWorkflow, AgentWorkflowConfig, ConcurrencyConfig, LocalBackend
 from rollout.client import RolloutClient
@@ -37,8 +36,6 @@ from rollout.types import RolloutStatus
 IN_FLIGHT = 256
 AGENT_SEC = 0.02
 SLEEP_SEC = 5.0
-TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Agent(AgentWorkflow[Any]):
@@ -69,22 +66,6 @@ async def run_server(bind: str, workers: list[str], slots: int | None) -> None:
             async with RolloutClient(url=url) as client:
                 await client.run_rollout([], "http://unused/v1", "first", grade=False)
         print(url, flush=True)
-
-
-@define
-class Server:
-    """A server process."""
-
-    url: str
-    pid: int
-
-    def cpu_sec(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SEC
-
-    def memory_mib(self) -> float:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * PAGE_BYTES / 2**20
 
 
 @contextmanager
