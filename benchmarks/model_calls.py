@@ -11,9 +11,10 @@ it: processor time, and rollouts per second. Nothing is asserted.
     model: what a row has more is the price of its call or its grader.
 ``agents``
     Rollouts of four calls that the endpoint answers after 0.2 s each, 256 in flight. "SDK alone" is
-    the same calls without any rollout. ``--official-python`` names a Python that has
-    ``osmosis-ai[server]`` and ``openai``, for the same work on the official package. All of them
-    take turns, round by round.
+    the same calls without any rollout; ``--workers 1,2`` adds fronts of one and of two worker
+    processes, whose processor time is counted as well; ``--official-python`` names a Python that
+    has ``osmosis-ai[server]`` and ``openai``, for the same work on the official package. All of
+    them take turns, round by round.
 ``recording``
     Calls by the SDK, one after the other, recorded and not, in turns: the difference is the price
     of recording, the sample included.
@@ -41,11 +42,13 @@ from typing import Any
 
 import httpx
 import trio
+from server_process import Server
 
 from rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,
     ConcurrencyConfig,
+    ExecutionBackend,
     Grader,
     LocalBackend,
     RolloutContext,
@@ -55,9 +58,11 @@ from rollout import (
 from rollout.client import RolloutClient
 from rollout.integrations import openai
 from rollout.integrations.chat import chat, share_connections
+from rollout.pool import LocalWorkers, PoolBackend
 from rollout.server import RolloutServer, create_rollout_server, serve
 
 COMPARISON = Path(__file__).parent / "comparison"
+AGENT_WORKER = f"{COMPARISON / 'agent_worker.py'}:app"
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MEASURES = ("calls", "agents", "recording")
 CALLS = 4
@@ -155,6 +160,19 @@ async def lifespan(_: RolloutServer) -> AsyncGenerator[None, None]:
         yield
 
 
+def local_backend(
+    workflow: type[AgentWorkflow[Any]], grader: type[Grader], artifact_root: str
+) -> LocalBackend:
+    config = AgentWorkflowConfig(name="agent", concurrency=ConcurrencyConfig(max_concurrent=None))
+    return LocalBackend(
+        workflow=workflow, workflow_config=config, grader=grader, artifact_root=artifact_root
+    )
+
+
+def serve_agents(backend: ExecutionBackend) -> RolloutServer:
+    return create_rollout_server(backend=backend, lifespan=lifespan, configure_logging=False)
+
+
 async def measure(
     workflow: type[AgentWorkflow[Any]],
     grader: type[Grader],
@@ -162,23 +180,31 @@ async def measure(
     rollouts: int,
     in_flight: int,
 ) -> Spent:
-    config = AgentWorkflowConfig(name="agent", concurrency=ConcurrencyConfig(max_concurrent=None))
     with tempfile.TemporaryDirectory(prefix="rollout-bench-", dir=IN_MEMORY) as root:
-        backend = LocalBackend(
-            workflow=workflow, workflow_config=config, grader=grader, artifact_root=root
-        )
-        app = create_rollout_server(backend=backend, lifespan=lifespan, configure_logging=False)
-        async with trio.open_nursery() as nursery:
-            serving = partial(serve, app, bind="127.0.0.1:0", handle_signals=False)
-            urls = await nursery.start(serving)
-            async with RolloutClient(url=urls[0]) as client:
+        backend = local_backend(workflow, grader, root)
+        return await measure_backend(backend, chat_url, rollouts, in_flight)
 
-                async def work(count: int) -> None:
-                    await run(client, chat_url, count, in_flight)
 
-                spent = await timed(work, rollouts, in_flight)
-            app.request_shutdown()
+async def measure_backend(
+    backend: ExecutionBackend, chat_url: str, rollouts: int, in_flight: int
+) -> Spent:
+    app = serve_agents(backend)
+    async with trio.open_nursery() as nursery:
+        serving = partial(serve, app, bind="127.0.0.1:0", handle_signals=False)
+        urls = await nursery.start(serving)
+        async with RolloutClient(url=urls[0]) as client:
+
+            async def work(count: int) -> None:
+                await run(client, chat_url, count, in_flight)
+
+            spent = await timed(work, rollouts, in_flight, children=lambda: processes_of(backend))
+        app.request_shutdown()
     return spent
+
+
+def processes_of(backend: ExecutionBackend) -> list[Server]:
+    """The workers of a pool."""
+    return [Server("", each["pid"]) for each in backend.health().get("processes", ())]
 
 
 async def run(client: RolloutClient, chat_url: str, rollouts: int, in_flight: int) -> None:
@@ -197,12 +223,19 @@ async def run(client: RolloutClient, chat_url: str, rollouts: int, in_flight: in
                 raise SystemExit(f"a rollout did not succeed: {ended.outcome}")
 
 
-async def timed(work: Callable[[int], Awaitable[None]], rollouts: int, in_flight: int) -> Spent:
+async def timed(
+    work: Callable[[int], Awaitable[None]],
+    rollouts: int,
+    in_flight: int,
+    *,
+    children: Callable[[], list[Server]] = list,
+) -> Spent:
     """Do some work to warm up, then measure."""
     await work(in_flight + 1)
-    began, spent = time.perf_counter(), time.process_time()
+    busy = children()
+    began, spent = time.perf_counter(), time.process_time() + sum(map(Server.cpu_sec, busy))
     await work(rollouts)
-    spent = time.process_time() - spent
+    spent = time.process_time() + sum(map(Server.cpu_sec, busy)) - spent
     return spent / rollouts * 1e3, rollouts / (time.perf_counter() - began)
 
 
@@ -268,6 +301,10 @@ def measure_agents(url: str, options: argparse.Namespace) -> None:
         "ours": lambda: trio.run(measure, Agent, Async, *work),
         "SDK alone": lambda: trio.run(measure_sdk_alone, *work),
     }
+    for count in options.workers:
+        ways[f"ours, workers: {count}"] = lambda count=count: trio.run(
+            measure_backend, PoolBackend(LocalWorkers(AGENT_WORKER, count)), *work
+        )
     if options.official_python:
         ways["official"] = lambda: measure_official(options.official_python, *work)
     rounds: list[dict[str, Spent]] = []
@@ -335,6 +372,10 @@ async def measure_recording(url: str, agents: int, rounds: int) -> None:
             print(f"{shape[0]:30} {bare:12.2f} {recorded:9.2f} {ratio:10.2f}", flush=True)
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
@@ -343,6 +384,7 @@ def main() -> None:
     add("--in-flight", type=int, default=64, help="rollouts at a time, for the ways to call")
     add("--agents", type=int, default=1024, help="rollouts of several calls, in each round")
     add("--agents-in-flight", type=int, default=256)
+    add("--workers", type=numbers, default=(), help="pools of so many workers for agents, as 1,2")
     add("--recorded-agents", type=int, default=10, help="of each shape, in each round")
     add("--rounds", type=int, default=5, help="of agents, and of recording")
     add("--official-python", metavar="PATH", help="has osmosis-ai[server] and openai installed")
