@@ -312,7 +312,14 @@ def _awaited_until(
                 least, most, feed = -math.inf, max(most, later), False  # it may have arrived
             elif "digest" in detail:
                 waits = route == "feed" and written < rollout.time_of("forgotten")
-                return (written if waits else -math.inf), max(ended, written)
+                told = any(  # by a poll, at the same time
+                    other.what == "server-answered"
+                    and other.detail.get("route") == "poll"
+                    and "digest" in other.detail
+                    and other.time <= end
+                    for other in rollout.events
+                )
+                return (written if waits and not told else -math.inf), max(ended, written)
             else:
                 least, most = later, written + _BETWEEN_POLLS_SEC
             held.discard(detail["request"])

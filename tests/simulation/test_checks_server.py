@@ -31,6 +31,20 @@ TWO = changed(
         17 server execution-ended s status=success
     """,
 )
+# The feed takes half a second to write the end, and the shutdown is over at once.
+STOPPED_WITH_FEED = changed(
+    STOPPED,
+    without="16",
+    plus="""
+        3 network arrived r route=feed request=5 lease=own seen=running;agent-started
+        3 network server-answered r route=feed request=5 status=200 refused=false write_sec=0.5
+        15 network server-answered r route=feed request=5 status=200 state=cancelled started=T \
+about=r category=null digest=d1 reward=null
+        15 world shutdown-ends process=1
+        15 world server-gone process=1
+        15 world server-down process=1
+    """,
+)
 SMALL = ServerOptions(max_concurrent=1, max_queue_depth=1, result_retention_sec=900.0)
 BOTH = (PLAN, RolloutPlan(rollout_id="s", agent_sec=8.0, grade=False))
 
@@ -183,6 +197,7 @@ BAD = [
         "was left behind before its time was up",
         changed(STUCK, without="145\n146", plus="20 world shutdown-ends process=1"),
     ),
+    Bad("shutdown", "did not wait for who still read its result", STOPPED_WITH_FEED),
     Bad(
         "shutdown",
         "workflow-ended after its server was gone",
@@ -195,3 +210,9 @@ BAD = [
 def test_a_bad_trace_has_its_violation(bad: Bad):
     found = violations(bad.text, bad.options, *bad.plans)
     assert any(v.invariant == bad.invariant and bad.says in v.message for v in found), found
+
+
+def test_a_shutdown_need_not_wait_for_a_feed_whose_result_a_poll_has_told():
+    end = "status=200 state=cancelled started=T about=r category=null digest=d1 reward=null"
+    told = changed(STOPPED_WITH_FEED, plus=poll(14, 6, end, 15))
+    assert [v for v in violations(told) if v.invariant == "shutdown"] == []
