@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import click
 
 from rollout._checks import check_api_key
+from rollout._logs import JSONFormatter, configure_logging
 from rollout.cli.failures import CommandError
 from rollout.cli.text import not_json
 from rollout.codec import parse_json
+from rollout.context import get_rollout_context
 from rollout.errors import InvalidBodyError, InvalidFieldError
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "host_of",
     "json_object",
     "json_option",
+    "log_format_option",
     "processors",
     "seconds",
     "secret_from_env",
@@ -113,6 +116,30 @@ def api_key_option(function: F) -> F:
         metavar="NAME",
         help="Environment variable that holds the rollout server's API key.",
     )(function)
+
+
+def log_format_option(function: F) -> F:
+    """Add ``--log-format``, which sets up the log before the command starts."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        callback=_set_up_log,
+        help="How the log on stderr is written; json: one object a line.",
+    )(function)
+
+
+def _set_up_log(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    del ctx, param
+    if value == "json":
+        configure_logging(JSONFormatter(_current_rollout))
+    return value
+
+
+def _current_rollout() -> str | None:
+    context = get_rollout_context()
+    return context.rollout_id if context is not None and context.rollout_id else None
 
 
 def host_of(bind: str, *, forms: str = "HOST:PORT or [IPV6]:PORT") -> str:

@@ -34,6 +34,7 @@ from rollout.cli.options import (
     FILE_PATH,
     host_of,
     json_object,
+    log_format_option,
     processors,
     seconds,
     secret_from_env,
@@ -161,6 +162,7 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
 @click.option(
     "--verbose", "-v", is_flag=True, help="Log the tracebacks of agents and graders that fail."
 )
+@log_format_option
 @_budget_option("drain-sec", "Shutdown: time for rollouts to end by themselves.")
 @_budget_option("cleanup-sec", "Shutdown: time for them to stop once they are asked to.")
 @_budget_option("forced-sec", "Shutdown: time for them to stop once they are cancelled.")
@@ -186,6 +188,7 @@ def command(
     worker: bool,
     quiet: bool,
     verbose: bool,
+    log_format: str,
     **budget: float,
 ) -> None:
     """Serve APP, which create_rollout_server made, until SIGTERM or SIGINT.
@@ -223,6 +226,7 @@ def command(
     _check_encrypted(keyfile, password)
     stdin = _take_stdin() if until_stdin_closes or worker else None
     key = _read_line(stdin) if worker and stdin is not None else None
+    json_logs = log_format == "json"
     server = load_app(app)
     _use_gateway(server, gateway, ray)
     if key is not None:
@@ -231,7 +235,7 @@ def command(
         silence_sec = server.registry.polling_lease_timeout_sec
         _use_ray(server, app, ray, workers=workers or 1, silence_sec=silence_sec, **on_ray)
     elif workers is not None:
-        _start_workers(server, app, workers, shutdown, verbose=verbose)
+        _start_workers(server, app, workers, shutdown, verbose=verbose, json_logs=json_logs)
     if state is not None:
         server.registry.store = SQLiteStore(state, durability or "process")
     quiet_http()
@@ -247,7 +251,7 @@ def command(
         handle_signals=not worker,
     )
     with nullcontext() if verbose else summarized(summary):
-        run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker)
+        run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker, json_logs)
 
 
 def _use_gateway(server: RolloutServer, wanted: bool, ray: str | None) -> None:
@@ -286,7 +290,13 @@ def make_front(server: RolloutServer, source: WorkerSource) -> None:
 
 
 def _start_workers(
-    server: RolloutServer, app: str, count: int, budget: ShutdownBudget, *, verbose: bool
+    server: RolloutServer,
+    app: str,
+    count: int,
+    budget: ShutdownBudget,
+    *,
+    verbose: bool,
+    json_logs: bool,
 ) -> None:
     """Make an application the front of workers on this machine."""
     from rollout.pool import LocalWorkers  # noqa: PLC0415 - see `make_front`
@@ -306,7 +316,8 @@ def _start_workers(
     if server.gateway is not None:
         options.append("--gateway")
     silence_sec = server.registry.polling_lease_timeout_sec
-    make_front(server, LocalWorkers(app, count, options=options, silence_sec=silence_sec))
+    source = LocalWorkers(app, count, options=options, silence_sec=silence_sec, json_logs=json_logs)
+    make_front(server, source)
 
 
 def _use_ray(server: RolloutServer, app: str, address: str, **options: Any) -> None:
@@ -326,8 +337,8 @@ def summary(error: BaseException, secrets: Iterable[str | None]) -> str:
     return f"{kind}: {describe_exception(error, secrets)}{last_place(error)}; --verbose says more"
 
 
-def _activity(app: RolloutServer) -> Activity:
-    if sys.stderr.isatty():
+def _activity(app: RolloutServer, json_logs: bool) -> Activity:
+    if sys.stderr.isatty() and not json_logs:
         say = partial(click.echo, err=True)
         return Activity(app.registry, say, every_sec=_LINES_SEC, one_by_one=True)
     return Activity(app.registry, logger.info, every_sec=_COUNTS_SEC, one_by_one=False)
@@ -340,6 +351,7 @@ async def _serve(
     address_fd: int | None,
     quiet: bool,
     worker: bool,
+    json_logs: bool,
 ) -> None:
     last_resort = LastResort(app)
     listening = False
@@ -353,7 +365,7 @@ async def _serve(
             async with trio.open_nursery() as watching:
                 watching.start_soon(last_resort.watch)
                 if not quiet:
-                    watching.start_soon(_activity(app).run)
+                    watching.start_soon(_activity(app, json_logs).run)
                 async with trio.open_nursery() as serving:
                     urls = await serving.start(start)
                     listening = True
@@ -363,7 +375,8 @@ async def _serve(
                         click.echo(f"listening on {' '.join(urls)}")
                     if app.backend.artifact_root is not None and not quiet:
                         folder = one_line(str(app.backend.artifact_root))
-                        click.echo(f"files of rollouts are kept in {folder}", err=True)
+                        note = f"files of rollouts are kept in {folder}"
+                        logger.info("%s", note) if json_logs else click.echo(note, err=True)
                     if address_fd is not None:
                         os.write(address_fd, f"{urls[0]}\n".encode())
                         os.close(address_fd)

@@ -9,6 +9,7 @@ alone, when a process that has ended is started again, and `hopeless` when no st
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -26,14 +27,22 @@ from attrs import define, field
 
 from rollout._checks import backend_settings, check_number, check_whole
 from rollout._files.atomic import reason_of
-from rollout._logs import get_logger, printable
+from rollout._logs import get_logger, printable, with_worker
 from rollout._server_process import first_line, killed_by, start_server
 from rollout._tasks import background_tasks
 from rollout.errors import RolloutServerError
 from rollout.pool.source import Workers, WorkerSource
 from rollout.pool.worker import UNIX, Worker, WorkerAddress
 
-__all__ = ["LocalWorkers", "OutputLines", "Starts", "after_end", "hopeless", "until_silent"]
+__all__ = [
+    "LocalWorkers",
+    "OutputLines",
+    "OutputRecords",
+    "Starts",
+    "after_end",
+    "hopeless",
+    "until_silent",
+]
 
 logger = get_logger(__name__)
 
@@ -173,6 +182,21 @@ class OutputLines:
         return b"".join(b"%b%b\n" % (self._prefix, line) for line in lines)
 
 
+class OutputRecords(OutputLines):
+    """Whole lines of a process that logs JSON, each an object with its worker."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__("")
+        self._worker = worker
+
+    def _prefixed(self, lines: Sequence[bytes]) -> bytes:
+        records = [with_worker(line, self._worker) for line in lines if line.strip()]
+        if records:
+            words = str(json.loads(records[-1])["message"])[:_LONGEST_WORDS]
+            self.last = printable(words.removeprefix("rollout: "))
+        return b"".join(b"%b\n" % record for record in records)
+
+
 def _write_to_stderr(lines: bytes) -> None:
     with suppress(OSError, ValueError):  # as a log does when nobody reads it any more
         sys.stderr.buffer.write(lines)
@@ -300,6 +324,7 @@ class LocalWorkers(WorkerSource):
         count: How many there are.
         options: Further options of ``rollout serve`` for each.
         silence_sec: A worker that has not answered for so long is killed and started again.
+        json_logs: Whether they log JSON, as this process does; the lines get a field ``worker``.
 
     Raises:
         BackendConfigurationError: The count or the time cannot be used.
@@ -308,13 +333,20 @@ class LocalWorkers(WorkerSource):
     """
 
     def __init__(
-        self, app: str, count: int, *, options: Sequence[str] = (), silence_sec: float = 120.0
+        self,
+        app: str,
+        count: int,
+        *,
+        options: Sequence[str] = (),
+        silence_sec: float = 120.0,
+        json_logs: bool = False,
     ) -> None:
         with backend_settings():
             check_whole("count", count)
             check_number("silence_sec", silence_sec, above=0)
         self._app = app
-        self._options = list(options)
+        self._options = [*options, "--log-format=json"] if json_logs else list(options)
+        self._json_logs = json_logs
         self._silence_sec = silence_sec
         self._key = secrets.token_urlsafe(_KEY_BYTES)
         self._slots = [_Slot(str(number)) for number in range(1, count + 1)]
@@ -387,7 +419,10 @@ class LocalWorkers(WorkerSource):
         except OSError as error:
             reason = f"it cannot be started: {reason_of(error)}"
             return reason, reason
-        running = _Process(process, OutputLines(f"worker {slot.name}: "))
+        lines = (
+            OutputRecords(slot.name) if self._json_logs else OutputLines(f"worker {slot.name}: ")
+        )
+        running = _Process(process, lines)
         slot.running = running
         try:
             async with address, background_tasks(running.copy):

@@ -12,7 +12,6 @@ application's own that Quart calls around each request.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -36,7 +35,8 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from rollout._checks import check_api_key, check_flag, check_number, check_whole
 from rollout._json.fit import fit
-from rollout._logs import LogFormatter, get_logger
+from rollout._logs import configure_logging as set_up_logging
+from rollout._logs import get_logger
 from rollout._tasks import background_tasks, sole_error
 from rollout._version import package_version
 from rollout.backend.base import ExecutionBackend
@@ -389,7 +389,7 @@ def create_rollout_server(
     check_whole("max_request_bytes", max_request_bytes)
     check_number("watchdog_sec", watchdog_sec, above=0, none=True)
     if configure_logging:
-        _configure_logging()
+        set_up_logging()
     registry = RolloutRegistry(
         backend=backend,
         result_wait_timeout_sec=result_wait_timeout_sec,
@@ -418,18 +418,6 @@ def _chat_hosts(given: Collection[str]) -> frozenset[str]:
         if found is None or host.lower() not in {found[0], f"{found[0]}:{found[1]}"}:
             raise InvalidFieldError(name, f"must hold hosts or host:port, not {host!r}")
     return frozenset(host.lower() for host in given)
-
-
-def _configure_logging() -> None:
-    """Log to stderr, unless the program has set up logging of its own."""
-    if logging.getLogger().handlers:
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    for http in (logging.getLogger("httpx"), logging.getLogger("httpx2")):
-        if http.level == logging.NOTSET:
-            http.setLevel(logging.WARNING)  # it has a line for every single request
 
 
 # --- answers --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from rollout.cli import serve
 from rollout.client import RolloutClient
 
 APP = """
+import logging
 import os
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +30,7 @@ from support import local_backend, make_app
 class Where(AgentWorkflow):
     async def run(self, ctx):
         script = ctx.prompt[0]
+        logging.getLogger("agent").info("at work")
         if "started" in script:
             Path(script["started"]).write_text(str(os.getpid()))
         await trio.sleep(script.get("sleep", 0))
@@ -97,6 +100,7 @@ async def use(url, folder, process):
 
 def test_a_front_and_its_workers(folder):
     options = ("--bind", "127.0.0.1:0", "--workers", "2", "--state", str(folder / "state"))
+    options = (*options, "--log-format", "json")
     env = {"TMPDIR": str(folder / "tmp")}
     with serving(folder, "pool_app.py:app", *options, **env) as (process, url):
         results, health = trio.run(use, url, folder, process)
@@ -111,9 +115,13 @@ def test_a_front_and_its_workers(folder):
     assert sorted(each["restarts"] for each in health["processes"]) == [0, 1]
     assert len(list(folder.glob("lifespan-*"))) == 3
     assert not (folder / f"lifespan-{process.pid}").exists()
-    assert {"worker 1: the lifespan has ended", "worker 2: the lifespan has ended"} <= set(
-        err.splitlines()
-    )
+    records = [json.loads(line) for line in err.splitlines()]
+    ends = [each for each in records if each["message"] == "the lifespan has ended"]
+    assert {each["worker"] for each in ends} == {"1", "2"}
+    at_work = [each for each in records if each["message"] == "at work"]
+    assert {each["rollout_id"] for each in at_work} == {*results}
+    assert {each["worker"] for each in at_work} == {"1", "2"}
+    assert [each for each in records if "worker" not in each]  # the front's own
     assert list((folder / "tmp").iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -23,6 +24,7 @@ from rollout.pool.local import (
     LONGEST_DELAY_SEC,
     STEADY_SEC,
     OutputLines,
+    OutputRecords,
     Starts,
     hopeless,
 )
@@ -77,6 +79,26 @@ def test_lines_have_the_prefix_wherever_they_are_cut():
     assert lines.rest() == b"worker 3: rollout: no \x1b licence\n"
     assert lines.last == "no \\x1b licence"
     assert lines.feed(bytes(70_000)) == b"worker 3: " + bytes(70_000) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"time": "t", "level": "INFO", "logger": "a", "message": "m"}', "m"),
+        (b"rollout: no \x1b licence", "rollout: no \\x1b licence"),
+        (b'{"answer": 42}', '{"answer": 42}'),
+        (b'{"time": NaN, "level": 1, "logger": 2, "message": 3}', None),
+        (b"[" * 60_000, None),
+    ],
+)
+def test_each_line_becomes_a_record_with_its_worker(line, message):
+    lines = OutputRecords("3")
+    (written,) = lines.feed(b"\n" + line + b"\n").splitlines()
+    record = json.loads(written, parse_constant=pytest.fail)
+    assert record["worker"] == "3"
+    assert record["message"] == (line.decode() if message is None else message)
+    assert {"time", "level", "logger"} < set(record)
+    assert lines.last == record["message"].removeprefix("rollout: ")[:500]
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from rollout._logs import get_logger
 from rollout.cli.terminal import WarningLines, can_draw
 from rollout.cli.text import one_line
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
@@ -34,6 +35,8 @@ __all__ = [
     "rate_text",
     "reward_text",
 ]
+
+logger = get_logger(__name__)
 
 _BAR_WIDTH = 18
 _SMALLEST_FIXED, _LARGEST_FIXED = 5e-4, 1e4
@@ -54,12 +57,14 @@ class EvaluationView:
 
     Args:
         silent: Whether to print no lines; the bar is shown all the same.
+        json_logs: Whether attempts and warnings are records of the log instead.
     """
 
-    def __init__(self, *, silent: bool) -> None:
+    def __init__(self, *, silent: bool, json_logs: bool = False) -> None:
         self._console = Console(stderr=True, highlight=False, markup=False)
+        self._json_logs = json_logs
         # Rich takes a log for a terminal where FORCE_COLOR is set, as in many a CI.
-        self._live = can_draw(self._console)
+        self._live = can_draw(self._console) and not json_logs
         self._lines = not self._live and not silent
         self._total = 0
         self._settled = 0
@@ -67,7 +72,8 @@ class EvaluationView:
         self._warnings = WarningLines(self._warn)
 
     def __enter__(self) -> Self:
-        self._warnings.__enter__()
+        if not self._json_logs:
+            self._warnings.__enter__()
         if self._bar is not None:
             self._bar.start()
         return self
@@ -89,6 +95,8 @@ class EvaluationView:
             if progress.resumed:
                 self._console.print(Text(before))
             self._bar.follow(progress)
+        elif self._json_logs and progress.resumed:
+            logger.info("%s", before)
         elif self._lines and progress.resumed:
             click.echo(before)
 
@@ -97,6 +105,8 @@ class EvaluationView:
         self._settled += record.counts
         if self._bar is not None:
             self._bar.move(self._settled)
+        elif self._json_logs:
+            logger.info("rollout %s: %s", record.rollout_id, attempt_line(record))
         elif self._lines:
             count = f"[{self._settled:>{len(str(self._total))}}/{self._total}]"
             click.echo(f"{count} {attempt_line(record)}")

@@ -20,7 +20,7 @@ from rollout.cli.failures import (
     run_async,
 )
 from rollout.cli.interrupts import interrupts
-from rollout.cli.options import json_option
+from rollout.cli.options import json_option, log_format_option
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import print_json
 from rollout.errors import (
@@ -53,6 +53,7 @@ class _Remembering(click.Command):
 )
 @click.option("--no-check", is_flag=True, help="Start without a test call of the model.")
 @json_option
+@log_format_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -62,6 +63,7 @@ def command(
     retry_failed: bool,
     no_check: bool,
     as_json: bool,
+    log_format: str,
     **values: Any,
 ) -> None:
     """Run the evaluation that CONFIG.toml describes, or go on with it.
@@ -91,7 +93,8 @@ def command(
         arguments=tuple(ctx.obj),
     )
     quiet_http()
-    ended: _Ended = run_async(_run, plan, EvaluationView(silent=as_json))
+    view = EvaluationView(silent=as_json, json_logs=log_format == "json")
+    ended: _Ended = run_async(_run, plan, view)
     try:
         _show(ended, plan, as_json=as_json)
     except OSError as error:

@@ -69,6 +69,28 @@ def test_a_line_for_each_attempt_and_the_summary(cli, files):
     assert (files.output / "report.html").is_file()
 
 
+def test_json_logs_have_a_record_for_each_attempt(cli, files, monkeypatch):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    level = root.level
+    try:
+        config = files.config(files.rows({}, {"answer": "41"}))
+        done = cli("eval", "run", str(config), "--log-format", "json")
+    finally:
+        root.setLevel(level)
+    records = map(json.loads, done.stderr.splitlines())
+    found = {each["rollout_id"]: each["message"] for each in records if "rollout_id" in each}
+    assert sorted(found.values()) == [
+        f"rollout {rollout_id}: {line}"
+        for rollout_id, line in zip(
+            sorted(found),
+            ["row 0 attempt 0: success, reward 1", "row 1 attempt 0: success, reward 0"],
+            strict=True,
+        )
+    ]
+    assert not done.stdout.startswith("[")
+
+
 def test_json_is_one_object_and_nothing_else(cli, files):
     config = files.config(files.rows({}, {"answer": "41"}, {"raise": "boom"}))
     done = cli("eval", "run", str(config), "--json")
