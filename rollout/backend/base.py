@@ -6,13 +6,29 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import trio
 
 from rollout.types import ExecutionOutcome, ExecutionRequest
 
-__all__ = ["ExecutionBackend"]
+__all__ = ["ExecutionBackend", "PolicyControl"]
+
+
+class PolicyControl(Protocol):
+    """Pauses and resumes the model calls of rollouts."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as far as it is known here, as JSON."""
+
+    async def read(self) -> dict[str, Any]:
+        """Return the present state."""
+
+    async def pause(self, mode: Any, timeout_sec: float) -> dict[str, Any]:
+        """Hold back all calls; return the state once none is in flight, or the time is up."""
+
+    def resume(self, version: int | None = None) -> Any:
+        """Send calls again, with a new version if one is given."""
 
 
 class ExecutionBackend(ABC):
@@ -38,6 +54,11 @@ class ExecutionBackend(ABC):
     isolates_user_code: ClassVar[bool] = False
     artifact_root: Path | None = None
     application: str | None = None
+
+    @property
+    def policy(self) -> PolicyControl | None:
+        """What pauses the model calls of its rollouts elsewhere; ``None`` if nothing does."""
+        return None
 
     @abstractmethod
     async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:

@@ -580,7 +580,8 @@ class RolloutClient:
         """Return the state of the policy behind the server's model gateway.
 
         Returns:
-            ``paused``, ``version``, and ``calls_in_flight``.
+            ``paused``, ``version``, and ``calls_in_flight``. Of the front of a pool also
+            ``workers``: their ``total``, and how many are ``current``, which have this state.
 
         Raises:
             RolloutProtocolError: The server has no gateway, or answered outside of the protocol.

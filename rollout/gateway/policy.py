@@ -43,6 +43,11 @@ class Policy:
             "calls_in_flight": len(self._sending),
         }
 
+    async def read(self) -> dict[str, Any]:
+        """Return the same as `state`."""
+        await trio.lowlevel.checkpoint()
+        return self.state()
+
     async def pause(self, mode: PauseMode, timeout_sec: float) -> dict[str, Any]:
         """Hold back all calls; return the state once none is in flight, or the time is up.
 

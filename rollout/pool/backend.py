@@ -34,6 +34,7 @@ from rollout.errors import (
     RolloutProtocolError,
 )
 from rollout.pool.addresses import ListedWorkers
+from rollout.pool.policy import PoolPolicy
 from rollout.pool.queue import FairQueue, most_room
 from rollout.pool.source import Workers, WorkerSource
 from rollout.pool.worker import Attempt, Worker, WorkerAddress, make_client
@@ -161,6 +162,7 @@ class PoolBackend(ExecutionBackend):
         self._queue: FairQueue[_Rollout] = FairQueue(max_per_run=max_per_run, weights=weights)
         self._rollouts: dict[str, _Rollout] = {}
         self._workers: Workers | None = None
+        self._policy: PoolPolicy | None = None
 
     # --- lifetime -----------------------------------------------------------------------------
 
@@ -174,6 +176,7 @@ class PoolBackend(ExecutionBackend):
                 count_queued=lambda: len(self._queue),
                 on_change=self._workers_changed,
             )
+            self._policy = PoolPolicy(self._workers)
             nursery.start_soon(self._source.run, self._workers)
             try:
                 yield
@@ -192,6 +195,12 @@ class PoolBackend(ExecutionBackend):
                 for worker in list(self._workers or ()):
                     nursery.start_soon(worker.flushed)
         await self._source.shutdown()
+
+    @property
+    def policy(self) -> PoolPolicy | None:
+        """What pauses and resumes the calls at the workers; ``None`` if they have no gateways."""
+        policy = self._policy
+        return policy if policy is not None and policy.supported else None
 
     # --- admission ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from rollout._logs import get_logger
 from rollout._version import package_version
 from rollout.client.client import RolloutClient
 from rollout.errors import RolloutServerError
-from rollout.pool.worker import Worker, WorkerAddress
+from rollout.pool.worker import WantedPolicy, Worker, WorkerAddress
 from rollout.types import ADMISSION_KEYS, CONFIRMED_START
 
 __all__ = ["WorkerSource", "Workers"]
@@ -57,6 +57,7 @@ class Workers:
     Attributes:
         application: What the workers serve: that of the first that is up. A worker that serves
             something else is refused while one of them is.
+        wanted_policy: The state of the policy that the workers are to have.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Workers:
         on_change: Callable[[], None],
     ) -> None:
         self.application: str | None = None
+        self.wanted_policy = WantedPolicy()
         self._nursery = nursery
         self._make_client = make_client
         self._count_queued = count_queued
@@ -175,6 +177,12 @@ class Workers:
         else:
             self.application = application if isinstance(application, str) else None
         return None
+
+    def want_policy(self, wanted: WantedPolicy) -> None:
+        """Have all workers take a state; those without it get no rollouts."""
+        self.wanted_policy = wanted
+        for worker in self:
+            worker.wake_policy()
 
     def notify(self) -> None:
         """Hand out what waits, and wake who follows the queue."""

@@ -4,8 +4,9 @@ Theory of operation: each rollout that is handed to a worker is an `Attempt`. It
 the worker only once the front has confirmed the start, and the front decides that in one step, in
 `Attempt.hear`, unless the attempt has been given up before. So of all attempts of a rollout one at
 most is ever confirmed, and an attempt that is not confirmed can be given up whatever has become of
-its worker. A worker has two tasks, whatever the number of its rollouts: one sends confirmations
-and cancel requests, as many in one request as there are, and one asks for the health.
+its worker. A worker has three tasks, whatever the number of its rollouts: one sends confirmations
+and cancel requests, as many in one request as there are, one sends the state of the policy, and one
+asks for the health.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import httpx
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rollout._checks import check_api_key, is_whole_from_one
 from rollout._logs import get_logger, printable
@@ -39,7 +40,7 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["Attempt", "Host", "Worker", "WorkerAddress", "make_client"]
+__all__ = ["Attempt", "Host", "WantedPolicy", "Worker", "WorkerAddress", "make_client"]
 
 logger = get_logger(__name__)
 
@@ -148,14 +149,64 @@ class Attempt(Progress):
             self.worker.confirm(self)
 
 
+@frozen(kw_only=True)
+class WantedPolicy:
+    """The state of the policy that the workers of a pool are to have.
+
+    Attributes:
+        paused: Whether calls wait.
+        abort: Whether a pause cancels the calls in flight.
+        version: The version of the weights; ``None`` while nobody has said one.
+        asked: Whether somebody has asked the pool for this state.
+        number: Counts the states.
+    """
+
+    paused: bool = False
+    abort: bool = False
+    version: int | None = None
+    asked: bool = False
+    number: int = 0
+
+    def request(self) -> tuple[str, dict[str, Any]]:
+        """Return the request that gives a worker this state: action and body."""
+        if self.paused:
+            return "pause", {"mode": "abort" if self.abort else "drain", "timeout_sec": 0}
+        return "resume", {"version": self.version}
+
+    def is_that_of(self, said: dict[str, Any]) -> bool:
+        """Whether a worker that says so has this state; one that pauses learns no version."""
+        version = self.version is None or self.paused or said.get("version") == self.version
+        return version and said.get("paused") is self.paused
+
+    def adopting(self, said: dict[str, Any]) -> WantedPolicy:
+        """Return the state with what a worker has, if nobody has asked the pool for any.
+
+        So a front that was started again goes on with the state that the one before it gave.
+        """
+        versions = [each for each in (self.version, said.get("version")) if each is not None]
+        paused, version = self.paused or said.get("paused") is True, max(versions, default=None)
+        if self.asked or (paused, version) == (self.paused, self.version):
+            return self
+        return evolve(self, paused=paused, version=version, number=self.number + 1)
+
+
 class Host(Protocol):
-    """What a worker needs of the pool that it is part of."""
+    """What a worker needs of the pool that it is part of.
+
+    Attributes:
+        wanted_policy: The state of the policy that its workers are to have.
+    """
+
+    wanted_policy: WantedPolicy
 
     def check(self, worker: Worker, health: dict[str, Any]) -> str | None:
         """Return why a worker with this health cannot be used; ``None`` if it can."""
 
     def notify(self) -> None:
-        """Note that a worker may have more room, or less."""
+        """Note that a worker may have more room, or less, or has another state."""
+
+    def want_policy(self, wanted: WantedPolicy) -> None:
+        """Have all workers take a state."""
 
 
 class Worker:
@@ -175,6 +226,7 @@ class Worker:
         refusal: Why the pool does not use it; ``None`` if it does.
         trouble: Why it does not answer; ``None`` while it does.
         slots: How many rollouts it runs at a time, as of the last health; infinite without a bound.
+        policy: The state of the policy that it has said last; ``None`` without a model gateway.
     """
 
     def __init__(self, address: WorkerAddress, client: RolloutClient, host: Host) -> None:
@@ -188,6 +240,9 @@ class Worker:
         self.trouble: str | None = "it has not answered yet"
         self._host = host
         self.slots = math.inf
+        self.policy: dict[str, Any] | None = None
+        self._policy_number = 0
+        self._policy_woken = trio.Event()
         self._accepting = True
         self._full = False
         self._durable = False
@@ -232,7 +287,7 @@ class Worker:
     @property
     def room(self) -> float:
         """How many more rollouts it would start at once; infinite without a bound."""
-        if self.status != "up" or self._full:
+        if self.status != "up" or self._full or not self.has_policy:
             return 0.0
         return self.slots - len(self.attempts)
 
@@ -240,6 +295,14 @@ class Worker:
     def capacity(self) -> float:
         """How many rollouts it runs at a time; infinite without a bound, 0 if it is not up."""
         return self.slots if self.status == "up" else 0
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether it has the present state of the policy, or needs none."""
+        wanted = self._host.wanted_policy
+        if self.policy is None or not wanted.number:
+            return True
+        return self._policy_number == wanted.number and wanted.is_that_of(self.policy)
 
     @property
     def in_flight(self) -> int:
@@ -256,6 +319,8 @@ class Worker:
             "in_flight": self.in_flight,
         }
         reason = self.lost or self.trouble or self.refusal
+        if reason is None and not self.has_policy:
+            reason = "it does not have the present state of the policy yet"
         return said if reason is None else {**said, "reason": reason}
 
     # --- rollouts -----------------------------------------------------------------------------
@@ -346,6 +411,38 @@ class Worker:
             self._look_now.set()
             logger.debug("worker %s: %s", self.name, self.trouble)
 
+    # --- the policy ---------------------------------------------------------------------------
+
+    def wake_policy(self) -> None:
+        """Send it the state that is wanted, if it has another one."""
+        self._policy_woken.set()
+        self._policy_woken = trio.Event()
+
+    async def read_policy(self) -> None:
+        """Ask for its state; it is in doubt if it does not answer."""
+        await self._ask_policy(None, None)
+
+    async def _keep_policy(self) -> None:
+        while True:
+            while self.has_policy or self.trouble is not None or self.refusal is not None:
+                await self._policy_woken.wait()
+            wanted = self._host.wanted_policy
+            if await self._ask_policy(*wanted.request()):
+                self._policy_number = wanted.number
+            self._host.notify()
+            if wanted is self._host.wanted_policy and not self.has_policy:
+                await trio.sleep(_RESEND_SEC)
+
+    async def _ask_policy(self, action: str | None, body: dict[str, Any] | None) -> bool:
+        """Send a request and note what it answers; return whether it does."""
+        try:
+            with trio.fail_after(_REQUEST_SEC):
+                self.policy = await self.client._wire.policy(action, body)  # noqa: SLF001
+        except (RolloutError, httpx.HTTPError, trio.TooSlowError) as error:
+            self.doubt(error)
+            return False
+        return True
+
     # --- membership ---------------------------------------------------------------------------
 
     def drain(self, *, draining: bool = True) -> None:
@@ -382,7 +479,10 @@ class Worker:
         """Keep its client, until it is lost."""
         try:
             with self._scope:
-                async with self.client, background_tasks(self._send) as self._nursery:
+                async with (
+                    self.client,
+                    background_tasks(self._send, self._keep_policy) as self._nursery,
+                ):
                     await self._watch()
         finally:
             self._nursery = None
@@ -492,6 +592,7 @@ class Worker:
             self._forget_cancelled()
         self.refusal = refusal
         self.trouble = None
+        self._take_policy(health)
         self._answered.set()
         self._answered = trio.Event()
         self._full = False
@@ -500,6 +601,16 @@ class Worker:
         self._accepting = _part(health, "lifecycle").get("accepting_rollouts") is not False
         if self.status != before:
             logger.info("worker %s is %s", self.name, self.status)
+
+    def _take_policy(self, health: dict[str, Any]) -> None:
+        policy = health.get("policy")
+        self.policy = policy if isinstance(policy, dict) else None
+        if self.policy is not None and self.refusal is None:
+            wanted = self._host.wanted_policy
+            adopted = wanted.adopting(self.policy)
+            if adopted is not wanted:
+                self._host.want_policy(adopted)
+        self.wake_policy()
 
     def _forget_cancelled(self) -> None:
         """Free the places of rollouts that a process had which is gone."""

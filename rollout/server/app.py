@@ -39,7 +39,7 @@ from rollout._logs import configure_logging as set_up_logging
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks, sole_error
 from rollout._version import package_version
-from rollout.backend.base import ExecutionBackend
+from rollout.backend.base import ExecutionBackend, PolicyControl
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
     FieldProblem,
@@ -277,6 +277,12 @@ class RolloutServer(QuartTrio):
     def gateway(self) -> ModelGateway | None:
         """What the agents of rollouts call their model through, if not its endpoint itself."""
         return self.registry.gateway
+
+    @property
+    def policy(self) -> PolicyControl | None:
+        """What pauses and resumes the model calls; ``None`` without a gateway here or there."""
+        gateway = self.gateway
+        return self.backend.policy if gateway is None else gateway.policy
 
     def recognizes(self, headers: list[tuple[bytes, bytes]]) -> bool:
         """Whether the headers of a request carry the server's key, or the token of a rollout."""
@@ -633,10 +639,11 @@ async def _cancel(app: RolloutServer, call: Call) -> Answer:
 
 
 async def _policy(app: RolloutServer, call: Call) -> Answer:
-    if app.gateway is None:
+    policy = app.policy
+    if policy is None:
         await trio.lowlevel.checkpoint()
-        return _refuse(404, "this server has no model gateway of its own")
-    return Answer(dump_json(await policy_state(app.gateway, call)))
+        return _refuse(404, "this server has no model gateway, nor has any worker of it")
+    return Answer(dump_json(await policy_state(policy, call)))
 
 
 async def _health(app: RolloutServer, _call: Call) -> Answer:
@@ -655,6 +662,8 @@ async def _health(app: RolloutServer, _call: Call) -> Answer:
     payload["process_id"] = app.process_id
     payload["extensions"] = list(app.registry.extensions)
     payload["polling_lease_timeout_sec"] = app.registry.polling_lease_timeout_sec
+    if app.policy is not None:
+        payload["policy"] = app.policy.state()
     payload["lifecycle"] = unstructure(app.registry.lifecycle)
     if app.registry.store is not None:
         trouble = app.registry.trouble

@@ -12,6 +12,7 @@ import trio
 from attrs import define, field, frozen
 from werkzeug.exceptions import HTTPException
 
+from rollout.backend.base import PolicyControl
 from rollout.errors import FieldProblem, InvalidBodyError, InvalidFieldError
 from rollout.gateway import ModelGateway
 from rollout.gateway.proxy import ModelCall
@@ -57,25 +58,25 @@ async def serve_model_call(gateway: ModelGateway, refusals: RefusalLog, call: Ca
 DEFAULT_PAUSE_SEC = 60.0
 
 
-async def policy_state(gateway: ModelGateway, call: Call) -> dict[str, Any]:
+async def policy_state(policy: PolicyControl, call: Call) -> dict[str, Any]:
     """Pause or resume the policy, or only say how it stands; the path says which.
 
     Raises:
         InvalidBodyError: The body has another form.
     """
     if call.scope["method"] == "GET":
-        await trio.lowlevel.checkpoint()
-        return gateway.policy.state()
+        return await policy.read()
     body = await call.read_json()
     if not isinstance(body, dict):
         problem = FieldProblem((), "the body must be a JSON object", "type_error")
         raise InvalidBodyError([problem])
     try:
         if call.scope["path"].endswith("/resume"):
-            return gateway.policy.resume(body.get("version"))
+            policy.resume(body.get("version"))
+            return await policy.read()
         async with call.body.watched():
             timeout_sec = body.get("timeout_sec", DEFAULT_PAUSE_SEC)
-            return await gateway.policy.pause(body.get("mode", "drain"), timeout_sec)
+            return await policy.pause(body.get("mode", "drain"), timeout_sec)
     except InvalidFieldError as error:
         problem = FieldProblem((error.field,), error.reason, "value_error")
         raise InvalidBodyError([problem]) from None

@@ -197,7 +197,13 @@ _BY_HAND: dict[str, Schema] = {
             "paused": {"type": "boolean"},
             "version": {"type": ["integer", "null"]},
             "calls_in_flight": {"type": "integer", "minimum": 0},
-        }
+        },
+        workers=_record(
+            {
+                "total": {"type": "integer", "minimum": 0},
+                "current": {"type": "integer", "minimum": 0},
+            }
+        ),
     ),
     "Problem": _PROBLEM,
     "Problems": _record({"detail": {"type": "array", "items": _ref("Problem"), "minItems": 1}}),
@@ -215,6 +221,7 @@ _BY_HAND: dict[str, Schema] = {
         state=_record(
             {"status": {"enum": ["ok", "error"]}, "detail": {"type": ["string", "null"]}}
         ),
+        policy=_ref("PolicyState"),
     ),
     "BatchRequest": _record(
         {"rollouts": {"type": "array", "items": _ref("RolloutInitRequest"), "maxItems": MAX_BATCH}},

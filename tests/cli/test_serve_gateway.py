@@ -30,6 +30,7 @@ async def use(url):
         RolloutClient(url=url, api_key="key-of-the-app") as client,
     ):
         with trio.fail_after(60):
+            await client.resume_policy(version=2)
             result = await client.run_rollout(
                 [QUESTION], endpoint.url, "r", llm_api_key=KEY, grade=False, limits={"calls": 2}
             )
@@ -45,6 +46,7 @@ def test_agents_are_recorded_and_limited_where_they_run(workers, tmp_path):
     assert keys == [KEY, KEY]
     assert result.sample.messages[-1]["content"] == "13"
     assert result.sample.metrics["limit_reached"] == "calls"
+    assert result.sample.metrics["policy_version_min"] == 2
 
 
 def test_workers_on_ray_have_what_their_application_has(cli, tmp_path):
