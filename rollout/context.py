@@ -294,7 +294,7 @@ class GraderContext(_ArtifactsDir):
         label: The request's label.
         sample: The one sample of the rollout.
         project_path: Where the project's files are, if the backend has any.
-        metadata: A copy of the request's metadata.
+        metadata: A copy of the request's metadata, with what the workflow changed in it.
         artifacts_dir: A folder for files of this rollout, which are kept, made at the first
             access; ``None`` if the backend keeps none, or cannot. See `rollout.artifacts`.
     """
@@ -325,7 +325,7 @@ class AgentWorkflowContext(_ArtifactsDir, Generic[TConfig]):
     Attributes:
         prompt: A copy of the initial messages.
         config: A copy of the workflow's config.
-        metadata: A copy of the request's metadata.
+        metadata: A copy of the request's metadata; the grader gets it with all changes.
         artifacts_dir: A folder for files of this rollout, which are kept, made at the first
             access; ``None`` if the backend keeps none, or cannot. See `rollout.artifacts`.
     """

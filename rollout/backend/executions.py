@@ -71,6 +71,7 @@ class Execution:
         started: Whether `execute` was called.
         cancelled_at: When somebody asked for it to stop (trio time).
         current: What a cancel request interrupts.
+        metadata: The copy of the request's metadata that its workflow and its grader get.
         artifacts_dir: Makes the folder for its artifacts, once; ``None`` if nothing is kept.
         agent_at: When its agent had a slot, and when that was over (trio time).
         grader_at: The same of its grader.
@@ -82,6 +83,7 @@ class Execution:
     started: bool = False
     cancelled_at: float = math.inf
     current: Cancellable | None = None
+    metadata: dict[str, Any] | None = None
     artifacts_dir: Callable[[], Path | None] | None = None
     agent_at: Span = field(factory=Span)
     grader_at: Span = field(factory=Span)

@@ -237,10 +237,11 @@ class LocalBackend(SlotBackend):
             config = copy.deepcopy(self.workflow_config)
             if self.artifacts.keeps:
                 execution.artifacts_dir = cache(partial(self.artifacts.artifacts_dir, request.id))
+            execution.metadata = await _copied(request.metadata)
             inner = AgentWorkflowContext(
                 prompt=await _copied(request.prompt),
                 config=config,
-                metadata=await _copied(request.metadata),
+                metadata=execution.metadata,
                 artifacts_dir=execution.artifacts_dir,
             )
             with context:
@@ -276,11 +277,13 @@ class LocalBackend(SlotBackend):
     ) -> ExecutionResult:
         call = UserCall(execution.rollout_id, phase.name, phase.deadline)
         inner = GraderContext(
-            label=request.label, sample=sample, artifacts_dir=execution.artifacts_dir
+            label=request.label,
+            sample=sample,
+            metadata=execution.metadata,
+            artifacts_dir=execution.artifacts_dir,
         )
 
         async def body() -> None:
-            inner.metadata = await _copied(request.metadata)
             config = copy.deepcopy(self.grader_config)
             with context:
                 grader = self.grader_cls(config)

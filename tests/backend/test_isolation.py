@@ -50,6 +50,7 @@ class Vandal(AgentWorkflow[Tooled]):
         Vandal.seen.append(
             ([dict(m) for m in ctx.prompt], dict(ctx.metadata), list(ctx.config.tools))
         )
+        ctx.metadata["nested"]["before"] = ctx.metadata["nested"]["key"]
         ctx.prompt[0]["content"] = "spoiled"
         ctx.prompt.append({"role": "spoiled"})
         ctx.metadata["nested"]["key"] = "spoiled"
@@ -67,7 +68,7 @@ class VandalJudge(Grader):
         ctx.set_reward(1)
 
 
-async def test_prompt_metadata_and_configs_are_private_copies():
+async def test_prompt_metadata_and_configs_are_copies_of_the_rollouts_own():
     Vandal.seen.clear()
     VandalJudge.seen.clear()
     tooled, judge = Tooled(name="t", tools=["hammer"]), Judge(name="j", rubric=["fair"])
@@ -86,7 +87,9 @@ async def test_prompt_metadata_and_configs_are_private_copies():
     prompt = [{"role": "user", "content": "hi"}]
     assert [seen[0] for seen in Vandal.seen] == [prompt, prompt]
     assert [seen[2] for seen in Vandal.seen] == [["hammer"], ["hammer"]]
-    assert VandalJudge.seen == [({"key": "value"}, ["fair"])] * 2
+    # The grader sees what the workflow has changed; the next rollout does not.
+    assert [seen[1]["nested"]["before"] for seen in Vandal.seen] == ["value", "value"]
+    assert VandalJudge.seen == [({"before": "value", "key": "spoiled"}, ["fair"])] * 2
 
 
 @pytest.mark.parametrize("where", ["workflow_config", "grader_config", "metadata"])
