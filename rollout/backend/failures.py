@@ -33,7 +33,7 @@ _PROVIDER_ERRORS = frozenset(
         "PoolStateStoreUnavailableException",
     }
 )
-_PROVIDER_API_ERROR = "SandboxApiException"
+_PROVIDER_API_ERRORS = frozenset({"SandboxApiException", "SandboxAPIError"})
 _PROVIDER_STATUSES = frozenset({401, 402, 403, 429, 500, 502, 503, 504})
 
 _LONGEST_MESSAGE = 8_000
@@ -70,7 +70,7 @@ def _categorize_plain(error: BaseException) -> RolloutErrorCategory:
         return RolloutErrorCategory.VALIDATION_ERROR
     names = {cls.__name__ for cls in type(error).__mro__}
     if names & _PROVIDER_ERRORS or (
-        _PROVIDER_API_ERROR in names and _status_code(error) in _PROVIDER_STATUSES
+        names & _PROVIDER_API_ERRORS and _status_code(error) in _PROVIDER_STATUSES
     ):
         return RolloutErrorCategory.HTTP_ERROR
     return RolloutErrorCategory.AGENT_ERROR

@@ -60,6 +60,12 @@ class SandboxApiException(SandboxException):
         self.status_code = status_code
 
 
+class SandboxAPIError(Exception):
+    """The same in another version of its SDK."""
+
+    status_code = 503
+
+
 class OfApi(SandboxApiException):
     pass
 
@@ -101,6 +107,7 @@ CATEGORIES = [
     *[(SandboxApiException(code), HTTP) for code in (401, 402, 403, 429, 500, 502, 503, 504)],
     (SandboxApiException(HTTPStatus.BAD_GATEWAY), HTTP),
     (OfApi(503), HTTP),
+    (SandboxAPIError("x"), HTTP),
     *[(SandboxApiException(code), AGENT) for code in (None, 200, 400, 404, 409, 422, 501, 505)],
     (SandboxApiException("503"), AGENT),
     (BrokenStatus(), AGENT),
