@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from rollout.evaluation.datasets._jsontext import LABEL, VALUE, parse_members
+from rollout.evaluation.datasets._jsontext import LABEL, VALUE, parse_members, parse_value
 from rollout.evaluation.datasets._place import Place
 from rollout.evaluation.datasets._text import json_lines
 from rollout.evaluation.selection import Picker
@@ -48,8 +48,15 @@ class JsonRecord:
         return value if isinstance(value, str) else self._text[begin:end].rstrip(_SPACE)
 
     def value(self, column: str) -> Any:
-        """Read any value."""
-        return self._members[column][0]
+        """Read a value, or the JSON text of one.
+
+        Raises:
+            DatasetError: The text is not strict JSON.
+        """
+        value = self._members[column][0]
+        if isinstance(value, str):
+            return parse_value(value, self._place, column) if value.strip(_SPACE) else None
+        return value
 
 
 def read_jsonl(

@@ -107,7 +107,7 @@ class ParquetRecord:
         """
         value = self._get(column)
         if isinstance(value, str):
-            return parse_value(value, self._place, column) if value else None
+            return parse_value(value, self._place, column) if value.strip() else None
         self._check(value, column)
         return value
 

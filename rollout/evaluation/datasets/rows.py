@@ -27,7 +27,7 @@ class DatasetRow:
     Attributes:
         index: The row in the whole file, from 0; neither a header nor a blank line is one.
         line: The line where it begins, from 1; ``None`` in a format that has no lines.
-        initial_messages: The prompt.
+        initial_messages: The prompt; empty if metadata is all that the row has.
         label: The ground truth as text.
         metadata: An object for workflow and grader.
     """
@@ -74,7 +74,7 @@ class Record(Protocol):
 
 
 def label_columns(columns: DatasetColumns) -> tuple[str, ...]:
-    """The columns that a row's label may stand in; the first one that is not null counts.
+    """The columns that a row's label may stand in; the first one that is not empty counts.
 
     Many datasets call the ground truth ``label``, so that name is taken too, unless the mapping
     says otherwise.
@@ -162,7 +162,7 @@ class RowBuilder:
                     f'meant with columns.{role}, or none with ""',
                     column=name,
                 )
-        if not has_prompt and not has_messages:
+        if not has_prompt and not has_messages and self._used.get("metadata") not in names:
             prompts = [
                 shown(self._used[role])
                 for role in ("user_prompt", "messages")
@@ -200,11 +200,14 @@ class RowBuilder:
         def used(name: str) -> bool:
             return bool(name) and name in names
 
+        def text(name: str) -> str | None:
+            return (record.text(name) if used(name) else None) or None
+
         messages = record.value(columns.messages) if used(columns.messages) else None
-        system = record.text(columns.system_prompt) if used(columns.system_prompt) else None
-        user = record.text(columns.user_prompt) if used(columns.user_prompt) else None
+        system, user = text(columns.system_prompt), text(columns.user_prompt)
+        metadata = self._metadata(record) if used(columns.metadata) else None
         if messages is None:
-            initial = self._prompt(system, user)
+            initial = self._prompt(system, user, metadata)
         else:
             initial = self._chat(messages, system, user)
         index = self._place.row
@@ -215,17 +218,23 @@ class RowBuilder:
             line=self._place.line,
             initial_messages=initial,
             label=self._label(record),
-            metadata=self._metadata(record) if used(columns.metadata) else None,
+            metadata=metadata,
         )
 
-    def _prompt(self, system: str | None, user: str | None) -> list[dict[str, Any]]:
-        if user is None:
+    def _prompt(
+        self, system: str | None, user: str | None, metadata: dict[str, Any] | None
+    ) -> list[dict[str, Any]]:
+        if user is None and metadata is None:
             column = self._columns.user_prompt or self._columns.messages
-            raise self._place.error("is empty, and the row has no other prompt", column=column)
-        prompt = [{"role": "user", "content": user}]
-        if system is not None:
-            prompt.insert(0, {"role": "system", "content": system})
-        return prompt
+            raise self._place.error(
+                "is empty, and the row has no other prompt and no metadata", column=column
+            )
+        said = {"system": system, "user": user}
+        return [
+            {"role": role, "content": content}
+            for role, content in said.items()
+            if content is not None
+        ]
 
     def _chat(self, messages: Any, system: str | None, user: str | None) -> list[dict[str, Any]]:
         column = self._columns.messages
@@ -256,11 +265,11 @@ class RowBuilder:
 
     def _label(self, record: Record) -> str | None:
         labels = (record.label(name) for name in self._labels if name in record.names)
-        return next((label for label in labels if label is not None), None)
+        return next(filter(None, labels), None)
 
     def _metadata(self, record: Record) -> dict[str, Any] | None:
         column = self._columns.metadata
         value = record.value(column)
         if value is not None and not isinstance(value, dict):
             raise self._place.error("must be an object or null", column=column)
-        return value
+        return value or None

@@ -160,7 +160,9 @@ def test_numbers_of_unused_columns_may_be_anything(dataset):
         ('{"user_prompt": ["u"]}', "user_prompt", "must be a string or null"),
         ('{"user_prompt": null}', "user_prompt", "is empty, and the row has no other prompt"),
         ('{"user_prompt": "u", "system_prompt": true}', "system_prompt", "must be a string"),
-        ('{"user_prompt": "u", "metadata": "{}"}', "metadata", "must be an object or null"),
+        ('{"user_prompt": "", "metadata": {}}', "user_prompt", "no other prompt and no metadata"),
+        ('{"user_prompt": "u", "metadata": "[]"}', "metadata", "must be an object or null"),
+        ('{"user_prompt": "u", "metadata": "{"}', "metadata", "is not JSON: "),
         ('{"user_prompt": "u", "metadata": []}', "metadata", "must be an object or null"),
         ('{"user_prompt": "u", "user_prompt": "v"}', "user_prompt", "stands twice in the row"),
         ('{"user_prompt": "u", "x": 1, "x": 1}', "x", "stands twice in the row"),
@@ -247,6 +249,32 @@ def test_files_put_together_are_told_by_their_marks(dataset):
     assert error.row == 1
 
 
+def test_a_row_may_have_metadata_alone(dataset):
+    text = '{"metadata": {"level": 2}}\n{"system_prompt": "Be brief.", "metadata": {"level": 3}}'
+    bare, led = dataset("a.jsonl", text).rows()
+    assert (bare.initial_messages, bare.metadata) == ([], {"level": 2})
+    assert led.initial_messages == [{"role": "system", "content": "Be brief."}]
+
+
+def test_metadata_may_be_its_json_text(dataset):
+    rows = [{"user_prompt": "u", "metadata": text} for text in ('{"a": [1]}', " ", "{}")]
+    source = dataset("a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert [row.metadata for row in source.rows()] == [{"a": [1]}, None, None]
+
+
+def test_what_is_empty_counts_as_null(dataset):
+    row = {
+        "system_prompt": "",
+        "user_prompt": "u",
+        "ground_truth": "",
+        "label": "7",
+        "metadata": {},
+    }
+    (read,) = dataset("a.jsonl", json.dumps(row)).rows()
+    assert read.initial_messages == [{"role": "user", "content": "u"}]
+    assert (read.label, read.metadata) == ("7", None)
+
+
 def test_a_message_list_is_a_prompt(dataset):
     messages = [{"role": "user", "content": None, "tool_calls": [{"id": "1"}]}, {"role": "x"}]
     source = dataset("a.jsonl", json.dumps({"messages": messages, "ground_truth": 1}))
@@ -258,7 +286,8 @@ def test_a_message_list_is_a_prompt(dataset):
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ("hi", "must be a list of messages"),
+        ("7", "must be a list of messages"),
+        ("hi", "is not JSON: "),
         ({"role": "user"}, "must be a list of messages"),
         ([], "must hold a message at least"),
         ([{"role": "user"}, "hi"], "must be a list of objects; message 1 is not one"),

@@ -55,11 +55,8 @@ def test_rows_and_digest(dataset, name):
     assert scan.digest == hashlib.sha256(data).hexdigest()
     first, second = source.rows()
     assert first.initial_messages == [{"role": "user", "content": "a\u2028"}]
-    assert second.initial_messages == [
-        {"role": "system", "content": ""},
-        {"role": "user", "content": "b\n"},
-    ]
-    assert (first.index, first.line, first.label) == (0, None, "")
+    assert second.initial_messages == [{"role": "user", "content": "b\n"}]
+    assert (first.index, first.line, first.label) == (0, None, None)
     assert (second.index, second.line, second.label) == (1, None, None)
     assert first.metadata == {"a": [1, None], "b": 1.5}
     assert second.metadata is None

@@ -26,8 +26,10 @@ messages = st.lists(
     min_size=1,
     max_size=3,
 )
+full_texts = texts.filter(bool)
+"""An empty text counts as null."""
 prompts = st.fixed_dictionaries(
-    {"user_prompt": texts}, optional={"system_prompt": st.none() | texts}
+    {"user_prompt": full_texts}, optional={"system_prompt": st.none() | texts}
 )
 rows = st.tuples(
     prompts | st.fixed_dictionaries({"messages": messages}),
@@ -51,7 +53,7 @@ def initial(row):
     if row.get("messages") is not None:
         return row["messages"]
     system = row.get("system_prompt")
-    head = [] if system is None else [{"role": "system", "content": system}]
+    head = [{"role": "system", "content": system}] if system else []
     return [*head, {"role": "user", "content": row["user_prompt"]}]
 
 
@@ -73,16 +75,18 @@ def test_jsonl(drawn, encoding, end, last, packed):
     data = text.encode(encoding)
     found = read("a.jsonl", gzip.compress(data, 1) if packed else data)
     assert [row.initial_messages for row in found] == [initial(row) for row in content]
-    assert [row.metadata for row in found] == [row["metadata"] for row in content]
-    assert [row.label for row in found] == [as_text(label) for _, label in drawn]
+    assert [row.metadata for row in found] == [row["metadata"] or None for row in content]
+    assert [row.label for row in found] == [as_text(label) or None for _, label in drawn]
 
 
-@given(st.lists(st.fixed_dictionaries({"user_prompt": texts, "ground_truth": texts}), min_size=1))
+@given(
+    st.lists(st.fixed_dictionaries({"user_prompt": full_texts, "ground_truth": texts}), min_size=1)
+)
 def test_jsonl_beyond_ascii(content):
     text = "\n".join(json.dumps(row, ensure_ascii=False) for row in content)
     found = read("a.jsonl", text.encode())
     assert [row.initial_messages for row in found] == [initial(row) for row in content]
-    assert [row.label for row in found] == [row["ground_truth"] for row in content]
+    assert [row.label for row in found] == [row["ground_truth"] or None for row in content]
 
 
 def cell_of(text, delimiter, quoted):
@@ -106,10 +110,6 @@ COLUMNS = ["other", "user_prompt", "ground_truth", "system_prompt", "metadata", 
 )
 def test_csv(drawn, encoding, end, delimiter, quoted):
     content = [{**row, "ground_truth": label} for row, label in drawn]
-    for row in content:
-        if row.get("user_prompt") == "":
-            # An empty cell is null, so an empty prompt has no form in CSV.
-            row["user_prompt"] = " "
     lines = [delimiter.join(COLUMNS)]
     for row in content:
         cells = {name: row.get(name) for name in COLUMNS}
@@ -118,10 +118,8 @@ def test_csv(drawn, encoding, end, delimiter, quoted):
         lines.append(delimiter.join(cell_of(cells[name], delimiter, quoted) for name in COLUMNS))
     data = (end.join(lines) + end).encode(encoding)
     found = read("a.csv", data, delimiter=delimiter)
-    assert [row.initial_messages for row in found] == [
-        initial({**row, "system_prompt": row.get("system_prompt") or None}) for row in content
-    ]
-    assert [row.metadata for row in found] == [row["metadata"] for row in content]
+    assert [row.initial_messages for row in found] == [initial(row) for row in content]
+    assert [row.metadata for row in found] == [row["metadata"] or None for row in content]
     assert [row.label for row in found] == [label or None for _, label in drawn]
 
 
@@ -142,5 +140,5 @@ def test_parquet(drawn, group):
     pq.write_table(table, buffer, row_group_size=group)
     found = read("a.parquet", buffer.getvalue())
     assert [row.initial_messages for row in found] == [initial(row) for row in content]
-    assert [row.metadata for row in found] == [row["metadata"] for row in content]
-    assert [row.label for row in found] == [label for _, label in drawn]
+    assert [row.metadata for row in found] == [row["metadata"] or None for row in content]
+    assert [row.label for row in found] == [label or None for _, label in drawn]
