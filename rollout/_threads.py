@@ -71,12 +71,14 @@ async def run_by_size(function: Callable[[], T], *values: Any) -> T:
     return function()
 
 
-async def run_off_loop(function: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
-    """Call a function in a thread, and wait for it even when cancelled.
+async def run_off_loop(
+    function: Callable[[], T], limiter: trio.CapacityLimiter, *, abandon: bool = False
+) -> T:
+    """Call a function in a thread, and wait for it even when cancelled, unless *abandon* is true.
 
     Where the clock jumps, it is called in place: waiting for a thread would let time pass.
     """
     if clock_jumps():
         await trio.lowlevel.checkpoint()
         return function()
-    return await trio.to_thread.run_sync(function, limiter=limiter)
+    return await trio.to_thread.run_sync(function, limiter=limiter, abandon_on_cancel=abandon)

@@ -47,6 +47,7 @@ __all__ = [
     "SimulationTimeoutError",
     "StateUnavailableError",
     "TrajectoryError",
+    "TrajectoryUnavailableError",
     "UnknownRolloutError",
 ]
 
@@ -200,7 +201,7 @@ class AdmissionsClosedError(RolloutError, RuntimeError):
 
 
 class StateUnavailableError(RolloutError, RuntimeError):
-    """The server's durable state cannot be read or written now; the server answers 503."""
+    """The state, or the files of a rollout, cannot be read or written now; the answer is 503."""
 
 
 class UnknownRolloutError(RolloutError, KeyError):
@@ -228,6 +229,21 @@ class TrajectoryError(RolloutError, ValueError):
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+class TrajectoryUnavailableError(RolloutError, LookupError):
+    """There is no trajectory of a rollout to fetch; the message says why.
+
+    Raised by `rollout.client.RolloutClient.fetch_trajectory`.
+
+    Attributes:
+        status_code: The HTTP status of the answer: 409 if the rollout has not ended, 404 if the
+            server has no trajectory of it; ``None`` if nothing was asked for.
+    """
+
+    def __init__(self, message: str, *, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
 
 
 class SimulationTimeoutError(RolloutError, TimeoutError):

@@ -30,6 +30,9 @@ _DESCRIPTORS = {os.open, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd a
 )
 _READ = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_FILE = os.O_RDONLY
+for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not to wait for the writer of a FIFO
+    _FILE |= getattr(os, _flag, 0)
 
 _LONGEST_NAME = 200
 """In bytes. File systems take 255; programs that copy or pack folders add something."""
@@ -146,9 +149,12 @@ class Folder:
                 make_root(self.path)
                 (self.path / name).mkdir(PRIVATE)
 
+    def _opened(self, name: str, flags: int) -> int:
+        return os.open(self._place(name), flags | _NOFOLLOW, dir_fd=self.descriptor)
+
     def _open(self, name: str) -> int:
         try:
-            return os.open(self._place(name), _READ | _NOFOLLOW, dir_fd=self.descriptor)
+            return self._opened(name, _READ)
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.ENOTDIR}:
                 raise _no_folder(self.path / name) from error
@@ -163,6 +169,21 @@ class Folder:
             OSError: It cannot be written.
         """
         write_quickly(self.path, name, data, self.descriptor)
+
+    def read(self, name: str, largest: int) -> bytes:
+        """Return the contents of the file *name* in here.
+
+        Raises:
+            OSError: It is missing, a link, no regular file or larger than *largest* bytes, or it
+                cannot be read.
+        """
+        with open(self._opened(name, _FILE), "rb") as file:  # noqa: PTH123 - a descriptor
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file", str(self.path / name))
+            if found.st_size > largest:
+                raise OSError(errno.EFBIG, f"it is larger than {largest >> 20} MiB")
+            return file.read(largest)
 
     def remove(self, name: str) -> None:
         """Remove the file *name*, if there is one.

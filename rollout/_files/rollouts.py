@@ -24,22 +24,25 @@ class RolloutFolders:
         self._exact_case: bool | None = None
 
     @contextmanager
-    def enter(self, rollout_id: str, *, likely: bool = False) -> Generator[Folder, None, None]:
-        """Open the folder of a rollout for the block; make what is missing.
+    def enter(
+        self, rollout_id: str, *, make: bool = True, likely: bool = False
+    ) -> Generator[Folder, None, None]:
+        """Open the folder of a rollout for the block.
 
         Args:
             rollout_id: The rollout.
+            make: Whether to make it if it is missing.
             likely: Whether it is probably there, which saves an attempt to make it.
 
         Raises:
-            OSError: It cannot be made or opened.
+            OSError: It is missing, or cannot be made or opened.
         """
         root = Folder(self.root)
         if self._exact_case is None:
             make_root(self.root)
             self._exact_case = root.is_case_sensitive()
         name = folder_name(rollout_id, exact_case=self._exact_case)
-        with root.enter(name, make=True, likely=likely) as folder:
+        with root.enter(name, make=make, likely=likely) as folder:
             yield folder
 
     def save(self, rollout_id: str, files: Mapping[str, bytes | None]) -> list[str]:

@@ -30,6 +30,7 @@ from rollout.client.http import check_url, own_http_client
 from rollout.client.idle import wait_until_idle
 from rollout.client.polling import Poller
 from rollout.client.replay import ReplayWindow
+from rollout.client.trajectories import TrajectoryFetcher
 from rollout.client.wire import Wire
 from rollout.errors import (
     InvalidFieldError,
@@ -39,6 +40,7 @@ from rollout.errors import (
     RolloutClientEnteredError,
     RolloutClientNotEnteredError,
 )
+from rollout.trajectory import Trajectory
 from rollout.types import (
     CancelRolloutsRequest,
     CancelRolloutsResponse,
@@ -123,6 +125,7 @@ class RolloutClient:
         self._extensions: ServerExtensions | None = None
         self._notices = AdmissionNotices()
         self._replay = ReplayWindow(self._wire)
+        self._trajectories = TrajectoryFetcher(self._wire)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -249,7 +252,7 @@ class RolloutClient:
         Cancelling this sends nothing to the server: an admitted rollout runs on until its
         lease ends. Call `cancel_rollout` to end it at once.
         """
-        return await self._run(
+        return await self._run_own(
             RolloutInitRequest(
                 initial_messages=initial_messages,
                 label=label,
@@ -265,6 +268,16 @@ class RolloutClient:
                 limits=limits,
             )
         )
+
+    async def _run_own(
+        self, request: RolloutInitRequest, progress: Progress | None = None
+    ) -> RolloutResultResponse:
+        """Run a rollout whose trajectory may be fetched afterwards, whatever becomes of it."""
+        progress = progress or Progress()
+        try:
+            return await self._run(request, progress)
+        finally:
+            self._trajectories.remember(progress.admission)
 
     async def _run(
         self,
@@ -331,6 +344,7 @@ class RolloutClient:
         self._check_usable()
         if self._nursery is None:
             raise RolloutClientClosedError("this client was left during the admission")
+        self._trajectories.remember(admitted.response)
         handle = RolloutHandle(rollout_id)
         try:
             self._nursery.start_soon(self._poll, handle, admitted, name=f"poll {rollout_id}")
@@ -508,7 +522,33 @@ class RolloutClient:
             if rollouts:
                 await self.cancel_rollouts(ids=list(rollouts), admission_keys=keys)
 
-        return Runner(self._run, cancel, retry)
+        return Runner(self._run_own, cancel, retry)
+
+    async def fetch_trajectory(self, rollout_id: str) -> Trajectory:
+        """Return the trajectory of a rollout that this client has run and that has ended.
+
+        Example::
+
+            trajectory = await client.fetch_trajectory(result.rollout_id)
+            for call in trajectory.calls:
+                print(call.prompt_token_ids, call.completion_token_ids, call.logprobs)
+
+        The client remembers the leases of the last 65,536 rollouts that it has run, in whatever
+        way, also after their handles have ended. The server has a trajectory for as long as the
+        result can be polled, if its backend keeps files. Of a rollout that was run again
+        (`RolloutRetry`), the id is that of the result.
+
+        Raises:
+            TrajectoryUnavailableError: There is none: the rollout has not ended, is unknown or
+                forgotten, nothing was kept, or the server does not hand out trajectories.
+            TrajectoryError: What the server has breaks a rule of the format.
+            RolloutProtocolError: The server answered outside of the protocol.
+            httpx.TransportError: The request failed, and the retries that it may have.
+
+        Cancelling this changes nothing.
+        """
+        self._check_usable()
+        return await self._trajectories.fetch(rollout_id)
 
     async def cancel_rollout(self, rollout_id: str) -> CancelRolloutsResponse:
         """Ask the server to stop one rollout; asking again is fine.

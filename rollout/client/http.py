@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import httpx
 import trio
 
 from rollout._http import SpreadTransport, limits_of_pools, proxy_for, tls_context
+from rollout._threads import BODIES, run_off_loop
 from rollout.errors import InvalidFieldError, RolloutProtocolError
 
 __all__ = [
@@ -28,6 +30,9 @@ _CONNECT_TIMEOUT_SEC = 10.0
 _REQUEST_TIMEOUT_SEC = 60.0
 _PIECE = 1024
 """Compressed data is decoded in pieces of this size, which may be a thousand times as large."""
+
+_LARGE = 64 * 1024
+"""Larger compressed data is decoded in a thread."""
 
 
 def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
@@ -160,7 +165,10 @@ async def read_body(answer: httpx.Response, route: str, *, largest: int) -> http
         if size > largest:
             await unwind(data)
             raise _refusal(answer, route, largest)
-    return _decoded(answer, b"".join(pieces), route, largest)
+    decode = partial(_decoded, answer, b"".join(pieces), route, largest)
+    if size > _LARGE and "Content-Encoding" in answer.headers:
+        return await run_off_loop(decode, BODIES)
+    return decode()
 
 
 def _decoded(answer: httpx.Response, body: bytes, route: str, largest: int) -> httpx.Response:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import TypeVar
 
 import httpx
 import trio
@@ -22,7 +23,9 @@ from rollout.rules.retry import (
 )
 from rollout.types import DURABLE_RESULTS, RolloutInitResponse, RolloutResultResponse, RolloutStatus
 
-__all__ = ["RETRYABLE", "Poller"]
+__all__ = ["RETRYABLE", "Poller", "durable_sec", "retried"]
+
+T = TypeVar("T")
 
 logger = get_logger(__name__)
 
@@ -63,8 +66,7 @@ class Poller:
     @property
     def durable_sec(self) -> float:
         """How long to wait for a server that keeps lease and result when its process ends."""
-        durable = DURABLE_RESULTS in self.admission.extensions
-        return self.admission.polling_lease_timeout_sec if durable else 0.0
+        return durable_sec(self.admission)
 
     @property
     def rollout_id(self) -> str:
@@ -122,40 +124,21 @@ class Poller:
             self.lease_deadline,
             self.durable_sec,
         )
-        failure: Exception | None = None
-        while True:
+
+        async def attempt(failure: Exception | None) -> RolloutResultResponse:
             sent_at = trio.current_time()
             cutoff = schedule.lease_deadline
             if failure is None:
                 # No retry, so nothing has to fit: it may take as long as the lease that it
                 # renews, or as one full request where that is longer.
                 cutoff = sent_at + max(admission.polling_lease_timeout_sec, schedule.request_sec)
-            try:
-                result = await self._attempt(schedule.request_sec, cutoff, failure)
-            except RETRYABLE as error:
-                failure, kind, cause = error, FailureKind.TRANSPORT, type(error).__name__
-            except RolloutProtocolError as error:
-                if error.status_code not in GATEWAY_STATUS_CODES:
-                    raise
-                failure, kind, cause = error, FailureKind.GATEWAY, f"HTTP {error.status_code}"
-            else:
-                # The server renewed the lease when the request reached it, which was not
-                # before it was sent. A failed request confirms nothing.
-                self.lease_deadline = sent_at + admission.polling_lease_timeout_sec
-                return result
-            delay = schedule.delay_after(kind, trio.current_time())
-            if delay is None:
-                raise failure
-            logger.warning(
-                "rollout %s: polling again in %.2f s after %s (failed attempt %d)",
-                self.rollout_id,
-                delay,
-                cause,
-                schedule.attempts,
-            )
-            await trio.sleep(delay)
-            if not schedule.may_start(trio.current_time()):
-                raise failure
+            result = await self._attempt(schedule.request_sec, cutoff, failure)
+            # The server renewed the lease when the request reached it, which was not
+            # before it was sent. A failed request confirms nothing.
+            self.lease_deadline = sent_at + admission.polling_lease_timeout_sec
+            return result
+
+        return await retried(attempt, schedule, f"rollout {self.rollout_id}: polling")
 
     async def _attempt(
         self, request_sec: float, cutoff: float, failure: Exception | None
@@ -165,3 +148,46 @@ class Poller:
         raise failure or RolloutPollTimeoutError(
             f"the result of rollout {self.rollout_id} was still coming in when its lease ended"
         )
+
+
+def durable_sec(admission: RolloutInitResponse) -> float:
+    """Return how long to wait for the server of a rollout when its process ends."""
+    durable = DURABLE_RESULTS in admission.extensions
+    return admission.polling_lease_timeout_sec if durable else 0.0
+
+
+async def retried(
+    attempt: Callable[[Exception | None], Awaitable[T]], schedule: ResultRetrySchedule, what: str
+) -> T:
+    """Send a request about a rollout, again after faults of the network, as a schedule allows.
+
+    Args:
+        attempt: Sends it once, given the failure of the attempt before.
+        schedule: When it may be sent again.
+        what: What is sent, for the log.
+
+    Raises what the last attempt raised.
+    """
+    failure: Exception | None = None
+    while True:
+        try:
+            return await attempt(failure)
+        except RETRYABLE as error:
+            failure, kind, cause = error, FailureKind.TRANSPORT, type(error).__name__
+        except RolloutProtocolError as error:
+            if error.status_code not in GATEWAY_STATUS_CODES:
+                raise
+            failure, kind, cause = error, FailureKind.GATEWAY, f"HTTP {error.status_code}"
+        delay = schedule.delay_after(kind, trio.current_time())
+        if delay is None:
+            raise failure
+        logger.warning(
+            "%s again in %.2f s after %s (failed attempt %d)",
+            what,
+            delay,
+            cause,
+            schedule.attempts,
+        )
+        await trio.sleep(delay)
+        if not schedule.may_start(trio.current_time()):
+            raise failure

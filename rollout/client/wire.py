@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -15,11 +15,14 @@ import httpx
 import trio
 from attrs import define, field, frozen
 
+from rollout._threads import BODIES, run_off_loop
 from rollout.client.answers import AdmissionAnswer, AnswerReader
 from rollout.client.http import BearerAuth, OneBody, read_body, secrets_of, unwind
 from rollout.codec import dump_json, unstructure
 from rollout.errors import (
     RolloutClientClosedError,
+    RolloutProtocolError,
+    TrajectoryUnavailableError,
 )
 from rollout.rules import SeenState
 from rollout.types import (
@@ -38,6 +41,7 @@ __all__ = ["StreamedAnswer", "Wire"]
 _LONGEST_PATH = 200
 _CLOSE_SEC = 2.0
 _START_PATH = "/rollouts/start"
+_UNAVAILABLE = frozenset({httpx.codes.NOT_FOUND, httpx.codes.CONFLICT})
 
 _MIB = 1024 * 1024
 _LARGEST_ANSWER = 16 * _MIB
@@ -119,6 +123,32 @@ class Wire:
             raise reader.error(200, "with status 'unknown'")
         reader.expect_id(result.rollout_id, admission.rollout_id, 200)
         return result
+
+    async def trajectory(self, rollout_id: str, token: str, *, timeout_sec: float) -> Any:
+        """Ask for the trajectory of a rollout that has ended; return the parsed document.
+
+        Raises:
+            TrajectoryUnavailableError: The server has none.
+            RolloutProtocolError: The answer is not what the protocol allows.
+            httpx.TransportError: There was no answer.
+        """
+        path = f"/rollout/{quote(rollout_id, safe='')}/trajectory"
+        reader = self.reader(f"GET {path[:_LONGEST_PATH]}", token)
+        response = await self._send(
+            "GET",
+            path,
+            headers={POLLING_LEASE_HEADER: token},
+            timeout_sec=timeout_sec,
+            largest=_LARGEST_RESULT,
+        )
+        try:
+            return await run_off_loop(partial(reader.parse, response), BODIES)
+        except RolloutProtocolError as error:
+            if error.status_code in _UNAVAILABLE:
+                raise TrajectoryUnavailableError(
+                    str(error), status_code=error.status_code
+                ) from None
+            raise
 
     async def cancel(
         self, request: CancelRolloutsRequest, *, timeout_sec: float

@@ -10,6 +10,7 @@ its agent started. `judge` decides that, and is pure.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from attrs import define, field
 from rollout._checks import backend_settings, check_api_key, check_number, check_whole
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks
+from rollout.artifacts import ARTIFACT_ROOT_VARIABLE, ArtifactStore
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.executions import Execution, Phase, failure, matching
 from rollout.client.client import RolloutClient
@@ -120,6 +122,9 @@ class PoolBackend(ExecutionBackend):
         max_per_run: How many rollouts of one run may be on workers at a time; ``None`` for no cap.
         weights: The shares of runs by name, positive numbers; 1 for all others. Rollouts that
             wait are taken in turns over the runs that their requests name, in these proportions.
+        artifact_root: The folder in which the workers keep the files of rollouts, if this process
+            can read there, to hand out trajectories. By default the one in the environment
+            variable ``ROLLOUT_ARTIFACT_ROOT``, if it is set.
 
     Raises:
         BackendConfigurationError: One of these cannot be used, or there is no worker in the list.
@@ -143,6 +148,7 @@ class PoolBackend(ExecutionBackend):
         max_queue_depth: int | None = None,
         max_per_run: int | None = None,
         weights: Mapping[str, float] | None = None,
+        artifact_root: str | os.PathLike[str] | None = None,
     ) -> None:
         with backend_settings():
             check_whole("max_queue_depth", max_queue_depth, none=True)
@@ -157,6 +163,8 @@ class PoolBackend(ExecutionBackend):
         elif key is not None:
             raise BackendConfigurationError("api_key goes with a list of URLs, not with a source")
         self.max_queue_depth = max_queue_depth
+        shared = artifact_root or os.environ.get(ARTIFACT_ROOT_VARIABLE)
+        self.artifact_root = ArtifactStore(shared or False).root
         self._source = workers
         self._make_client: Callable[[WorkerAddress], RolloutClient] = make_client
         self._queue: FairQueue[_Rollout] = FairQueue(max_per_run=max_per_run, weights=weights)

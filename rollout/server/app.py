@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -32,6 +32,7 @@ from quart.routing import QuartRule
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.http import parse_accept_header
 
 from rollout._checks import check_api_key, check_flag, check_number, check_whole
 from rollout._json.fit import fit
@@ -47,6 +48,7 @@ from rollout.errors import (
     InvalidFieldError,
     InvalidLeaseError,
     StateUnavailableError,
+    TrajectoryUnavailableError,
     UnknownRolloutError,
 )
 from rollout.gateway import ModelGateway
@@ -84,6 +86,7 @@ from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
 from rollout.server.state import Durability, SQLiteStore
+from rollout.server.trajectories import stored_trajectory
 from rollout.server.watchdog import LoopWatchdog
 from rollout.types import (
     POLLING_LEASE_HEADER,
@@ -200,9 +203,10 @@ class RolloutServer(QuartTrio):
         self._routes: dict[tuple[str, str], Handler] = {}
         for method, path, handler in _routes(self, authenticated=key is not None):
             self._add_route(method, path, handler)
-        for rule in self.url_map.iter_rules(_RESULT_RULE):
-            # HEAD comes with GET by default; here it would renew a lease and show nothing for it.
-            rule.methods = {"GET"}
+        for rule in self.url_map.iter_rules():
+            if rule.rule.startswith(_OF_ROLLOUT):
+                # HEAD comes with GET by default; it would renew a lease and show nothing for it.
+                rule.methods = {"GET"}
         _add_refusals(self)
         self._own_hooks = self._hooks()
 
@@ -252,8 +256,8 @@ class RolloutServer(QuartTrio):
 
     def _handler(self, method: str, path: str) -> Handler | None:
         """Return the handler of one of the server's own routes."""
-        if path.startswith("/rollout/") and _RESULT_PATH.fullmatch(path):
-            path = _RESULT_RULE
+        if path.startswith("/rollout/") and (found := _PATH_OF_ROLLOUT.fullmatch(path)):
+            path = _OF_ROLLOUT + found[1]
         return self._routes.get((method, path))
 
     def _hooks(self) -> int:
@@ -482,8 +486,11 @@ def _add_refusals(app: RolloutServer) -> None:
 # --- routes ---------------------------------------------------------------------------------
 
 
-_RESULT_RULE = "/rollout/<rollout_id>/result"
-_RESULT_PATH = re.compile(r"/rollout/([^/]+)/result")
+_OF_ROLLOUT = "/rollout/<rollout_id>/"
+_PATH_OF_ROLLOUT = re.compile(r"/rollout/[^/]+/(result|trajectory)")
+
+LeasedHandler = Callable[["RolloutServer", Call, str, str], Awaitable[Answer]]
+"""Handles a request about one rollout: the server, the request, the id and the lease token."""
 
 
 def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, Handler]]:
@@ -500,7 +507,8 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
     return [
         ("GET", "/health", partial(_health, app)),
         ("POST", "/rollout", partial(_admit, app)),
-        ("GET", _RESULT_RULE, partial(_poll, app)),
+        ("GET", _OF_ROLLOUT + "result", partial(_with_lease, app, _poll)),
+        ("GET", _OF_ROLLOUT + "trajectory", partial(_with_lease, app, _trajectory)),
         ("POST", "/rollout/cancel", partial(_cancel, app)),
         ("POST", "/rollouts", partial(_admit_batch, app)),
         ("POST", FEED_PATH, partial(_open_feed, app)),
@@ -589,7 +597,8 @@ def _feed(app: RolloutServer, body: Any, *, required: bool) -> Feed | None:
     return app.feeds.find(token)
 
 
-async def _poll(app: RolloutServer, call: Call) -> Answer:
+async def _with_lease(app: RolloutServer, act: LeasedHandler, call: Call) -> Answer:
+    """Handle a request about one rollout, of who proves its lease."""
     await trio.lowlevel.checkpoint()
     token = call.header(POLLING_LEASE_HEADER.lower().encode())
     if not token:
@@ -597,17 +606,38 @@ async def _poll(app: RolloutServer, call: Call) -> Answer:
         problem = FieldProblem((POLLING_LEASE_HEADER.lower(),), state, "missing")
         return _refuse_fields("header", (problem,))
     rollout_id = call.scope["path"].split("/")[2]
-    seen = SeenState.from_header(call.header(SEEN_STATE_HEADER.lower().encode()))
-    entry = app.registry.proven(rollout_id, token)
-    waits = entry is not None and not entry.record.has_news(seen or entry.record.reported)
     try:
-        async with call.body.watched() if waits else nullcontext():
-            return Answer(await app.registry.wait_for_result(rollout_id, token, seen))
+        return await act(app, call, rollout_id, token)
     except UnknownRolloutError as error:
         return _refuse(404, str(error))
     except InvalidLeaseError as error:
         app.refusals.note(403, call.scope["method"], call.scope["path"], call.peer)
         return _refuse(403, str(error))
+
+
+async def _poll(app: RolloutServer, call: Call, rollout_id: str, token: str) -> Answer:
+    seen = SeenState.from_header(call.header(SEEN_STATE_HEADER.lower().encode()))
+    entry = app.registry.proven(rollout_id, token)
+    waits = entry is not None and not entry.record.has_news(seen or entry.record.reported)
+    async with call.body.watched() if waits else nullcontext():
+        return Answer(await app.registry.wait_for_result(rollout_id, token, seen))
+
+
+async def _trajectory(app: RolloutServer, call: Call, rollout_id: str, token: str) -> Answer:
+    result = await app.registry.ended(rollout_id, token)
+    if result is None:
+        return _refuse(409, "the rollout has not ended, so it has no trajectory yet")
+    encodings = parse_accept_header(call.header(b"accept-encoding"))
+    headers = {"Vary": "Accept-Encoding"}
+    if compress := encodings.quality("gzip") > 0:
+        headers["Content-Encoding"] = "gzip"
+    root, started = app.backend.artifact_root, result.agent_started_at
+    try:
+        async with call.body.watched():
+            body = await stored_trajectory(root, rollout_id, started, compress=compress)
+    except TrajectoryUnavailableError as error:
+        return _refuse(404, str(error))
+    return Answer(body, headers=headers)
 
 
 async def _cancel(app: RolloutServer, call: Call) -> Answer:

@@ -63,7 +63,7 @@ _REFUSALS = {
     403: "The token is not that of this rollout's lease.",
     404: "There is no such rollout or feed, or the server has no model gateway.",
     408: "The body took too long.",
-    409: "The id is active, or its result is retained.",
+    409: "The id is active or its result retained, or the rollout has not ended.",
     413: "The body is too large.",
     429: "The backend has no room; Retry-After says when to ask again.",
     431: "The head of the request is too large.",
@@ -305,6 +305,15 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 {200: _answer("Where it stands.", _ref("RolloutResultResponse"))},
                 *(403, 404, 503),
                 parameters=[rollout_id, lease, seen],
+            )
+        },
+        "/rollout/{rollout_id}/trajectory": {
+            "get": operation(
+                "trajectory",
+                "Read the trajectory of a rollout that has ended, an ATIF document.",
+                {200: _answer("The document.", {"type": "object"})},
+                *(403, 404, 409, 503),
+                parameters=[rollout_id, lease],
             )
         },
         "/rollout/cancel": {

@@ -21,6 +21,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 
 import trio
@@ -518,6 +519,25 @@ class RolloutRegistry:
         self.answered(entry)
         return entry.current_body()
 
+    async def ended(self, rollout_id: str, token: str) -> RolloutResultResponse | None:
+        """Return the result of a rollout, for who proves its lease; nothing is renewed.
+
+        Returns:
+            The result, without its sample if it was kept; ``None`` if its execution has not ended.
+
+        Raises:
+            UnknownRolloutError: There is no such rollout.
+            InvalidLeaseError: The token is not its token.
+            StateUnavailableError: Its result cannot be read now.
+        """
+        absent = self._absent(rollout_id)
+        if self._journal is not None and rollout_id in await self.recall({rollout_id: token}):
+            raise InvalidLeaseError("invalid polling lease")
+        entry = self._leased(rollout_id, token)
+        if absent:
+            self._unload(entry, fetched=False)
+        return None if entry.executing else entry.record.result
+
     def _leased(self, rollout_id: str, token: str) -> Entry:
         """Return an entry for who proves its lease.
 
@@ -830,7 +850,12 @@ class RolloutRegistry:
             retained_until=until,
             stored=self.store is not None,
         )
-        entry.record.result = RolloutResultResponse(rollout_id=row.rollout_id, status=status)
+        at = row.agent_started_at
+        entry.record.result = RolloutResultResponse(
+            rollout_id=row.rollout_id,
+            status=status,
+            agent_started_at=None if at is None else datetime.fromisoformat(at),
+        )
         self._entries[row.rollout_id] = entry
         self._deadlines.add(min(lease.deadline, until), entry)
         return entry

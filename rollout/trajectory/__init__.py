@@ -5,6 +5,15 @@ ATIF is Harbor's Agent Trajectory Interchange Format. Everything here is pure.
 
 from rollout.trajectory.build import SCHEMA_VERSION, build_trajectory
 from rollout.trajectory.checker import trajectory_problems
+from rollout.trajectory.reading import Trajectory, TrajectoryCall, read_trajectory
 from rollout.trajectory.totals import token_totals
 
-__all__ = ["SCHEMA_VERSION", "build_trajectory", "token_totals", "trajectory_problems"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Trajectory",
+    "TrajectoryCall",
+    "build_trajectory",
+    "read_trajectory",
+    "token_totals",
+    "trajectory_problems",
+]

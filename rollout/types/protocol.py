@@ -43,6 +43,7 @@ __all__ = [
     "EXTENSIONS",
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
+    "TRAJECTORIES",
     "CancelRolloutsRequest",
     "CancelRolloutsResponse",
     "RolloutInitRequest",
@@ -57,7 +58,10 @@ ADMISSION_KEYS = "admission-keys"
 CONFIRMED_START = "confirmed-start"
 """The extension that lets a caller decide when an admitted rollout's agent may start."""
 
-EXTENSIONS = ("batch-admission", "result-feed", ADMISSION_KEYS, CONFIRMED_START)
+TRAJECTORIES = "trajectories"
+"""The extension that hands out the trajectories of rollouts that have ended."""
+
+EXTENSIONS = ("batch-admission", "result-feed", ADMISSION_KEYS, CONFIRMED_START, TRAJECTORIES)
 """The extensions that a server of this library announces.
 
 ``batch-admission``: ``POST /rollouts`` admits many rollouts. ``result-feed``:

@@ -83,6 +83,9 @@ async def use(url, folder, process):
         async with trio.open_nursery() as nursery:
             for number in range(4):
                 nursery.start_soon(lambda number=number: run(f"r{number}", sleep=0.2))
+        for number in range(4):
+            trajectory = await client.fetch_trajectory(f"r{number}")
+            assert trajectory.rollout_id == f"r{number}"
         where = {results[f"r{number}"].sample.messages[-1]["content"] for number in range(4)}
         assert len(where) == 2
         async with trio.open_nursery() as nursery:
@@ -101,7 +104,7 @@ async def use(url, folder, process):
 def test_a_front_and_its_workers(folder):
     options = ("--bind", "127.0.0.1:0", "--workers", "2", "--state", str(folder / "state"))
     options = (*options, "--log-format", "json")
-    env = {"TMPDIR": str(folder / "tmp")}
+    env = {"TMPDIR": str(folder / "tmp"), "ROLLOUT_ARTIFACT_ROOT": str(folder / "files")}
     with serving(folder, "pool_app.py:app", *options, **env) as (process, url):
         results, health = trio.run(use, url, folder, process)
         out, err = process.communicate(timeout=60)

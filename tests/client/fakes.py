@@ -50,6 +50,7 @@ class FakeServer(httpx.AsyncBaseTransport):
     polls: list[Answer] = field(factory=lambda: [result("success")])
     cancels: list[Answer] = field(factory=lambda: [httpx.Response(200, json={"dispositions": {}})])
     healths: list[Answer] = field(factory=lambda: [healthy()])
+    trajectories: list[Answer] = field(factory=lambda: [httpx.Response(200, json={})])
     calls: list[Call] = field(factory=list)
     closed: bool = False
 
@@ -76,6 +77,8 @@ class FakeServer(httpx.AsyncBaseTransport):
 
     def _script(self, call: Call) -> list[Answer]:
         path = call.path.split("/")[1:]
+        if path[-1] == "trajectory":
+            return self.trajectories
         if call.method == "GET":
             return self.healths if path == ["health"] else self.polls
         return self.cancels if path == ["rollout", "cancel"] else self.admissions

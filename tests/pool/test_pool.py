@@ -21,6 +21,7 @@ from pool.helpers import (
 )
 from support import make_app
 
+from rollout.errors import TrajectoryUnavailableError
 from rollout.pool import PoolBackend
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
@@ -245,3 +246,33 @@ async def test_a_front_may_be_the_worker_of_another_front(caplog):
                 assert (await handle).status is RolloutStatus.SUCCESS
             assert agents.started == {f"r{n}": 1 for n in range(6)}
     assert not [each for each in caplog.messages if "refused" in each]
+
+
+async def test_a_front_reads_trajectories_where_its_workers_write_them(tmp_path, monkeypatch):
+    """It may be restarted, and the worker gone."""
+    monkeypatch.setenv("ROLLOUT_ARTIFACT_ROOT", str(tmp_path / "files"))
+    async with net() as servers:
+        worker = await servers.serve(worker_app())
+        backend = PoolBackend([worker.url])
+        async with front_over(backend, state=tmp_path / "state") as (client, _):
+            result = await ask(client, "r", answer="42")
+            await worker.kill()
+            assert (await client.fetch_trajectory("r")).extra["reward"] == result.sample.reward
+            lease = client._trajectories._leases["r"]
+        async with front_over(PoolBackend([worker.url]), state=tmp_path / "state") as (client, _):
+            client._trajectories._leases["r"] = lease
+            assert (await client.fetch_trajectory("r")).extra["reward"] == 1.0
+
+
+async def test_a_front_without_a_folder_says_so(tmp_path):
+    async with net() as servers:
+        worker = await servers.serve(worker_app())
+        async with front_over(PoolBackend([worker.url])) as (client, _):
+            await ask(client, "r")
+            with pytest.raises(TrajectoryUnavailableError, match="keeps no files of rollouts"):
+                await client.fetch_trajectory("r")
+        backend = PoolBackend([worker.url], artifact_root=tmp_path)
+        async with front_over(backend) as (client, _):
+            await ask(client, "s")
+            with pytest.raises(TrajectoryUnavailableError, match="written on another machine"):
+                await client.fetch_trajectory("s")

@@ -173,6 +173,8 @@ class Call:
             return {"timestamp": _written(self.started_at)}
         answered_at = self.started_at + timedelta(seconds=self.latency_sec or 0.0)
         known = {
+            "call": self.number,
+            "choice": choice.index or None,
             "model": self.model,
             "usage": self.usage,
             "prompt_token_ids": self.prompt_token_ids,

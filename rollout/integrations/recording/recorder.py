@@ -380,6 +380,9 @@ class ConversationRecorder(SampleSource):
 
 def _branch(branch: Conversation, main: Conversation, *, detailed: bool) -> dict[str, Any]:
     shared = main.shared(branch.entries) if branch.name == main.name else 0
+    if detailed:  # the same words again have tokens of their own
+        pairs = enumerate(zip(main.entries, branch.entries[:shared], strict=False))
+        shared = next((at for at, (one, own) in pairs if one.choice is not own.choice), shared)
     own = branch.entries[shared:]
     described = {
         "conversation": branch.name,

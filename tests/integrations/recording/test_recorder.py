@@ -166,6 +166,7 @@ async def test_token_ids_and_log_probabilities_are_kept(streamed):
     assert first == {"timestamp": "2026-01-01T00:00:00Z"}
     assert known == {
         "timestamp": "2026-01-01T00:00:00.100000Z",
+        "call": 1,
         "model": "served",
         "prompt_token_ids": [1, 2],
         "token_ids": [3, 4],
@@ -189,7 +190,7 @@ async def test_token_ids_that_are_none_are_left_out(ids):
     body = {"prompt_token_ids": ids, "choices": [choice]}
     talk.recorder.finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.1)
     known = (await talk.sample()).extra_fields["message_details"][1]
-    assert known.keys() == {"timestamp", "model", "latency_sec"}
+    assert known.keys() == {"timestamp", "call", "model", "latency_sec"}
 
 
 async def test_extra_fields_of_ones_own():
