@@ -91,6 +91,11 @@ class ExecutionBackend(ABC):
         del rollout_id
         return None
 
+    def worker_of(self, rollout_id: str) -> str | None:
+        """Return the name of the worker that runs a rollout, for backends that have workers."""
+        del rollout_id
+        return None
+
     def cancel_rollouts(
         self,
         ids: Sequence[str] | None = None,

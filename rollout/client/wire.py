@@ -238,20 +238,21 @@ class Wire:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, content: bytes, *, read_timeout_sec: float
+        self, path: str, content: bytes | None, *, read_timeout_sec: float
     ) -> AsyncGenerator[StreamedAnswer, None]:
         """Send a request whose answer is read as it comes.
 
         Args:
             path: Where to.
-            content: The body.
+            content: The body; ``None`` for a GET, which has none.
             read_timeout_sec: How long the answer may be silent.
 
         Raises:
             RolloutClientClosedError: The HTTP client was closed.
             httpx.TransportError: There was no answer, or it broke off.
         """
-        request = self._request("POST", path, content, None, read_timeout_sec)
+        method = "GET" if content is None else "POST"
+        request = self._request(method, path, content, None, read_timeout_sec)
         answer = await self.http.send(
             request, stream=True, auth=self._auth(), follow_redirects=False
         )

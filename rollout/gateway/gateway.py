@@ -217,6 +217,10 @@ class ModelGateway:
             del self._sessions[digest]
             session.close()
 
+    def state(self) -> dict[str, Any]:
+        """Return what there is to see of it while it runs, as JSON."""
+        return {"rollouts": len(self._sessions), "policy": self.policy.state()}
+
     def recognizes(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether the headers of a request carry the token of a rollout that runs."""
         return self._session_of(headers) is not None

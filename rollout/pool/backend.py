@@ -49,6 +49,7 @@ from rollout.types import (
     RolloutErrorCategory,
     RolloutInitRequest,
     RolloutResultResponse,
+    RolloutSample,
     RolloutStatus,
 )
 
@@ -234,6 +235,11 @@ class PoolBackend(ExecutionBackend):
         """Return the status of a rollout that has been admitted and has not ended."""
         rollout = self._rollouts.get(rollout_id)
         return None if rollout is None else {"status": rollout.status}
+
+    def worker_of(self, rollout_id: str) -> str | None:
+        """Return the name of the worker that has a rollout; ``None`` while it waits for one."""
+        rollout = self._rollouts.get(rollout_id)
+        return None if rollout is None or rollout.attempt is None else rollout.attempt.worker.name
 
     def cancel_rollouts(
         self,
@@ -496,9 +502,12 @@ def _passed_on(attempt: Attempt, result: RolloutResultResponse) -> ExecutionOutc
         context.agent_started_at,
     ):
         encoded = None
+    sample = result.sample
+    if sample is not None and encoded is not None:  # which has all but what is shown of it here
+        sample = RolloutSample(reward=sample.reward)
     passed_on = ExecutionResult(
         status=result.status,
-        sample=result.sample if encoded is None else None,
+        sample=sample,
         err_message=result.err_message,
         err_category=result.err_category,
         err_source=result.err_source,

@@ -64,6 +64,7 @@ from rollout.server.admission import (
 from rollout.server.asgi import (
     Answer,
     Call,
+    EndlessBody,
     Handler,
     RolloutHTTPConnection,
     RolloutRequest,
@@ -81,6 +82,7 @@ from rollout.server.feed import (
     read_claims,
     recall_claimed,
 )
+from rollout.server.live import LIVE_PATH, LiveStream, LiveView
 from rollout.server.model_calls import is_model_path, policy_state, serve_model_call
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.registry import RolloutRegistry
@@ -193,6 +195,9 @@ class RolloutServer(QuartTrio):
         self.shutdown_stages = StagedShutdown(registry, ShutdownBudget())
         self.watchdog: LoopWatchdog | None = None
         self.feeds = FeedHub(registry)
+        self.live = LiveView(
+            registry, {"instance_id": self.instance_id, "process_id": self.process_id}
+        )
         self.refusals = RefusalLog()
         self.authorized = authorizer(key)
         self.shutdown_requested = trio.Event()
@@ -337,6 +342,7 @@ class RolloutServer(QuartTrio):
         """Enter the context managers of serving in order; *stack* exits them."""
         await self.startup()
         stack.push_async_callback(self.shutdown)
+        self.live.open()
         await stack.enter_async_context(self.backend.running())
         if self._user_lifespan is not None:
             await stack.enter_async_context(self._user_lifespan(self))
@@ -512,6 +518,7 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
         ("POST", "/rollout/cancel", partial(_cancel, app)),
         ("POST", "/rollouts", partial(_admit_batch, app)),
         ("POST", FEED_PATH, partial(_open_feed, app)),
+        ("GET", LIVE_PATH, partial(_live, app)),
         ("POST", "/rollouts/renew", partial(_renew, app)),
         ("POST", "/rollouts/start", partial(_start, app)),
         ("GET", "/policy", partial(_policy, app)),
@@ -530,14 +537,26 @@ async def _admit(app: RolloutServer, call: Call) -> Answer:
     return _refuse(outcome["status_code"], outcome["detail"], **headers)
 
 
+_NOT_SERVING = _refuse(503, "the rollout server is not serving")
+
+
 async def _open_feed(app: RolloutServer, call: Call) -> Answer:
     if not app.registry.serving:
         await trio.lowlevel.checkpoint()
-        return _refuse(503, "the rollout server is not serving")
+        return _NOT_SERVING
     claims = read_claims(await call.read_json())
     await recall_claimed(app.registry, claims)
+    return _lines(FeedStream(app.feeds, claims))
+
+
+async def _live(app: RolloutServer, _call: Call) -> Answer:
+    await trio.lowlevel.checkpoint()
+    return _lines(LiveStream(app.live)) if app.registry.serving else _NOT_SERVING
+
+
+def _lines(body: EndlessBody) -> Answer:
     return Answer(
-        FeedStream(app.feeds, claims),
+        body,
         kind="application/x-ndjson",
         # nginx, among others, does not buffer it then.
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},

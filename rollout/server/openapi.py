@@ -231,6 +231,40 @@ _BY_HAND: dict[str, Schema] = {
         {"outcomes": {"type": "array", "items": _OUTCOME}, "attached": {"type": "boolean"}}
     ),
     "FeedRequest": _record({"leases": _CLAIMS}),
+    "LiveUpdate": _record(
+        {
+            "now": {"type": "number"},
+            "rows": {"type": "array", "items": _ref("LiveRow")},
+            "gone": _NAMES,
+        },
+        server={"type": "object"},
+        rollouts={"type": "object", "additionalProperties": {"type": "integer"}},
+        rates={"type": "object", "additionalProperties": {"type": "number"}},
+        outcomes={"type": "object", "additionalProperties": {"type": "integer"}},
+        failures={"type": "object", "additionalProperties": {"type": "integer"}},
+        durations={"type": "object"},
+        history={"type": "object"},
+        slots={"type": ["object", "null"]},
+        workers={"type": ["array", "null"], "items": {"type": "object"}},
+        gateway={"type": ["object", "null"]},
+    ),
+    "LiveRow": _record(
+        {
+            "id": _TEXT,
+            "status": _ref("RolloutStatus"),
+            "admitted_at": {"type": "number"},
+        },
+        run=_TEXT,
+        worker=_TEXT,
+        agent_started_at={"type": "number"},
+        grading_at={"type": "number"},
+        ended_at={"type": "number"},
+        cancelling={"const": True},
+        reward={"type": "number"},
+        err_category=_ref("RolloutErrorCategory"),
+        err_source=_TEXT,
+        err_message=_TEXT,
+    ),
     "RenewRequest": _record({"feed": _TOKEN}),
     "RenewResponse": _record({"renewed": {"type": "integer", "minimum": 0}}),
     "StartRequest": _record(
@@ -283,6 +317,10 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
         }
     }
     lines = {"description": "Results, one a line.", "content": {"application/x-ndjson": {}}}
+    states = {
+        "description": "States, one a line; the first has everything, others what has changed.",
+        "content": {"application/x-ndjson": {"schema": _ref("LiveUpdate")}},
+    }
     return {
         "/health": {
             "get": operation(
@@ -339,6 +377,14 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 {200: lines},
                 503,
                 body=_ref("FeedRequest"),
+            )
+        },
+        "/rollouts/live": {
+            "get": operation(
+                "live",
+                "Stream the state of the server and of its rollouts; the answer has no end.",
+                {200: states},
+                503,
             )
         },
         "/rollouts/renew": {

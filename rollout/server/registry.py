@@ -468,13 +468,13 @@ class RolloutRegistry:
     def _published(self, entry: Entry) -> None:
         record = entry.record
         record.finish(record.end or crash_result(entry.rollout_id), self._serving_time())
-        if record.result is not None:
-            record.result.sample = None  # the bytes are all that is needed of it from here on
         until = entry.retained_until
         if entry.journal is not None:  # it leaves the memory before
             until = min(until, self._serving_time() + record.lease.timeout_sec)
         self._deadlines.add(until, entry)
         entry.emit("finished")
+        if record.result is not None:
+            record.result.sample = None  # the bytes are all that is needed of it from here on
         entry.notify()
         logger.debug("rollout %s: %s", entry.rollout_id, record.status)
 

@@ -130,7 +130,7 @@ class StreamingTransport(httpx.AsyncBaseTransport):
             raise
         if exchange.failure is not None:
             raise exchange.failure
-        if path.endswith("/feed"):
+        if path.endswith(("/feed", "/live")):
             self._streams.append(exchange)
         elif self.hold is not None:
             await self.hold.wait()
