@@ -16,9 +16,10 @@ from server.faults import API_KEY, admission, admit, assert_refused, poll, serve
 from support import make_app, prompt
 
 from rollout.client.wire import Wire
-from rollout.server.live import LIVE_PATH
-from rollout.server.live.view import MOST_ENDED
+from rollout.server.live import LIVE_PATH, view
 from rollout.types import RolloutInitRequest
+
+MOST_ENDED = 7
 
 
 @define
@@ -155,7 +156,8 @@ async def test_a_slow_reader_skips_states_and_gets_the_last(autojump_clock):
     assert not app.live._watches
 
 
-async def test_so_many_ended_rollouts_are_shown(autojump_clock):
+async def test_so_many_ended_rollouts_are_shown(autojump_clock, monkeypatch):
+    monkeypatch.setattr(view, "MOST_ENDED", MOST_ENDED)
     app = make_app()
     async with simulated(app) as http, looking_on(http) as live:
         await live.update()
