@@ -5,8 +5,8 @@ rollout alone, while it runs. The endpoint's own URL and key stay in the server,
 recorded where it passes, whatever program made it.
 """
 
-from rollout.gateway.gateway import ModelGateway
+from rollout.gateway.gateway import ModelGateway, Upstream
 from rollout.gateway.limits import Price
 from rollout.types.limits import Limits
 
-__all__ = ["Limits", "ModelGateway", "Price"]
+__all__ = ["Limits", "ModelGateway", "Price", "Upstream"]

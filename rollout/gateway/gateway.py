@@ -10,26 +10,38 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from rollout._checks import check_flag, check_number, check_whole, setting
+from rollout._checks import check_api_key, check_flag, check_number, check_whole, setting
 from rollout._http import is_loopback_host
+from rollout._redaction import url_secrets
 from rollout.context import RolloutContext, RolloutProgress
 from rollout.errors import InvalidFieldError, RolloutServerError
+from rollout.gateway.flow import Bounds
 from rollout.gateway.limits import Price, tighter
+from rollout.gateway.places import Places
 from rollout.gateway.policy import Policy
-from rollout.gateway.proxy import CallSettings, ModelCall, Session
+from rollout.gateway.proxy import CallSettings, ModelCall, Session, Totals
 from rollout.gateway.wire import PREFIX, ModelReply, error_reply, expects_anthropic, find_route
 from rollout.integrations.transport.connections import Connections
+from rollout.integrations.transport.recording import Endpoint
 from rollout.types._fields import url_host
 from rollout.types.limits import Limits
 
-__all__ = ["ModelGateway"]
+__all__ = ["ModelGateway", "Upstream"]
 
 _TOKEN_BYTES = 32
 _MEBIBYTE = 1024 * 1024
@@ -69,6 +81,60 @@ def _is_limits(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be Limits")
 
 
+def _endpoint_url(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or url_host(value) is None:
+        raise InvalidFieldError(attribute.name, "must be an http:// or https:// URL")
+
+
+def _key(_: Any, __: Any, value: Any) -> None:
+    check_api_key(value)
+
+
+@frozen(repr=False)
+class Upstream:
+    """An endpoint of a gateway's own.
+
+    Attributes:
+        url: Its ``chat_completions_url``, the base or the route itself.
+        api_key: The key for it, ``None`` if it needs none. It never leaves the server.
+
+    Raises:
+        InvalidFieldError: The URL is not one, or the key cannot be sent.
+    """
+
+    url: str = field(validator=_endpoint_url)
+    api_key: str | None = field(default=None, validator=_key)
+
+    def __repr__(self) -> str:
+        return f"<Upstream {self.endpoint.shown}>"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How to reach it."""
+        return Endpoint.of(self.url, self.api_key)
+
+
+def _upstreams(given: Iterable[Upstream | str] | None) -> tuple[Upstream, ...] | None:
+    """Convert the upstreams of a gateway, which may be plain URLs."""
+    if given is None:
+        return None
+    if isinstance(given, (str, Upstream)) or not isinstance(given, Iterable):
+        raise InvalidFieldError("upstreams", "must be a list of URLs and Upstream, or None")
+    upstreams: list[Upstream] = []
+    for index, each in enumerate(given):
+        if not isinstance(each, (str, Upstream)):
+            raise InvalidFieldError("upstreams", f"item {index} must be a URL or an Upstream")
+        try:
+            upstreams.append(each if isinstance(each, Upstream) else Upstream(each))
+        except InvalidFieldError as error:
+            raise InvalidFieldError("upstreams", f"item {index} {error.reason}") from None
+    if not upstreams:
+        raise InvalidFieldError(
+            "upstreams", "must have an item; leave it out for the endpoints that requests name"
+        )
+    return tuple(upstreams)
+
+
 @define(eq=False, kw_only=True)
 class ModelGateway:
     """A server's own model endpoint, which passes the calls of its rollouts on and records them.
@@ -91,9 +157,19 @@ class ModelGateway:
         max_answer_bytes: How large an answer may be.
         stream_usage: Whether to ask for the usage of streams whose agent does not; ``False`` for
             endpoints that cannot say it (``stream_options``).
+        upstreams: The policy's endpoints, as URLs or `Upstream`, in place of those that requests
+            name. A rollout stays with one and moves when that fails; new ones go to that with
+            least to do.
+        max_calls_in_flight: The most calls that are in flight to each endpoint; the others wait.
+            ``None`` for no bound.
+        min_calls_in_flight: The least to which their number falls when an endpoint is overloaded.
+        retries: How often a call is sent again whose endpoint refuses it for overload, fails or
+            cannot be reached, before a byte of its answer has reached the agent.
+        retry_sec: How long after the first failure the last retry may start, in seconds.
 
     Attributes:
         policy: Pauses and resumes calls, and knows the version of the weights.
+        bounds: The bounds of the calls in flight to each endpoint, which may change at any time.
 
     Raises:
         InvalidFieldError: A setting is refused; the message names it.
@@ -108,7 +184,18 @@ class ModelGateway:
     pause_wait_sec: float = field(default=600.0, validator=setting(check_number, least=0))
     max_answer_bytes: int = field(default=64 * _MEBIBYTE, validator=setting(check_whole))
     stream_usage: bool = field(default=True, validator=setting(check_flag))
+    upstreams: tuple[Upstream, ...] | None = field(default=None, converter=_upstreams)
+    max_calls_in_flight: int | None = field(default=None, validator=setting(check_whole, none=True))
+    min_calls_in_flight: int = field(default=1, validator=setting(check_whole))
+    retries: int = field(default=2, validator=setting(check_whole, least=0))
+    retry_sec: float = field(default=30.0, validator=setting(check_number, least=0))
     policy: Policy = field(factory=Policy, init=False, repr=False)
+    bounds: Bounds = field(init=False, repr=False)
+    _totals: Totals = field(factory=Totals, init=False, repr=False)
+    _own_places: Places | None = field(default=None, init=False, repr=False)
+    _places: MutableMapping[Any, Places] = field(
+        factory=WeakValueDictionary, init=False, repr=False
+    )
     _address: str | None = field(default=None, init=False)
     _sessions: dict[bytes, Session] = field(factory=dict, init=False, repr=False)
     _connections: Connections = field(factory=lambda: Connections(kept=True), init=False)
@@ -116,6 +203,12 @@ class ModelGateway:
     def __attrs_post_init__(self) -> None:
         if self.limits.cost_usd is not None and not self.prices:
             raise InvalidFieldError("prices", "are needed for a limit of the cost")
+        most = self.max_calls_in_flight
+        if most is not None and self.min_calls_in_flight > most:
+            raise InvalidFieldError("min_calls_in_flight", "must not exceed max_calls_in_flight")
+        self.bounds = Bounds(minimum=self.min_calls_in_flight, maximum=most)
+        if self.upstreams is not None:
+            self._own_places = Places((each.endpoint for each in self.upstreams), self.bounds)
 
     @property
     def base_url(self) -> str:
@@ -179,16 +272,21 @@ class ModelGateway:
 
         Args:
             rollout_id: The rollout.
-            chat_completions_url: Its endpoint.
+            chat_completions_url: Its endpoint, which counts if the gateway has no upstreams.
             api_key: The key for that.
             progress: Where its context reports to.
             limits: The limits that its request names.
             limited: Says whether limits count at the moment.
         """
         token = secrets.token_urlsafe(_TOKEN_BYTES)
+        endpoint = Endpoint.of(chat_completions_url, api_key)
+        own = [(api_key, chat_completions_url)]
+        own += [(each.api_key, each.url) for each in self.upstreams or ()]
         session = Session(
-            chat_completions_url=chat_completions_url,
-            api_key=api_key,
+            endpoint=endpoint,
+            secrets=tuple(each for key, url in own for each in (key, *url_secrets(url))),
+            places=self._places_of(endpoint),
+            totals=self._totals,
             context=RolloutContext(
                 chat_completions_url=self.base_url,
                 api_key=token,
@@ -205,6 +303,8 @@ class ModelGateway:
                 pause_wait_sec=self.pause_wait_sec,
                 max_answer_bytes=self.max_answer_bytes,
                 stream_usage=self.stream_usage,
+                retries=self.retries,
+                retry_sec=self.retry_sec,
             ),
             limits=tighter(self.limits, Limits.of(limits)),
             limited=limited,
@@ -219,7 +319,29 @@ class ModelGateway:
 
     def state(self) -> dict[str, Any]:
         """Return what there is to see of it while it runs, as JSON."""
-        return {"rollouts": len(self._sessions), "policy": self.policy.state()}
+        known = {"rollouts": len(self._sessions), "policy": self.policy.state()}
+        return {**known, "flow": self.health()}
+
+    def health(self) -> dict[str, Any]:
+        """Return the flow of calls as JSON, without secrets."""
+        places = [self._own_places] if self._own_places is not None else [*self._places.values()]
+        return {
+            "calls": self._totals.calls,
+            "calls_waiting": sum(each.flow.waiting for each in places),
+            "retries": self._totals.retries,
+            "wait_sec": self._totals.wait_sec,
+            "upstreams": [upstream for each in places for upstream in each.state()],
+        }
+
+    def _places_of(self, endpoint: Endpoint) -> Places | None:
+        """Return the places for a rollout's calls; ``None`` if nothing bounds them."""
+        if self._own_places is not None or self.bounds.maximum is None:
+            return self._own_places
+        key = endpoint.base_url, *endpoint.query.items(), endpoint.api_key
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = Places([endpoint], self.bounds)
+        return found
 
     def recognizes(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether the headers of a request carry the token of a rollout that runs."""

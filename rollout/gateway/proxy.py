@@ -9,22 +9,27 @@ connection ends without the mark of a whole answer.
 
 from __future__ import annotations
 
+import random
 from base64 import b64encode
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rollout._endpoint_failures import is_refusal
-from rollout._redaction import Redactor, url_secrets
+from rollout._redaction import Redactor
 from rollout.codec import dump_json
 from rollout.context import RolloutContext
+from rollout.gateway.flow import Caller
 from rollout.gateway.limits import Price, Used, price_of
+from rollout.gateway.places import Place, Places
 from rollout.gateway.policy import Policy
+from rollout.gateway.retries import Outcome, Retries
 from rollout.gateway.tokens import Capture
 from rollout.gateway.wire import (
     LIMIT_HEADER,
@@ -32,6 +37,7 @@ from rollout.gateway.wire import (
     ModelReply,
     Route,
     answer_headers,
+    as_retry,
     error_event,
     error_reply,
     forwarded,
@@ -45,9 +51,11 @@ from rollout.integrations.transport.recording import (
     ReadAlong,
     RecordingTransport,
 )
+from rollout.rules.retry import retry_after_sec
+from rollout.trajectory.totals import read_usage
 from rollout.types.limits import Limits
 
-__all__ = ["CallSettings", "ModelCall", "ReplyWriter", "Session"]
+__all__ = ["CallSettings", "ModelCall", "ReplyWriter", "Session", "Totals"]
 
 _OK = range(200, 300)
 _REDIRECTS = range(300, 400)
@@ -85,6 +93,8 @@ class CallSettings:
     pause_wait_sec: float
     max_answer_bytes: int
     stream_usage: bool
+    retries: int
+    retry_sec: float
 
     def model(self, name: str | None) -> str | None:
         """Return the name that the endpoint gets for the one that the agent sends."""
@@ -92,12 +102,29 @@ class CallSettings:
         return default if name is None else self.models.get(name, default)
 
 
+@define
+class Totals:
+    """What a gateway has counted so far.
+
+    Attributes:
+        calls: Calls of agents.
+        retries: How often calls were sent again.
+        wait_sec: How long calls have waited for a place or a retry.
+    """
+
+    calls: int = 0
+    retries: int = 0
+    wait_sec: float = 0.0
+
+
 class Session:
     """A rollout that calls its model through a gateway.
 
     Args:
-        chat_completions_url: The endpoint that the rollout's request names.
-        api_key: The key for it.
+        endpoint: Where its calls go; with *places*, these say.
+        secrets: What agents must not see of endpoints.
+        places: Where its calls wait, if there is anything to wait for.
+        totals: What the gateway counts.
         context: What the rollout's own code gets; it names the gateway and the token.
         connections: The connections to endpoints.
         policy: Says when calls may be sent, and the version that answers.
@@ -110,14 +137,18 @@ class Session:
         own_recorder: Records calls unless the rollout's code has a recorder of its own.
         policy: As above.
         settings: As above.
+        places: As above.
+        totals: As above.
         used: What its calls have used.
     """
 
     def __init__(
         self,
         *,
-        chat_completions_url: str,
-        api_key: str | None,
+        endpoint: Endpoint,
+        secrets: tuple[str | None, ...],
+        places: Places | None,
+        totals: Totals,
         context: RolloutContext,
         connections: Connections,
         policy: Policy,
@@ -125,12 +156,14 @@ class Session:
         limits: Limits,
         limited: Callable[[], bool],
     ) -> None:
-        own_secrets = (api_key, *url_secrets(chat_completions_url))
-        recorder = ConversationRecorder(secrets=own_secrets, info=context.info)
+        recorder = ConversationRecorder(secrets=secrets, info=context.info)
         context.gateway_source = recorder
         self.context = context
-        self.endpoint = Endpoint.of(chat_completions_url, api_key)
-        self.redactor = Redactor(own_secrets)
+        self.redactor = Redactor(secrets)
+        self.places = places
+        self.caller: Caller[Endpoint] = Caller()
+        self.totals = totals
+        self._endpoint = endpoint
         self.policy = policy
         self.settings = settings
         self.used = Used()
@@ -156,10 +189,17 @@ class Session:
         self.recorder.captures_tokens = True
         return Capture.of(body, RECORDED[route.path])
 
-    def transport(self, conversation: str) -> _UpstreamTransport:
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where requests go that wait for no place."""
+        if self.places is None:
+            return self._endpoint
+        return self.places.flow.of_other_requests(self.caller, trio.current_time())
+
+    def transport(self, endpoint: Endpoint, conversation: str) -> _UpstreamTransport:
         """Return the transport for one call; one without a conversation leaves no record."""
         return _UpstreamTransport(
-            self.endpoint,
+            endpoint,
             self.recorder if conversation else ConversationRecorder(),
             conversation=conversation,
             stream_usage=self.settings.stream_usage,
@@ -192,6 +232,8 @@ class Session:
         """Cancel the calls that are under way."""
         for scope in self._calls:
             scope.cancel()
+        if self.places is not None:
+            self.places.flow.leave(self.caller)
 
 
 @define(eq=False)
@@ -210,6 +252,7 @@ class ModelCall:
     _headers: list[tuple[bytes, bytes]] = field(kw_only=True, alias="headers", repr=False)
     _begun: bool = field(default=False, init=False)
     _capture: Capture | None = field(default=None, init=False)
+    _outcome: Outcome | None = field(default=None, init=False)
 
     @property
     def has_body(self) -> bool:
@@ -257,34 +300,99 @@ class ModelCall:
                 reply.headers.append((LIMIT_HEADER, refused[0].encode()))
                 return reply
             self.session.used.calls += 1
-        request = partial(self._request, library, content, body)
+            self.session.totals.calls += 1
+        send = partial(self._send, library, content, body, model, writer)
         if not self.route.counts:
-            return await self._send(library, request, model, writer)
-        policy = self.session.policy
-        while await policy.wait(self.session.settings.pause_wait_sec):
+            return await send(self.session.endpoint)
+        return await self._answered(send, writer)
+
+    async def _answered(
+        self, send: Callable[..., Awaitable[ModelReply | bool]], writer: ReplyWriter
+    ) -> ModelReply | bool:
+        """Send the call when it may be, and again where that helps."""
+        policy, settings = self.session.policy, self.session.settings
+        retries = Retries(settings.retries, settings.retry_sec)
+        while await policy.wait(settings.pause_wait_sec):
             answer: ModelReply | bool = False
-            with policy.sending() as scope:
-                answer = await self._send(library, request, model, writer)
-            if not policy.took_back(scope):
+            async with self._placed(retries) as endpoint:
+                if policy.paused:
+                    continue
+                with policy.sending() as scope:
+                    answer = await send(endpoint, retries.failures)
+            if policy.took_back(scope):
+                if self._begun:
+                    message = "the call was aborted, since the policy is paused"
+                    await writer.piece(error_event(503, message, anthropic=self.route.anthropic))
+                    return False
+                continue
+            delay = self._retry_delay_sec(retries)
+            if delay is None:
                 return answer
-            if self._begun:
-                message = "the call was aborted, since the policy is paused"
-                await writer.piece(error_event(503, message, anthropic=self.route.anthropic))
-                return False
+            self._waited(delay)
+            await trio.sleep(delay)
         return self.error(503, "the policy is paused, and has not been resumed in time")
 
+    @asynccontextmanager
+    async def _placed(self, retries: Retries) -> AsyncGenerator[Endpoint, None]:
+        """Have a place for the call within the block, and give it back with its outcome."""
+        session, self._outcome = self.session, None
+        if session.places is None:
+            yield session.endpoint
+            return
+        place = Place(session.caller)
+        try:
+            endpoint = await session.places.take(place)
+        finally:
+            waited = place.waited_sec(trio.current_time())
+            self._waited(waited)
+            retries.waited(waited)
+        try:
+            yield endpoint
+        finally:
+            session.places.give_back(place, self._outcome)
+
+    def _retry_delay_sec(self, retries: Retries) -> float | None:
+        """Return how long to wait before the call is sent again, ``None`` if it is not."""
+        if self._begun or self._outcome is None:
+            return None
+        now, places = trio.current_time(), self.session.places
+        moves = places is not None and places.flow.moves(self.session.caller, now)
+        delay = retries.delay_sec(self._outcome, now, moves=moves, draw=random.random())  # noqa: S311
+        if delay is not None:
+            self.session.totals.retries += 1
+        return delay
+
+    def _waited(self, seconds: float) -> None:
+        """Count a wait of the call for a place or a retry."""
+        self.session.totals.wait_sec += seconds
+        if self._conversation():
+            recorder = self.session.recorder
+            recorder.model_wait_sec = (recorder.model_wait_sec or 0.0) + seconds
+
     async def _send(
-        self, library: Any, request: Callable[[], Any], model: str, writer: ReplyWriter
+        self,
+        library: Any,
+        content: bytes,
+        body: dict[str, Any] | None,
+        model: str,
+        writer: ReplyWriter,
+        endpoint: Endpoint,
+        failures: int = 0,
     ) -> ModelReply | bool:
-        transport = self.session.transport(self._conversation())
+        transport = self.session.transport(endpoint, self._conversation())
+        request = self._request(library, content, body, endpoint, failures)
         began = self.session.policy.version
         stream: Any = None
         try:
-            response = await transport.handle_async_request(request())
+            response = await transport.handle_async_request(request)
             stream = response.stream
             answer = await self._hand_on(response, writer)
+            self._outcome = _outcome_of(response)
         except (library.TransportError, _TooLargeError) as error:
             self.session.own_recorder.endpoint_failed = True
+            lost = (library.NetworkError, library.ConnectTimeout, library.RemoteProtocolError)
+            if isinstance(error, lost):
+                self._outcome = Outcome(broken=True)
             status, message = self._failure(library, error)
             if not self._begun:
                 return self.error(status, message)
@@ -336,11 +444,17 @@ class ModelCall:
         if size > self.session.settings.max_answer_bytes:
             raise _TooLargeError
 
-    def _request(self, library: Any, content: bytes, body: dict[str, Any] | None) -> Any:
-        endpoint = self.session.endpoint
+    def _request(
+        self,
+        library: Any,
+        content: bytes,
+        body: dict[str, Any] | None,
+        endpoint: Endpoint,
+        failures: int,
+    ) -> Any:
         own = library.URL(endpoint.base_url)
         headers = [
-            *forwarded(self._headers),
+            *as_retry(forwarded(self._headers), failures),
             (b"accept-encoding", b"identity"),
             (b"host", own.netloc),
         ]
@@ -388,6 +502,11 @@ class ModelCall:
             call.policy_versions = began, ended
         if call.usage is not None:
             self.session.used.add(call.usage, price_of(self.session.settings.prices, model))
+        if self.session.places is not None and self._outcome is not None and call.complete:
+            tokens = read_usage(call.usage or {}).get("completion_tokens")
+            self._outcome = evolve(
+                self._outcome, latency_sec=call.latency_sec or 0.0, tokens=tokens
+            )
 
     @property
     def _key_header(self) -> bool:
@@ -420,6 +539,12 @@ class ModelCall:
             self.session.own_recorder.endpoint_failed = call.outcome == "failed" and (
                 status in _OK or is_refusal(status)
             )
+
+
+def _outcome_of(response: Any) -> Outcome:
+    header = response.headers.get("retry-after")
+    asked = None if header is None else retry_after_sec(header, datetime.now(UTC))
+    return Outcome.of_status(response.status_code, asked)
 
 
 class _TooLargeError(Exception):

@@ -17,6 +17,7 @@ __all__ = [
     "ModelReply",
     "Route",
     "answer_headers",
+    "as_retry",
     "error_event",
     "error_reply",
     "expects_anthropic",
@@ -48,6 +49,8 @@ _FORWARDED = frozenset(
         b"user-agent",
     }
 )
+_FEW_DIGITS = 9
+_RETRY_COUNT = b"x-stainless-retry-count"
 _FORWARDED_PREFIXES = (b"anthropic-", b"openai-", b"x-stainless-")
 
 _NOT_RETURNED = frozenset(
@@ -142,6 +145,16 @@ def forwarded(headers: Headers) -> list[tuple[bytes, bytes]]:
         for name, value in headers
         if name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES)
     ]
+
+
+def as_retry(headers: list[tuple[bytes, bytes]], failures: int) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request that has failed so often, which say so as SDKs do."""
+    if not failures:
+        return headers
+    given = dict(headers).get(_RETRY_COUNT, b"0")
+    count = failures + (int(given) if given.isdigit() and len(given) < _FEW_DIGITS else 0)
+    others = [pair for pair in headers if pair[0] != _RETRY_COUNT]
+    return [*others, (_RETRY_COUNT, b"%d" % count)]
 
 
 def answer_headers(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -713,6 +713,8 @@ async def _health(app: RolloutServer, _call: Call) -> Answer:
     payload["polling_lease_timeout_sec"] = app.registry.polling_lease_timeout_sec
     if app.policy is not None:
         payload["policy"] = app.policy.state()
+    if app.gateway is not None:
+        payload["gateway"] = app.gateway.health()
     payload["lifecycle"] = unstructure(app.registry.lifecycle)
     if app.registry.store is not None:
         trouble = app.registry.trouble

@@ -166,6 +166,7 @@ def _one_of_three() -> Schema:
 
 
 _TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
 _NAMES: Schema = {"type": "array", "items": _TEXT}
 _TOKEN: Schema = {"type": "string", "minLength": 1}
 _PROBLEM = _record(
@@ -196,12 +197,12 @@ _BY_HAND: dict[str, Schema] = {
         {
             "paused": {"type": "boolean"},
             "version": {"type": ["integer", "null"]},
-            "calls_in_flight": {"type": "integer", "minimum": 0},
+            "calls_in_flight": _COUNT,
         },
         workers=_record(
             {
-                "total": {"type": "integer", "minimum": 0},
-                "current": {"type": "integer", "minimum": 0},
+                "total": _COUNT,
+                "current": _COUNT,
             }
         ),
     ),
@@ -222,6 +223,27 @@ _BY_HAND: dict[str, Schema] = {
             {"status": {"enum": ["ok", "error"]}, "detail": {"type": ["string", "null"]}}
         ),
         policy=_ref("PolicyState"),
+        gateway=_record(
+            {
+                "calls": _COUNT,
+                "calls_waiting": _COUNT,
+                "retries": _COUNT,
+                "wait_sec": {"type": "number", "minimum": 0},
+                "upstreams": {
+                    "type": "array",
+                    "items": _record(
+                        {
+                            "url": _TEXT,
+                            "calls_in_flight": _COUNT,
+                            "limit": {"type": ["integer", "null"], "minimum": 1},
+                            "rollouts": _COUNT,
+                            "failing": {"type": "boolean"},
+                            "held_sec": {"type": "number", "minimum": 0},
+                        }
+                    ),
+                },
+            }
+        ),
     ),
     "BatchRequest": _record(
         {"rollouts": {"type": "array", "items": _ref("RolloutInitRequest"), "maxItems": MAX_BATCH}},
@@ -266,7 +288,7 @@ _BY_HAND: dict[str, Schema] = {
         err_message=_TEXT,
     ),
     "RenewRequest": _record({"feed": _TOKEN}),
-    "RenewResponse": _record({"renewed": {"type": "integer", "minimum": 0}}),
+    "RenewResponse": _record({"renewed": _COUNT}),
     "StartRequest": _record(
         {"rollouts": {"type": "array", "items": _CLAIM, "maxItems": MAX_CLAIMS}}
     ),

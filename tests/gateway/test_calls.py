@@ -269,7 +269,7 @@ async def test_a_refusal_passes_unchanged_and_the_sdk_tries_again():
         refuse(500, retry_after="0.01"),
         say("13"),
     )
-    async with rig(agent, *steps) as it:
+    async with rig(agent, *steps, gateway=ModelGateway(retries=0)) as it:
         result = await it.run()
     assert result.status is RolloutStatus.SUCCESS
     assert result.sample.metrics["retries"] == 2
@@ -296,7 +296,7 @@ async def test_an_endpoint_that_cannot_be_reached_is_blamed():
         got.append(await post(context))
         raise RuntimeError("the tool exited with 1")
 
-    async with rig(agent, say("")) as it:
+    async with rig(agent, say(""), gateway=ModelGateway(retries=0)) as it:
         result = await it.run(chat_completions_url="http://127.0.0.1:9/v1")
     assert got[0].status_code == 502
     assert "cannot be reached" in got[0].json()["error"]["message"]
@@ -309,7 +309,7 @@ async def test_a_refusal_of_the_sdk_in_process_is_blamed_on_the_endpoint():
         with sdk(context, max_retries=0) as client:
             client.chat.completions.create(model="m", messages=[QUESTION])
 
-    async with rig(agent, refuse(503, "down for today")) as it:
+    async with rig(agent, refuse(503, "down for today"), gateway=ModelGateway(retries=0)) as it:
         result = await it.run()
     assert result.err_source == MODEL_ENDPOINT
     assert "down for today" in result.err_message

@@ -52,7 +52,8 @@ class Step:
         error: The message of a refusal, or of an error in the middle of a stream.
         raw: A body instead of all that.
         hold_after: After how many pieces of a stream it stalls; 0 stalls before the head.
-        cut_after: After how many pieces of a stream it closes the connection.
+        cut_after: After how many pieces of a stream it closes the connection; a whole answer is
+            cut in its middle.
     """
 
     status: int = 200
@@ -257,8 +258,9 @@ class _Connection:
             if step.hold_after is not None:
                 await self._hold(request)
                 return True
-            await self._whole(step.status, headers, json.dumps(answer.whole()).encode())
-            return False
+            whole = json.dumps(answer.whole()).encode()
+            await self._whole(step.status, headers, whole, cut=step.cut_after is not None)
+            return step.cut_after is not None
         headers["content-type"] = "text/event-stream; charset=utf-8"
         await self._send(_head(step.status, headers))
         for number, event in enumerate(answer.events()):
@@ -271,9 +273,14 @@ class _Connection:
         await self._send(h11.EndOfMessage())
         return False
 
-    async def _whole(self, status: int, headers: dict[str, str], body: bytes) -> None:
+    async def _whole(
+        self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False
+    ) -> None:
         headers = {"content-type": "application/json", **headers, "content-length": str(len(body))}
         await self._send(_head(status, headers))
+        if cut:
+            await self._send(h11.Data(data=body[: len(body) // 2]))
+            return
         await self._send(h11.Data(data=body))
         await self._send(h11.EndOfMessage())
 

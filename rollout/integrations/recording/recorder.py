@@ -131,9 +131,12 @@ class ConversationRecorder(SampleSource):
             caller and are kept in the trajectory.
         info: Your own notes; they are kept in the trajectory and never travel.
         captures_tokens: Whether a gateway asks for the tokens of calls.
+        model_wait_sec: How long calls have waited in a gateway before they were sent, in seconds;
+            ``None`` where nothing made them wait.
     """
 
     captures_tokens = False
+    model_wait_sec: float | None = None
 
     def __init__(
         self, *, secrets: tuple[str | None, ...] = (), info: dict[str, Any] | None = None
@@ -309,6 +312,8 @@ class ConversationRecorder(SampleSource):
         if versions:
             metrics["policy_version_min"] = min(versions)
             metrics["policy_version_max"] = max(versions)
+        if self.model_wait_sec is not None:
+            metrics["model_wait_sec"] = self.model_wait_sec
         if self.limit_reached is not None:
             metrics["limit_reached"] = self.limit_reached
         if self.captures_tokens:
