@@ -142,12 +142,13 @@ def _current_rollout() -> str | None:
     return context.rollout_id if context is not None and context.rollout_id else None
 
 
-def host_of(bind: str, *, forms: str = "HOST:PORT or [IPV6]:PORT") -> str:
+def host_of(bind: str, *, forms: str = "HOST:PORT or [IPV6]:PORT", option: str = "--bind") -> str:
     """Return the host of the address that ``--bind`` gives.
 
     Args:
         bind: The address.
         forms: The forms that it may have, for the error.
+        option: The option that gives it, likewise.
 
     Raises:
         CommandError: It is malformed.
@@ -155,9 +156,9 @@ def host_of(bind: str, *, forms: str = "HOST:PORT or [IPV6]:PORT") -> str:
     host, _, port = bind.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
     if host in {"", "unix"} or "/" in bind or (":" in host and not in_brackets):
-        raise CommandError(f"--bind takes {forms}, not {bind!r}")
+        raise CommandError(f"{option} takes {forms}, not {bind!r}")
     if not (_PORT.fullmatch(port) and int(port) <= _HIGHEST_PORT):
-        raise CommandError(f"--bind: the port must be a number from 0 to {_HIGHEST_PORT}")
+        raise CommandError(f"{option}: the port must be a number from 0 to {_HIGHEST_PORT}")
     return host.strip("[]")
 
 

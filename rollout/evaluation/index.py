@@ -227,17 +227,27 @@ class AttemptIndex:
             for at in range(_BLOCK):
                 row = first * _BLOCK + at
                 for attempt, block in blocks:
-                    if code := block.codes[at]:
-                        reward = block.rewards[at]
-                        yield IndexedAttempt(
-                            row,
-                            attempt,
-                            STATES[code % _SETTLED - 1],
-                            code >= _SETTLED,
-                            None if math.isnan(reward) else reward,
-                            block.places[at],
-                            tuple(sorted(self._others.get((row, attempt), ()))),
-                        )
+                    if block.codes[at]:
+                        yield self._indexed(row, attempt, block)
+
+    def find(self, row: int, attempt: int) -> IndexedAttempt | None:
+        """Return an attempt; ``None`` if it has no record."""
+        if not self._code(row, attempt):
+            return None
+        return self._indexed(row, attempt, self._blocks[row // _BLOCK, attempt])
+
+    def _indexed(self, row: int, attempt: int, block: _Block) -> IndexedAttempt:
+        at = row % _BLOCK
+        code, reward = block.codes[at], block.rewards[at]
+        return IndexedAttempt(
+            row,
+            attempt,
+            STATES[code % _SETTLED - 1],
+            code >= _SETTLED,
+            None if math.isnan(reward) else reward,
+            block.places[at],
+            tuple(sorted(self._others.get((row, attempt), ()))),
+        )
 
     def rows(self) -> Iterator[RowScore]:
         """Yield the rows that have a record of any kind, in order."""

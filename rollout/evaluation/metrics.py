@@ -269,14 +269,20 @@ def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> E
     """
     check_whole("rows", rows, least=0)
     check_whole("n", n)
-    tally = _Tally(n)
+    tally = Tally(n)
     for record in records:
         tally.add(record)
     return tally.metrics(rows)
 
 
 @define
-class _Tally:
+class Tally:
+    """The figures of a run, from its records one by one.
+
+    Attributes:
+        n: How many attempts each row has.
+    """
+
     n: int
     index: AttemptIndex = field(factory=AttemptIndex)
     outcomes: Counter[AttemptOutcome] = field(factory=Counter)
@@ -294,6 +300,7 @@ class _Tally:
     sample_metrics: dict[str, array[float]] = field(factory=dict)
 
     def add(self, record: AttemptRecord) -> None:
+        """Add the record that counts of an attempt; see `compute_metrics`."""
         if record.attempt >= self.n:
             raise EvaluationError(
                 f"row {record.row} has an attempt {record.attempt}, but n is {self.n}"
@@ -343,6 +350,7 @@ class _Tally:
             self.successes.append(record.duration_sec)
 
     def metrics(self, rows: int) -> EvaluationMetrics:
+        """Work out the figures of a run with so many rows; see `compute_metrics`."""
         passes, rewards = ClusterSums(), ClusterSums()
         kinds: Counter[tuple[int, int]] = Counter()
         seen = passed = 0

@@ -87,6 +87,13 @@ class EvaluationView:
         if self._bar is not None:
             self._bar.stop()
 
+    def note(self, line: str) -> None:
+        """Print a line on stderr, in whatever form that has."""
+        if self._json_logs:
+            logger.info("%s", line)
+        else:
+            self._warn(line)
+
     def begin(self, progress: EvaluationProgress) -> None:
         """Follow the progress of a run that starts."""
         self._total, self._settled = progress.total, progress.settled

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 import trio
 from attrs import frozen
 
+from rollout._http import is_loopback_host
 from rollout.cli.eval.options import config_options, overrides_of, resume_command
 from rollout.cli.eval.progress import EvaluationView
 from rollout.cli.eval.summary import print_summary, summary_document
@@ -20,7 +23,7 @@ from rollout.cli.failures import (
     run_async,
 )
 from rollout.cli.interrupts import interrupts
-from rollout.cli.options import json_option, log_format_option
+from rollout.cli.options import host_of, json_option, log_format_option
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import print_json
 from rollout.errors import (
@@ -31,6 +34,9 @@ from rollout.errors import (
     InvalidBodyError,
 )
 from rollout.evaluation import EvaluationConfig, EvaluationRun, evaluate, load_config
+
+if TYPE_CHECKING:
+    from rollout.cli.eval.live import LivePage
 
 __all__ = ["command"]
 
@@ -52,6 +58,12 @@ class _Remembering(click.Command):
     "--retry-failed", is_flag=True, help="Run attempts again that are on record as failed."
 )
 @click.option("--no-check", is_flag=True, help="Start without a test call of the model.")
+@click.option("--live", is_flag=True, help="Serve the report while the run fills it.")
+@click.option(
+    "--live-bind",
+    metavar="HOST:PORT",
+    help="Where; on this machine. A free port of 127.0.0.1 by default.",
+)
 @json_option
 @log_format_option
 @click.pass_context
@@ -62,6 +74,8 @@ def command(
     fresh: bool,
     retry_failed: bool,
     no_check: bool,
+    live: bool,
+    live_bind: str | None,
     as_json: bool,
     log_format: str,
     **values: Any,
@@ -73,8 +87,8 @@ def command(
     attempts that have ended stay as they are, the others run. Changed inputs are refused.
 
     On a terminal a bar shows how far the run is; without one each attempt that ends is a
-    line. Ctrl-C cancels what is in flight on the server, keeps what has ended and says how to
-    go on; a second one ends at once.
+    line. With --live a page shows the report while it fills. Ctrl-C cancels what is in flight
+    on the server, keeps what has ended and says how to go on; a second one ends at once.
 
     Exits with 0 once every attempt has ended, whatever the rewards and failures, with 1 if the
     run was stopped or attempts were cancelled, with 2 if it could not begin, and with 128 and
@@ -89,6 +103,7 @@ def command(
         fresh=fresh,
         retry_failed=retry_failed,
         check_model=not no_check,
+        live=_live_address(live_bind) if live or live_bind is not None else None,
         path=ctx.command_path,
         arguments=tuple(ctx.obj),
     )
@@ -109,6 +124,7 @@ class _Plan:
     """What to run.
 
     Attributes:
+        live: Where the page of the run is served, if it is.
         path: The command that was called.
         arguments: Its arguments.
     """
@@ -117,6 +133,7 @@ class _Plan:
     fresh: bool
     retry_failed: bool
     check_model: bool
+    live: str | None
     path: str
     arguments: tuple[str, ...]
 
@@ -147,7 +164,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
         force_exit(number, f"what has ended is kept; go on with: {plan.resume(run)}")
 
     # What runs on a server would go on there until its leases end, and cost tokens.
-    async with interrupts(again=give_up, hang_up=True) as signals:
+    async with interrupts(again=give_up, hang_up=True) as signals, _live(plan, view) as page:
         with signals.work, view:
             try:
                 async with evaluate(
@@ -157,7 +174,9 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                     check_model=plan.check_model,
                 ) as run:
                     view.begin(run.progress)
-                    await _follow(run, view)
+                    if page is not None:
+                        page.begin(run)
+                    await _follow(run, view, page)
             except EvaluationStoppedError as error:
                 if run is None:
                     raise
@@ -174,6 +193,31 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     note = "no attempt had started" if run is None else _kept(run)
     raise interrupted(signals.number, f"{note}; go on with: {plan.resume(run)}")
+
+
+@asynccontextmanager
+async def _live(plan: _Plan, view: EvaluationView) -> AsyncGenerator[LivePage | None, None]:
+    """Serve the page of the run, if it is to have one."""
+    if plan.live is None:
+        yield None
+        return
+    from rollout.cli.eval.live import live_page  # noqa: PLC0415 - a web server takes a while
+
+    async with live_page(plan.live) as (page, url):
+        view.note(f"live report: {url}")
+        yield page
+
+
+def _live_address(bind: str | None) -> str:
+    if bind is None:
+        return "127.0.0.1:0"
+    host = host_of(bind, option="--live-bind")
+    if not is_loopback_host(host) or host in {"0.0.0.0", "::"}:  # noqa: S104 - refused
+        raise CommandError(
+            "--live-bind takes an address of this machine alone, such as 127.0.0.1:8080, since "
+            "the page asks for no key; to see it from elsewhere, forward the port with ssh -L"
+        )
+    return bind
 
 
 def _broken_off(error: EvaluationError, run: EvaluationRun, plan: _Plan) -> str:
@@ -197,10 +241,12 @@ def _kept(run: EvaluationRun) -> str:
     return f"{counts.settled} of {counts.planned} attempts have ended and are kept"
 
 
-async def _follow(run: EvaluationRun, view: EvaluationView) -> None:
+async def _follow(run: EvaluationRun, view: EvaluationView, page: LivePage | None) -> None:
     try:
         async for record in run:
             view.show(record)
+            if page is not None:
+                page.move()
     except trio.Cancelled:
         view.stopping()
         raise

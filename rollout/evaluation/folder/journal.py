@@ -137,11 +137,14 @@ class _Lines:
                 if _is_torn(line):
                     return
                 raise self.damaged("does not fit its checksum")
+            record = None
             if self.number == 1:
                 self._check_head(value)
             else:
-                yield self._record(value)
+                record = self._record(value)
             self.whole = self.offset + len(line)
+            if record is not None:
+                yield record
 
     def damaged(self, reason: str) -> EvaluationDamagedError:
         return EvaluationDamagedError(
@@ -173,6 +176,27 @@ def read_records(folder: Path) -> Iterator[AttemptRecord]:
     with open_journal(folder) as file:
         if file is not None:
             yield from _Lines(folder / EVENTS, file, None).records()
+
+
+def records_from(folder: Path, start: int) -> Iterator[tuple[int, int, AttemptRecord]]:
+    """Yield the records that were written since an earlier call, each with its begin and end.
+
+    Args:
+        folder: The folder of the run, which may be going on.
+        start: The end of the last record of that call, in bytes; 0 reads all of them.
+
+    Raises:
+        EvaluationDamagedError: A line is damaged.
+    """
+    with open_journal(folder) as file:
+        if file is None:
+            return
+        lines = _Lines(folder / EVENTS, file, None)
+        if start:
+            file.seek(start)
+            lines.whole, lines.number = start, 1  # at least the head was read
+        for record in lines.records():
+            yield lines.offset, lines.whole, record
 
 
 @contextmanager

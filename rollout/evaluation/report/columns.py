@@ -11,11 +11,12 @@ from typing import IO, Any
 from attrs import frozen
 
 from rollout.evaluation.index import STATES, state_of
+from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.gather import Attempt
 from rollout.evaluation.report.packing import Stream
 from rollout.evaluation.report.text import line, number
 
-__all__ = ["Columns", "Glance"]
+__all__ = ["Columns", "Glance", "category", "figures", "message"]
 
 _MESSAGE = 240
 _ROW_TEXTS = ("prompt", "label")
@@ -72,6 +73,31 @@ class Glance:
     answer: str = ""
 
 
+def figures(record: AttemptRecord, *, tries: int) -> dict[str, float | None]:
+    """Return the figures of an attempt, by the names of their columns."""
+    return {
+        "row": record.row,
+        "attempt": record.attempt,
+        "state": STATES.index(state_of(record)),
+        "reward": number(record.reward),
+        "duration": _short(record.duration_sec),
+        "tokens_in": number(record.prompt_tokens),
+        "tokens_out": number(record.completion_tokens),
+        "submitted": round(record.submitted_at.timestamp() * 1000),
+        "tries": tries,
+    }
+
+
+def message(record: AttemptRecord) -> str:
+    """Return the beginning of an attempt's error, on one line."""
+    return line(record.err_message or "", _MESSAGE)
+
+
+def category(record: AttemptRecord) -> str:
+    """Return the name of an attempt's error category, empty without one."""
+    return line(record.reason or "", 80)
+
+
 class Columns:
     """Collects the attempts, which come by row.
 
@@ -96,23 +122,15 @@ class Columns:
         """Add an attempt whose conversation lies at *place*."""
         record = attempt.record
         found: dict[str, float | None] = {
-            "row": record.row,
-            "attempt": record.attempt,
-            "state": STATES.index(state_of(record)),
-            "reward": number(record.reward),
-            "category": self._category(record.reason),
-            "duration": _short(record.duration_sec),
-            "tokens_in": number(record.prompt_tokens),
-            "tokens_out": number(record.completion_tokens),
-            "submitted": round(record.submitted_at.timestamp() * 1000),
-            "tries": len(attempt.others) + 1,
+            **figures(record, tries=len(attempt.others) + 1),
+            "category": self._category(category(record)),
             "block": place[0],
             "slot": place[1],
         }
         for name, kind in _KINDS.items():
             value = found[name]
             self._numbers[name].write(pack(f"<{kind}", math.nan if value is None else value))
-        self._texts["message"].add(line(record.err_message or "", _MESSAGE))
+        self._texts["message"].add(message(record))
         self._texts["answer"].add(glance.answer)
         if record.row != self._row:
             self._end_row()
@@ -123,12 +141,12 @@ class Columns:
 
     def head(self) -> dict[str, Any]:
         """Return what the page needs to read the columns, in plain JSON types."""
-        return {
-            "size": self._size,
-            "states": list(STATES),
-            "categories": list(self._categories),
-            "kinds": _KINDS,
-        }
+        return {**self.empty(), "size": self._size, "categories": list(self._categories)}
+
+    @staticmethod
+    def empty() -> dict[str, Any]:
+        """Return the same of a table without attempts."""
+        return {"size": 0, "states": list(STATES), "categories": [], "kinds": _KINDS}
 
     def copy_to(self, target: IO[bytes]) -> None:
         """Write the columns as elements of the page, and be done."""
@@ -144,11 +162,10 @@ class Columns:
             for name in _ROW_TEXTS:
                 self._texts[name].add(getattr(self._shared, name))
 
-    def _category(self, name: str | None) -> int:
+    def _category(self, name: str) -> int:
         """Return the number of a category, -1 for none."""
-        if name is None:
+        if not name:
             return -1
-        name = line(name, 80)
         if name not in self._categories and len(self._categories) >= _MANY:
             name = "other"
         return self._categories.setdefault(name, len(self._categories))

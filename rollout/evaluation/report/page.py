@@ -47,15 +47,18 @@ from rollout.evaluation.report.packing import Packer
 from rollout.evaluation.report.summary import summarize
 from rollout.evaluation.report.text import clip, embed, line, number, pretty
 
-__all__ = ["write_page", "write_report"]
+__all__ = ["entry_of", "live_page", "write_page", "write_report"]
 
 MAX_PACKED = 128 * 1024 * 1024
 """Bytes of conversations in one page; what comes after that is left in its file."""
 
+_END = b"</body>\n</html>\n"
 _PROMPT = 160
 _ANSWER = 80
 _MESSAGE = 100_000
-_SCRIPTS = ("base.js", "data.js", "charts.js", "plots.js", "table.js", "conversation.js", "main.js")
+_SCRIPTS = ("base.js", "data.js", "charts.js", "plots.js", "table.js", "conversation.js")
+_LAST = "main.js"
+_LIVE = "live.js"
 
 
 def write_report(folder: Path) -> Path:
@@ -91,14 +94,14 @@ def write_page(
 
         columns, packer = Columns(temporary), Packer(temporary(), MAX_PACKED)
         for attempt in run.attempts():
-            entry, glance = _entry(folder / TRAJECTORIES, attempt, room=not packer.full)
+            entry, glance = entry_of(folder / TRAJECTORIES, attempt, room=not packer.full)
             columns.add(attempt, glance, packer.add(entry))
         with writing_atomic(path) as file:
             _write_page(file, run, columns, packer)
     return path
 
 
-def _entry(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any], Glance]:
+def entry_of(folder: Path, attempt: Attempt, *, room: bool) -> tuple[dict[str, Any], Glance]:
     """Return an attempt as the page shows it: opened, and in its row of the table."""
     record = attempt.record
     entry: dict[str, Any] = {
@@ -165,8 +168,24 @@ def _hash(text: str) -> str:
 
 
 def _write_page(file: IO[bytes], run: Run, columns: Columns, packer: Packer) -> None:
+    script = "".join(_asset("static", name) for name in (*_SCRIPTS, _LAST))
+    file.write(_head(run, columns.head(), script))
+    columns.copy_to(file)
+    # Before the conversations, so that the page is there while they are still being read.
+    file.write(f"<script>{script}</script>\n".encode())
+    packer.copy_to(file)
+    file.write(_END)
+
+
+def live_page(run: Run) -> bytes:
+    """Return the page of a run that goes on, which asks its own server for all but the headline."""
+    script = "".join(_asset("static", name) for name in (*_SCRIPTS, _LIVE, _LAST))
+    head = _head(run, Columns.empty(), script, live=True)
+    return head + f"<script>{script}</script>\n".encode() + _END
+
+
+def _head(run: Run, attempts: dict[str, Any], script: str, *, live: bool = False) -> bytes:
     style = _asset("static", "report.css")
-    script = "".join(_asset("static", name) for name in _SCRIPTS)
     environment = Environment(
         loader=DictLoader({"report.html": _asset("templates", "report.html")}),
         autoescape=True,
@@ -182,15 +201,11 @@ def _write_page(file: IO[bytes], run: Run, columns: Columns, packer: Packer) -> 
     )
     head = environment.get_template("report.html").render(
         summary=summary,
-        policy=policy,
+        policy=f"{policy}; connect-src 'self'" if live else policy,
+        live=live,
         style=Markup(style),  # noqa: S704 - ours, and the policy knows its hash
         data=Markup(  # noqa: S704 - holds no markup
-            embed({"charts": summary.charts, "attempts": columns.head()})
+            embed({"charts": summary.charts, "attempts": attempts})
         ),
     )
-    file.write(utf8(head).encode("utf-8"))
-    columns.copy_to(file)
-    # Before the conversations, so that the page is there while they are still being read.
-    file.write(f"<script>{script}</script>\n".encode())
-    packer.copy_to(file)
-    file.write(b"</body>\n</html>\n")
+    return utf8(head).encode("utf-8")

@@ -5,6 +5,8 @@
   R.charts = data.charts;
   R.all = data.attempts;
   R.size = R.all.size;
+  // Where columns and blocks stand: a live page gets them with the report, at the end.
+  R.source = document;
   R.name = (index) => R.all.row[index] + "-" + R.all.attempt[index];
   R.state = (index) => R.all.states[R.all.state[index]];
   R.categoryOf = (index) => (R.all.category[index] < 0 ? "" : R.all.categories[R.all.category[index]]);
@@ -19,7 +21,7 @@
 
   async function inflate(id) {
     if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to inflate it.");
-    const node = document.getElementById(id);
+    const node = R.source.getElementById(id);
     if (!node) throw new Error("the page is not whole.");
     const raw = atob(node.textContent);
     const packed = new Uint8Array(raw.length);
@@ -33,7 +35,7 @@
       R.all[name] = new KINDS[kind](await (await inflate("column-" + name)).arrayBuffer());
     }
     for (const name of ["message", "answer", "prompt", "label"]) R.all[name] = await (await inflate("column-" + name)).json();
-    for (const node of document.querySelectorAll("script[id^=column-]")) node.remove();
+    for (const node of R.source.querySelectorAll("script[id^=column-]")) node.remove();
     // Attempts of a row stand together, and share its prompt.
     group = new Uint32Array(R.size);
     for (let index = 1; index < R.size; index++) {

@@ -23,9 +23,10 @@
   }
   choice.hidden = false;
 
-  for (const part of document.querySelectorAll(".stack [data-share]")) {
-    part.style.flexGrow = part.dataset.share;
-  }
+  R.shares = () => {
+    for (const part of document.querySelectorAll(".stack [data-share]")) part.style.flexGrow = part.dataset.share;
+  };
+  R.shares();
 
   // #attempt=12-3 opens that attempt, when the page opens as well as later.
   function follow() {

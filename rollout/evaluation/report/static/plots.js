@@ -271,7 +271,11 @@
     // Two side by side; one that would stand alone takes the whole line.
     const halves = found.filter((figure) => !figure.classList.contains("wide"));
     if (halves.length % 2) halves[halves.length - 1].classList.add("wide");
-    if (found.length) holder.append(...found);
-    else holder.append(el("p", { class: "quiet" }, "There is nothing to draw yet."));
+    for (const figure of found) {
+      const before = document.getElementById(figure.id);
+      if (before && before.querySelector("details[open]")) figure.querySelector("details").open = true;
+    }
+    if (found.length) holder.replaceChildren(...found);
+    else holder.replaceChildren(el("p", { class: "quiet" }, "There is nothing to draw yet."));
   };
 })();

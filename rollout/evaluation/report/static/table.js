@@ -293,24 +293,43 @@
     return () => { clearTimeout(timer); timer = setTimeout(action, view.deep ? 300 : R.size > 2000 ? 150 : 0); };
   }
 
-  R.table = () => {
-    settle();
+  // What there is to choose from.
+  function choices() {
     const counts = new Map();
     for (let index = 0; index < R.size; index++) counts.set(R.state(index), (counts.get(R.state(index)) || 0) + 1);
+    parts.states = all.states.filter((state) => counts.has(state)).map((state) => [state, el("button", {
+      type: "button", class: "chip", "aria-pressed": "false", "data-state": state,
+      onclick: () => { if (!view.states.delete(state)) view.states.add(state); refresh(); },
+    }, R.icon(state), R.NAMES[state], el("span", { class: "quiet" }, R.count(counts.get(state))))]);
+    parts.chips.replaceChildren(...parts.states.map((one) => one[1]));
+    parts.category.replaceChildren(el("option", { value: "*" }, "All categories"), el("option", { value: "=" }, "No category"),
+      ...all.categories.map((name) => R.plain(name, el("option", { value: "=" + name }))));
+    parts.category.hidden = all.categories.length === 0;
+    parts.category.value = view.category === null ? "*" : "=" + view.category;
+  }
+
+  // Draws the table of other attempts, with what was asked for.
+  R.retable = () => {
+    settle();
+    choices();
+    hits = new Set();
+    if (view.deep && view.query) look();
+    else refresh(true);
+  };
+
+  R.table = () => {
+    settle();
     const button = (label, name, onclick) => el("button", { type: "button", class: "small", "aria-label": name, onclick }, label);
     const search = el("input", { type: "search", placeholder: "Search prompt, answer, error, row-attempt", "aria-label": "Search attempts", id: "search" });
     search.addEventListener("input", later(() => { view.query = search.value; look(); }));
     parts = {
       search,
-      states: all.states.filter((state) => counts.has(state)).map((state) => [state, el("button", {
-        type: "button", class: "chip", "aria-pressed": "false", "data-state": state,
-        onclick: () => { if (!view.states.delete(state)) view.states.add(state); refresh(); },
-      }, R.icon(state), R.NAMES[state], el("span", { class: "quiet" }, R.count(counts.get(state))))]),
+      states: [],
+      chips: el("div", { class: "chips", role: "group", "aria-label": "Outcomes" }),
       category: el("select", { "aria-label": "Error category", onchange: (event) => {
         view.category = event.target.value === "*" ? null : event.target.value.slice(1);
         refresh();
-      } }, el("option", { value: "*" }, "All categories"), el("option", { value: "=" }, "No category"),
-      all.categories.map((name) => R.plain(name, el("option", { value: "=" + name })))),
+      } }),
       from: el("input", { type: "number", step: "any", placeholder: "from", "aria-label": "Least reward", onchange: limit("from") }),
       to: el("input", { type: "number", step: "any", placeholder: "to", "aria-label": "Greatest reward", onchange: limit("to") }),
       clear: button("Clear filters", "Clear filters", () => {
@@ -346,14 +365,14 @@
             view.deep = event.target.checked;
             look();
           } }), "and conversations"),
-          all.categories.length > 0 && parts.category,
+          parts.category,
           el("span", { class: "range", role: "group", "aria-label": "Reward" }, el("span", { class: "quiet" }, "Reward"), parts.from, parts.to),
           el("label", { class: "check" }, el("input", { type: "checkbox", id: "grouped", onchange: (event) => {
             Object.assign(view, { grouped: event.target.checked, sort: "id", down: false });
             refresh();
           } }), "Group by row")),
         el("div", { class: "tools-line" },
-          el("div", { class: "chips", role: "group", "aria-label": "Outcomes" }, parts.states.map((one) => one[1])),
+          parts.chips,
           parts.clear,
           el("span", { class: "sorter" }, parts.sort, parts.way),
           parts.count)),
@@ -361,6 +380,7 @@
         el("table", { class: "attempts" }, el("caption", { class: "hidden" }, "Attempts of the run"),
           el("thead", {}, parts.head), parts.body)),
       parts.pager);
+    choices();
     refresh();
   };
 
