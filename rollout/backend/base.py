@@ -20,12 +20,15 @@ class PolicyControl(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the state as far as it is known here, as JSON."""
+        ...
 
     async def read(self) -> dict[str, Any]:
         """Return the present state."""
+        ...
 
     async def pause(self, mode: Any, timeout_sec: float) -> dict[str, Any]:
         """Hold back all calls; return the state once none is in flight, or the time is up."""
+        ...
 
     def resume(self, version: int | None = None) -> Any:
         """Send calls again, with a new version if one is given."""
