@@ -150,7 +150,9 @@ def harbor(session: nox.Session, version: str) -> None:
     """Run real Harbor trials, and Harbor's validator on trajectories (Python 3.12 or newer)."""
     _need_interop_python(session)
     wanted = nox.project.dependency_groups(PYPROJECT, "test")
-    session.install(".", *wanted, f"harbor=={version}", "opensandbox==1.1.1")
+    session.install(
+        ".", *wanted, f"harbor=={version}", "opensandbox==1.1.1", "mini-swe-agent==2.4.6"
+    )
     folders = ["tests/harbor"]
     if version != "0.20.0":  # whose documents are those of an older format
         folders.append("tests/trajectory/harbor")
