@@ -5,6 +5,7 @@ backend (`LocalBackend`) runs the workflow and then the grader, and a client
 (`rollout.client`) gets one terminal result with a sample and a reward.
 """
 
+from rollout._moved import find_official_modules
 from rollout.backend import ExecutionBackend, LocalBackend
 from rollout.context import (
     AgentWorkflowContext,
@@ -32,6 +33,8 @@ from rollout.types import (
     RolloutStatus,
 )
 from rollout.workflow import AgentWorkflow
+
+find_official_modules()
 
 __all__ = [
     "AgentWorkflow",

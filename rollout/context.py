@@ -8,6 +8,7 @@ get small contexts of their own with what concerns their phase.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -107,11 +108,19 @@ def get_rollout_context() -> RolloutContext | None:
     return entered[-1] if entered else None
 
 
+CHAT_COMPLETIONS_URL_ENV = "OSMOSIS_CHAT_COMPLETIONS_URL"
+API_KEY_ENV = "OSMOSIS_API_KEY"
+ROLLOUT_ID_ENV = "OSMOSIS_ROLLOUT_ID"
+
+
 @define
 class RolloutContext:
     """One rollout, for the code that runs inside it.
 
-    Used as a context manager it becomes what `get_rollout_context` returns.
+    Used as a context manager it becomes what `get_rollout_context` returns. One that is made
+    without an endpoint, in a program of one's own, takes endpoint, key and id from the variables
+    ``OSMOSIS_CHAT_COMPLETIONS_URL``, ``OSMOSIS_API_KEY`` and ``OSMOSIS_ROLLOUT_ID``, as in the
+    official package; the key of the environment never goes to an endpoint of a request.
 
     Attributes:
         chat_completions_url: The OpenAI-compatible endpoint of the policy; `repr` shows neither
@@ -133,6 +142,12 @@ class RolloutContext:
     info: dict[str, Any] = field(factory=dict, repr=False, kw_only=True)
     gateway_source: SampleSource | None = field(default=None, repr=False, kw_only=True)
     _started_at: datetime | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if not self.chat_completions_url and CHAT_COMPLETIONS_URL_ENV in os.environ:
+            self.chat_completions_url = os.environ[CHAT_COMPLETIONS_URL_ENV]
+            self.api_key = self.api_key or os.environ.get(API_KEY_ENV)
+            self.rollout_id = self.rollout_id or os.environ.get(ROLLOUT_ID_ENV, "")
 
     @property
     def agent_started_at(self) -> datetime | None:

@@ -47,6 +47,9 @@ class ExecutionBackend(ABC):
         isolates_user_code: Set it to true if `execute` runs code of others in tasks of its own,
             so that a nursery or a cancel scope that such code leaves open cannot reach the
             server. Otherwise the server makes a task for that.
+        keeps_files: Set it to true if `execute` itself keeps trajectory and diagnostics of a
+            rollout, or leaves that to another server. Otherwise the server keeps them, see the
+            ``artifact_root`` of `rollout.server.create_rollout_server`.
         artifact_root: Below which folder it keeps the files of rollouts, for ``rollout serve``
             to say; ``None`` if it keeps none.
         application: What it runs, for ``GET /health``: servers with the same one can stand in
@@ -55,6 +58,7 @@ class ExecutionBackend(ABC):
 
     reports_agent_start: ClassVar[bool] = False
     isolates_user_code: ClassVar[bool] = False
+    keeps_files: ClassVar[bool] = False
     artifact_root: Path | None = None
     application: str | None = None
 

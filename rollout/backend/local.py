@@ -26,7 +26,7 @@ from rollout.backend.failures import (
     source_of,
 )
 from rollout.backend.references import application_of, class_with, config_of
-from rollout.backend.saving import RolloutFiles, leaves_files, settle_end
+from rollout.backend.saving import leaves_files, save_files
 from rollout.backend.usercode import Outcome, UserCall, check_graded, checked_sample
 from rollout.context import (
     AgentWorkflowContext,
@@ -55,6 +55,9 @@ logger = get_logger(__name__)
 
 _UNFINISHED_SEC = 2.0
 """For how long the sample source of a failed rollout may take to say what it has."""
+
+__path__: list[str] = []
+"""Lets the official package's `rollout.backend.local.backend` be imported."""
 
 T = TypeVar("T")
 
@@ -87,6 +90,7 @@ class LocalBackend(SlotBackend):
 
     reports_agent_start: ClassVar[bool] = True
     isolates_user_code: ClassVar[bool] = True
+    keeps_files: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -144,18 +148,16 @@ class LocalBackend(SlotBackend):
         """Write the files of a rollout; never raises, and waits for a bounded time."""
         if not self.artifacts.keeps or not leaves_files(context, outcome):
             return
-        end = await settle_end(context, outcome)
-        files = RolloutFiles(
-            request=request,
-            outcome=outcome,
-            end=end,
+        timings = execution.timings(trio.current_time())
+        await save_files(
+            self.artifacts,
+            request,
+            context,
+            outcome,
             phase=execution.status,
-            timings=execution.timings(trio.current_time()),
-            secrets=tuple(context.secrets),
-            info=context.info,
+            timings=timings,
             unfinished=await _unfinished_sample(outcome, context),
         )
-        await self.artifacts.save(request.id, files.contents, in_thread=files.large)
 
     async def _execute(
         self, request: ExecutionRequest, execution: Execution, context: RolloutContext

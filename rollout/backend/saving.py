@@ -14,6 +14,7 @@ from rollout._logs import get_logger
 from rollout._redaction import redactor_of
 from rollout._threads import is_large, run_by_size
 from rollout._version import package_version
+from rollout.artifacts import ArtifactStore
 from rollout.codec import MAX_JSON_DEPTH, dump_json, dump_large_json, format_timestamp
 from rollout.context import RolloutContext
 from rollout.trajectory import build_trajectory
@@ -25,7 +26,14 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["DIAGNOSTICS", "TRAJECTORY", "RolloutFiles", "leaves_files", "settle_end"]
+__all__ = [
+    "DIAGNOSTICS",
+    "TRAJECTORY",
+    "RolloutFiles",
+    "leaves_files",
+    "save_files",
+    "settle_end",
+]
 
 logger = get_logger(__name__)
 
@@ -51,6 +59,34 @@ def leaves_files(context: RolloutContext, outcome: ExecutionOutcome) -> bool:
 async def settle_end(context: RolloutContext, outcome: ExecutionOutcome) -> RolloutResultResponse:
     """Call `RolloutContext.settle`, in a thread if it has much to do."""
     return await run_by_size(partial(context.settle, outcome), outcome.result.sample)
+
+
+async def save_files(
+    store: ArtifactStore,
+    request: ExecutionRequest,
+    context: RolloutContext,
+    outcome: ExecutionOutcome,
+    *,
+    phase: RolloutStatus,
+    timings: Mapping[str, float | None],
+    unfinished: RolloutSample | None = None,
+) -> None:
+    """Write the files of a rollout that has ended.
+
+    Never raises, and waits for a bounded time, whatever is cancelled. The arguments are
+    attributes of `RolloutFiles`.
+    """
+    files = RolloutFiles(
+        request=request,
+        outcome=outcome,
+        end=await settle_end(context, outcome),
+        phase=phase,
+        timings=timings,
+        secrets=tuple(context.secrets),
+        info=context.info,
+        unfinished=unfinished,
+    )
+    await store.save(request.id, files.contents, in_thread=files.large)
 
 
 @define(kw_only=True, eq=False)
@@ -89,7 +125,8 @@ class RolloutFiles:
         self.large = is_large(
             None if history is None else [*history],
             None if sample is None else (sample.metrics, sample.extra_fields),
-            *(self.request.metadata, self.document, self.info, self.diagnostics),
+            *(self.request.metadata, self.request.extra_fields, self.document),
+            *(self.info, self.diagnostics),
         )
 
     def contents(self) -> dict[str, bytes | None]:
@@ -114,6 +151,8 @@ class RolloutFiles:
             extra["label"] = request.label
         if self.info:
             extra["info"] = dict(self.info)
+        if request.extra_fields:
+            extra["osmosis"] = {"request_extra_fields": request.extra_fields}
         try:
             built = build_trajectory(
                 messages,

@@ -12,12 +12,13 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import httpx
 import trio
 
 from rollout._checks import check_api_key, check_flag, check_number
+from rollout._moved import moved_names
 from rollout._tasks import sole_error
 from rollout.client.admission import AdmissionNotices, Progress, WhenBusy, admit
 from rollout.client.answers import Admitted
@@ -50,6 +51,9 @@ from rollout.types import (
 )
 
 __all__ = ["RolloutClient"]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)
 
 CANCEL_TIMEOUT_SEC = 5.0
 _CLOSE_TIMEOUT_SEC = 2.0

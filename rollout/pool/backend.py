@@ -140,6 +140,7 @@ class PoolBackend(ExecutionBackend):
 
     reports_agent_start: ClassVar[bool] = True
     isolates_user_code: ClassVar[bool] = True
+    keeps_files: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -554,5 +555,6 @@ def _admission(
         grader_timeout_sec=request.grader_timeout_sec,
         run=request.run,
         limits=request.limits,
+        extra_fields=request.extra_fields,
         confirm_start=True,
     )

@@ -23,7 +23,7 @@ from contextlib import (
 )
 from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Literal, cast
 from uuid import uuid4
 
 import trio
@@ -40,6 +40,7 @@ from rollout._logs import configure_logging as set_up_logging
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks, sole_error
 from rollout._version import package_version
+from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend, PolicyControl
 from rollout.codec import dump_json, structure, unstructure
 from rollout.errors import (
@@ -369,6 +370,7 @@ def create_rollout_server(
     state: str | os.PathLike[str] | None = None,
     durability: Durability = "process",
     gateway: ModelGateway | None = None,
+    artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> RolloutServer:
     """Build a rollout server around a backend.
 
@@ -397,6 +399,9 @@ def create_rollout_server(
             ``"power"`` too, which syncs the disk at each commit.
         gateway: What agents call their model through, so that the endpoint's key stays in the
             server and each call is recorded; ``None``: they get URL and key of the request.
+        artifact_root: Below which folder trajectories and diagnostics are kept if the backend
+            does not keep them itself (`rollout.ExecutionBackend.keeps_files`), see
+            `rollout.artifacts.ArtifactStore`; ``False`` keeps nothing.
 
     Raises:
         ValueError: A setting is refused, or the key is empty, blank, or cannot stand in a header.
@@ -417,6 +422,8 @@ def create_rollout_server(
     if state is not None:
         registry.store = SQLiteStore(state, durability)
     registry.gateway = gateway
+    if not backend.keeps_files:
+        registry.files = ArtifactStore(artifact_root)
     key = check_api_key(api_key)
     app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan, key=key)
     if watchdog_sec is not None:

@@ -9,9 +9,11 @@ from functools import partial
 import trio
 
 from rollout._threads import run_by_size
+from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.executions import Phase
 from rollout.backend.failures import categorize_exception, describe_exception, source_of
+from rollout.backend.saving import leaves_files, save_files
 from rollout.context import RolloutContext
 from rollout.gateway import ModelGateway
 from rollout.server.entry import Entry, log_failure
@@ -31,15 +33,32 @@ async def run_backend(
     entry: Entry,
     request: RolloutInitRequest,
     gateway: ModelGateway | None,
+    files: ArtifactStore | None,
 ) -> None:
     """Run one rollout on its backend, and settle its end by what the backend returned or raised.
 
-    With a gateway its agent gets that as the model's endpoint, for as long as it runs.
+    With a gateway its agent gets that as the model's endpoint, for as long as it runs. Its files
+    are kept in *files*, unless the backend keeps them itself.
 
     A call that is cancelled by force settles nothing.
     """
+    asked = ExecutionRequest(
+        id=request.rollout_id,
+        prompt=request.initial_messages,
+        label=request.label,
+        metadata=request.metadata,
+        agent_timeout_sec=request.agent_timeout_sec,
+        grader_timeout_sec=request.grader_timeout_sec,
+        grade=request.grade,
+        run=request.run,
+        limits=request.limits,
+        extra_fields=request.extra_fields,
+    )
+    began = trio.current_time()
+    entered: RolloutContext | None = None
 
     async def body() -> ExecutionOutcome:
+        nonlocal entered
         if not backend.reports_agent_start:
             entry.report_agent_started()
             if entry.start_pending:
@@ -47,19 +66,8 @@ async def run_backend(
                 if ended is not None:
                     return ExecutionOutcome(workflow=ended)
         with _context(gateway, entry, request) as context, context:
-            outcome = await backend.execute(
-                ExecutionRequest(
-                    id=request.rollout_id,
-                    prompt=request.initial_messages,
-                    label=request.label,
-                    metadata=request.metadata,
-                    agent_timeout_sec=request.agent_timeout_sec,
-                    grader_timeout_sec=request.grader_timeout_sec,
-                    grade=request.grade,
-                    run=request.run,
-                    limits=request.limits,
-                )
-            )
+            entered = context
+            outcome = await backend.execute(asked)
             if isinstance(outcome, ExecutionOutcome):  # a backend is not ours
                 context.explain(outcome)
             return outcome
@@ -79,6 +87,17 @@ async def run_backend(
                 err_source=source_of(returned.error, request.chat_completions_url),
             )
         )
+    if (
+        files is not None
+        and files.keeps
+        and not backend.keeps_files
+        and entered is not None
+        and isinstance(outcome, ExecutionOutcome)
+        and leaves_files(entered, outcome)
+    ):
+        timings = {"total_sec": trio.current_time() - began}
+        phase = entry.record.status
+        await save_files(files, asked, entered, outcome, phase=phase, timings=timings)
     entry.encoding = True
     sample = getattr(getattr(outcome, "result", None), "sample", None)
     await run_by_size(partial(entry.settle, outcome), sample)

@@ -28,6 +28,7 @@ import trio
 from attrs import evolve
 
 from rollout._logs import get_logger
+from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.usercode import UserCall
 from rollout.errors import (
@@ -92,6 +93,7 @@ class RolloutRegistry:
     Attributes:
         accepting: Whether admissions are open.
         chat_hosts: The hosts, or ``host:port``, that chat URLs may name; ``None`` for any.
+        files: Where the files of rollouts are kept whose backend keeps none; ``None``: nowhere.
         gateway: What the agents of rollouts call their model through; ``None``: its own endpoint.
         hands_limits_on: Whether the backend hands requests with limits on to such servers.
         hooks: An observer and a wall clock, both replaceable before the first admission.
@@ -122,6 +124,7 @@ class RolloutRegistry:
         self.secret = secret or secrets.token_bytes(_TOKEN_BYTES)
         self.accepting = False
         self.chat_hosts: frozenset[str] | None = None
+        self.files: ArtifactStore | None = None
         self.gateway: ModelGateway | None = None
         self.hands_limits_on = False
         self.hooks = RegistryHooks()
@@ -399,7 +402,7 @@ class RolloutRegistry:
         entry.emit("execution-started")
         try:
             if entry.request is not None:
-                await run_backend(self.backend, entry, entry.request, self.gateway)
+                await run_backend(self.backend, entry, entry.request, self.gateway, self.files)
         finally:
             entry.executing = False
             self._release(entry)

@@ -45,6 +45,7 @@ class ExecutionRequest:
         run: The name of the run that it belongs to, for backends that take turns between runs.
         limits: How much it may ask of its model, for backends that hand it on to a server with a
             model gateway; see `RolloutInitRequest.limits`.
+        extra_fields: More of the caller's data, which is kept in the trajectory alone.
 
     Raises:
         InvalidFieldError: A field breaks its rule.
@@ -59,6 +60,7 @@ class ExecutionRequest:
     grade: bool = field(default=True, validator=instance_of(bool, name="a boolean"))
     run: str | None = field(default=None, validator=short_text)
     limits: dict[str, Any] | None = field(default=None, validator=limits_object)
+    extra_fields: dict[str, Any] | None = optional_field(dict, "an object or null")
 
 
 @define(kw_only=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from attrs import define, field
 
+from rollout._moved import moved_names
 from rollout.types._fields import (
     as_messages,
     check_objects,
@@ -25,6 +26,9 @@ __all__ = [
     "RolloutSample",
     "RolloutStatus",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)
 
 
 class RolloutStatus(StrEnum):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rollout._moved import moved_names
+
 if TYPE_CHECKING:
     from rollout.backend.harbor.agents.workflow import python_paths
     from rollout.backend.harbor.backend import HarborBackend
@@ -25,7 +27,7 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     """Load the backend when it is asked for; the runner inside a sandbox does without."""
     if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return moved_names(__name__)(name)
     from importlib import import_module  # noqa: PLC0415 - see above
 
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

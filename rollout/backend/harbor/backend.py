@@ -16,12 +16,13 @@ import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import trio
 
 from rollout._checks import backend_settings, check_flag, check_number, check_whole
 from rollout._files.claims import sweep_claimed
+from rollout._moved import moved_names
 from rollout.artifacts import ArtifactStore
 from rollout.backend.executions import Execution, Phase, SlotBackend
 from rollout.backend.harbor.agents import agent_spec
@@ -50,6 +51,9 @@ from rollout.types import (
 from rollout.workflow import AgentWorkflow
 
 __all__ = ["HarborBackend"]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)
 
 DEFAULT_MAX_CONCURRENT = 4
 
@@ -102,6 +106,7 @@ class HarborBackend(SlotBackend):
 
     reports_agent_start: ClassVar[bool] = True
     isolates_user_code: ClassVar[bool] = True
+    keeps_files: ClassVar[bool] = True
 
     def __init__(
         self,

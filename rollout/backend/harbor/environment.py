@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rollout._moved import moved_names
 from rollout.backend.failures import describe_exception
 from rollout.backend.harbor.opensandbox import OPENSANDBOX_IMPORT_PATH, with_defaults
 from rollout.backend.harbor.validation import has_harbor, problems_of
@@ -14,6 +15,9 @@ from rollout.backend.references import resolve_object
 from rollout.errors import BackendConfigurationError
 
 __all__ = ["NAMESPACE", "EnvironmentSpec", "secrets_in"]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)
 
 NAMESPACE = "namespace"
 NAMESPACE_IMPORT_PATH = "rollout.backend.harbor.namespace:NamespaceEnvironment"
