@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import one_line
 from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutServerError
-from rollout.gateway import ModelGateway
+from rollout.gateway import ModelGateway, Upstream
 from rollout.server import RolloutServer, ShutdownBudget, serve
 from rollout.server.entry import Entry
 from rollout.server.registry import RolloutRegistry
@@ -121,6 +121,25 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
     help="Agents call their model through this server, which keeps the key and records the calls.",
 )
 @click.option(
+    "--upstream",
+    "upstreams",
+    multiple=True,
+    metavar="URL",
+    help="With --gateway: an endpoint of the model, in place of those that requests name; once for "
+    "each.",
+)
+@click.option(
+    "--upstream-key-env",
+    metavar="NAME",
+    help="With --upstream: the variable that holds the key of these endpoints.",
+)
+@click.option(
+    "--max-calls-in-flight",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --gateway: the most calls in flight to each endpoint; the others wait.",
+)
+@click.option(
     "--until-stdin-closes",
     is_flag=True,
     help="Shut down, too, when stdin ends: with the process that holds it open.",
@@ -178,6 +197,9 @@ def command(
     state: str | None,
     durability: Durability | None,
     gateway: bool,
+    upstreams: tuple[str, ...],
+    upstream_key_env: str | None,
+    max_calls_in_flight: int | None,
     until_stdin_closes: bool,
     workers: int | None,
     ray: str | None,
@@ -228,14 +250,18 @@ def command(
     key = _read_line(stdin) if worker and stdin is not None else None
     json_logs = log_format == "json"
     server = load_app(app)
-    _use_gateway(server, gateway, ray)
+    for_agents = _use_gateway(
+        server, gateway, ray, upstreams, upstream_key_env, max_calls_in_flight
+    )
     if key is not None:
         server.become_worker(key)
     if ray is not None:
         silence_sec = server.registry.polling_lease_timeout_sec
         _use_ray(server, app, ray, workers=workers or 1, silence_sec=silence_sec, **on_ray)
     elif workers is not None:
-        _start_workers(server, app, workers, shutdown, verbose=verbose, json_logs=json_logs)
+        _start_workers(
+            server, app, workers, shutdown, for_agents, verbose=verbose, json_logs=json_logs
+        )
     if state is not None:
         server.registry.store = SQLiteStore(state, durability or "process")
     quiet_http()
@@ -254,14 +280,46 @@ def command(
         run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker, json_logs)
 
 
-def _use_gateway(server: RolloutServer, wanted: bool, ray: str | None) -> None:
-    """Give an application a model gateway if one is wanted and it has none."""
+def _use_gateway(
+    server: RolloutServer,
+    wanted: bool,
+    ray: str | None,
+    urls: Sequence[str],
+    key_env: str | None,
+    max_calls: int | None,
+) -> list[str]:
+    """Give an application a model gateway if one is wanted and it has none.
+
+    Returns:
+        The same options for its workers.
+    """
     if wanted and ray is not None:
         raise CommandError(
             "--gateway does not reach workers on Ray; give the application a gateway instead"
         )
+    options = [f"--upstream={url}" for url in urls]
+    if key_env is not None:
+        if not urls:
+            raise CommandError("--upstream-key-env goes with --upstream")
+        options.append(f"--upstream-key-env={key_env}")
+    if max_calls is not None:
+        options.append(f"--max-calls-in-flight={max_calls}")
+    if options and (not wanted or server.gateway is not None):
+        raise CommandError(
+            f"{options[0].partition('=')[0]} goes with --gateway, for an application without a "
+            "gateway of its own"
+        )
     if wanted and server.gateway is None:
-        server.registry.gateway = ModelGateway()
+        key = secret_from_env("--upstream-key-env", key_env)
+        try:
+            upstreams = [Upstream(url, key) for url in urls]
+        except InvalidFieldError as error:
+            option = "--upstream" if error.field == "url" else "--upstream-key-env"
+            raise CommandError(f"{option} {error.reason}") from None
+        server.registry.gateway = ModelGateway(
+            upstreams=upstreams or None, max_calls_in_flight=max_calls
+        )
+    return ["--gateway", *options] if server.gateway is not None else []
 
 
 def make_front(server: RolloutServer, source: WorkerSource) -> None:
@@ -294,6 +352,7 @@ def _start_workers(
     app: str,
     count: int,
     budget: ShutdownBudget,
+    for_agents: Sequence[str],
     *,
     verbose: bool,
     json_logs: bool,
@@ -310,11 +369,9 @@ def _start_workers(
         "delivery": 0,
         "backend": budget.backend_sec,
     }
-    options = [f"--{stage}-sec={seconds}" for stage, seconds in lengths.items()]
+    options = [*(f"--{stage}-sec={seconds}" for stage, seconds in lengths.items()), *for_agents]
     if verbose:
         options.append("--verbose")
-    if server.gateway is not None:
-        options.append("--gateway")
     silence_sec = server.registry.polling_lease_timeout_sec
     source = LocalWorkers(app, count, options=options, silence_sec=silence_sec, json_logs=json_logs)
     make_front(server, source)

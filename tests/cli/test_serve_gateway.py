@@ -65,3 +65,51 @@ def test_workers_have_no_address_in_common(cli, tmp_path):
     )
     line = cli.fails(2, "serve", f"{tmp_path}/front.py:app", "--workers", "2")
     assert "advertise_url" in line
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "1")], ids=["alone", "with a worker"])
+def test_upstreams_take_the_place_of_the_endpoint_of_requests(workers, tmp_path, monkeypatch):
+    async def use_upstream():
+        async with scripted_endpoint(say("13")) as upstream:
+            (tmp_path / "gateway_app.py").write_text(APP)
+            options = ("--upstream", upstream.url, "--upstream-key-env", "THE_KEY", *workers)
+            await trio.to_thread.run_sync(serve_and_use, options)
+            return [each.key for each in upstream.requests]
+
+    def serve_and_use(options):
+        options = ("--bind", "127.0.0.1:0", "--gateway", "--max-calls-in-flight", "2", *options)
+        with serving(tmp_path, "gateway_app.py:app", *options) as (_, url):
+            result, keys = trio.run(use, url)
+        assert keys == []
+        assert result.sample.metrics["calls"] == 2
+        assert result.sample.metrics["model_wait_sec"] == 0.0
+
+    monkeypatch.setenv("THE_KEY", "sk-of-the-upstream")
+    assert trio.run(use_upstream) == ["sk-of-the-upstream"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--upstream", "http://one"), "--upstream goes with --gateway"),
+        (("--max-calls-in-flight", "2"), "--max-calls-in-flight goes with --gateway"),
+        (("--gateway", "--upstream", "one"), "--upstream must be an http://"),
+        (("--gateway", "--upstream-key-env", "THE_KEY"), "goes with --upstream"),
+        (("--gateway", "--upstream", "http://one", "--upstream-key-env", "THE_KEY"), "not set"),
+        (("--gateway", "--max-calls-in-flight", "0"), "--max-calls-in-flight"),
+    ],
+)
+def test_options_of_the_flow_are_checked(cli, tmp_path, monkeypatch, options, message):
+    monkeypatch.delenv("THE_KEY", raising=False)
+    code = "from support import local_backend, make_app\napp = make_app(local_backend())"
+    (tmp_path / "plain.py").write_text(code)
+    assert message in cli.fails(2, "serve", f"{tmp_path}/plain.py:app", *options)
+
+
+def test_an_application_with_a_gateway_has_its_upstreams(cli, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from support import local_backend, make_app\nfrom rollout.gateway import ModelGateway\n"
+        "app = make_app(local_backend(), gateway=ModelGateway())"
+    )
+    options = ("--gateway", "--upstream", "http://one")
+    assert "a gateway of its own" in cli.fails(2, "serve", f"{tmp_path}/own.py:app", *options)
