@@ -18,6 +18,9 @@ __all__ = ["Call", "read_call", "take_id"]
 _ARGUMENTS_DEPTH = MAX_JSON_DEPTH - 10
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters")
 _ID_KEYS = ("call_id", "id", "tool_call_id")
+_RAW = "_raw"
+"""The argument that stands for a text that is not an object, as in the official package."""
+
 _PLAIN_TYPES = frozenset({"function", "function_call", "custom", "tool_use", "tool_call"})
 
 
@@ -89,8 +92,7 @@ def _arguments(value: Any, extra: dict[str, Any]) -> dict[str, Any]:
         return value
     if isinstance(value, str):
         parsed = _parse(value)
-        if parsed is not None:
-            return parsed
+        return {_RAW: value} if parsed is None else parsed
     put(extra, "arguments", value)
     return {}
 

@@ -113,13 +113,18 @@ def _take_part(content: Content, part: Any, *, agent: bool, calls: bool) -> bool
         content.parts.append({"type": "text", "text": part["text"]})
         more = part.keys() - {"type", "text"}
         return not any(key not in _EMPTY_IN_TEXT or part[key] for key in more)
-    return _take_media(content, part, kind)
-
-
-def _take_media(content: Content, part: dict[str, Any], kind: str) -> bool:
     which = next((name for name in _MEDIA if name in kind), None)
-    if which is None:
-        return False
+    if which is not None:
+        return _take_media(content, part, kind, which)
+    texts = [part[key] for key in ("text", "refusal") if isinstance(part.get(key), str)]
+    if agent and kind == "reasoning":
+        content.thoughts += texts
+    else:
+        content.parts += [{"type": "text", "text": text} for text in texts]
+    return False
+
+
+def _take_media(content: Content, part: dict[str, Any], kind: str, which: str) -> bool:
     url, said = _url(part, kind)
     media_type = _media_type(which, url, part)
     if url is None or media_type is None:

@@ -9,7 +9,7 @@ from attrs import define, field
 from rollout.codec import dump_json
 from rollout.trajectory.calls import read_call, take_id
 from rollout.trajectory.content import Content, put, take_content
-from rollout.trajectory.totals import take_metrics, take_timestamp
+from rollout.trajectory.totals import TIME_KEYS, take_metrics, take_timestamp
 
 __all__ = ["COPIED", "Steps"]
 
@@ -127,6 +127,7 @@ class Steps:
             self._add_result(rest, position, role)
             return
         source = _SOURCES.get(role, "system") if isinstance(role, str) else "system"
+        _unwrap(rest)
         extra: dict[str, Any] = {}
         if role is not None and not (isinstance(role, str) and role in _OBVIOUS_ROLES):
             extra["role"] = role
@@ -330,6 +331,24 @@ def _kind(message: dict[str, Any]) -> str | None:
     if kind.endswith(("_call", "tool_use")):
         return "call"
     return None
+
+
+def _unwrap(message: dict[str, Any]) -> None:
+    """Move time, model and usage to where other messages have them.
+
+    Harbor's agents, of which mini-swe-agent is one, keep them in the message's ``extra``, with the
+    endpoint's response.
+    """
+    extra = message.get("extra")
+    if not isinstance(extra, dict):
+        return
+    response = extra.get("response")
+    if isinstance(response, dict):
+        for name in ("usage", "model"):
+            if name in response and name not in message:
+                message[name] = response.pop(name)
+    if "timestamp" in extra and message.keys().isdisjoint(TIME_KEYS):
+        message["timestamp"] = extra.pop("timestamp")
 
 
 def _stamp(step: dict[str, Any], timestamp: str | None) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 __all__ = [
+    "TIME_KEYS",
     "final_metrics",
     "is_number",
     "is_timestamp",
@@ -18,6 +19,9 @@ __all__ = [
     "token_totals",
     "whole_numbers",
 ]
+
+TIME_KEYS = ("timestamp", "created_at", "created", "completed_at")
+"""Where messages have their time, the best first."""
 
 _COSTS = ("cost_usd", "cost", "response_cost")
 _TOKEN_IDS = {
@@ -157,7 +161,7 @@ def _numbers(value: Any) -> list[float] | None:
 
 def take_timestamp(rest: dict[str, Any]) -> str | None:
     """Remove the time of a message from the rest of it, and return it as ISO 8601."""
-    for key in ("timestamp", "created_at", "created"):
+    for key in TIME_KEYS:
         text = _time(rest[key]) if key in rest else None
         if text is not None:
             del rest[key]

@@ -129,12 +129,46 @@ def test_ids_that_come_again():
 
 
 @pytest.mark.parametrize(
-    "raw", ["no JSON", "[1]", "7", '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": 1e999}', [1], 7]
+    "raw", ["no JSON", "[1]", "7", '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": 1e999}']
 )
-def test_arguments_that_are_no_object_are_kept_as_they_came(raw):
+def test_a_text_of_arguments_that_is_no_object_is_kept_as_it_came(raw):
+    (asked,) = steps(asking(call(arguments=raw)))
+    assert asked["tool_calls"][0]["arguments"] == {"_raw": raw}
+
+
+@pytest.mark.parametrize("raw", [[1], 7])
+def test_arguments_that_are_neither_text_nor_object_are_kept_beside_the_call(raw):
     (asked,) = steps(asking(call(arguments=raw)))
     assert asked["tool_calls"][0]["arguments"] == {}
     assert asked["tool_calls"][0]["extra"] == {"arguments": raw}
+
+
+def test_time_model_and_usage_may_stand_with_the_response_of_the_endpoint():
+    usage = {"prompt_tokens": 9, "completion_tokens": 2}
+    response = {"id": "x", "model": "policy", "usage": usage}
+    (user, agent) = steps(
+        {"role": "user", "content": "q", "extra": {"timestamp": 1_767_225_600}},
+        {"role": "assistant", "content": "a", "extra": {"response": response, "cost": 0.5}},
+    )
+    assert user["timestamp"] == "2026-01-01T00:00:00Z"
+    assert agent["model_name"] == "policy"
+    assert agent["metrics"] == usage
+    assert agent["extra"]["extra"] == {"response": {"id": "x"}, "cost": 0.5}
+
+
+def test_a_message_may_say_when_it_was_complete():
+    (agent,) = steps({"role": "assistant", "content": "a", "completed_at": 1_767_225_600})
+    assert agent["timestamp"] == "2026-01-01T00:00:00Z"
+
+
+def test_the_text_of_parts_of_an_unknown_kind_is_read():
+    parts = [{"type": "verdict", "text": "yes", "score": 1}, {"type": "refusal", "refusal": "no"}]
+    (agent,) = steps(
+        {"role": "assistant", "content": [*parts, {"type": "reasoning", "text": "hm"}]}
+    )
+    assert [part["text"] for part in agent["message"]] == ["yes", "no"]
+    assert agent["reasoning_content"] == "hm"
+    assert agent["extra"]["content_parts"]["0"] == parts[0]
 
 
 def test_old_function_calls():

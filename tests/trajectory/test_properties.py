@@ -173,7 +173,7 @@ def test_a_structure_that_contains_itself_or_nests_too_deeply():
     document = build_trajectory(history, rollout_id="r", metadata={"deep": deep})
     assert parse_json(dump_json(document)) == document
     assert len(document["extra"]["dropped"]) == 3
-    assert document["steps"][2]["tool_calls"][0]["extra"]["arguments"] == encoded
+    assert document["steps"][2]["tool_calls"][0]["arguments"] == {"_raw": encoded}
 
 
 # --- the checker ------------------------------------------------------------------------------
