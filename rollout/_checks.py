@@ -97,14 +97,14 @@ def check_number(
         raise InvalidFieldError(name, f"must be a finite number{bound}{_or_none(none)}")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Check a boolean.
+def check_flag(name: str, value: Any, *, none: bool = False) -> None:
+    """Check a boolean, or ``None`` if *none* says that it will do.
 
     Raises:
         InvalidFieldError: It is anything else.
     """
-    if not isinstance(value, bool):
-        raise InvalidFieldError(name, "must be True or False")
+    if not isinstance(value, bool) and not (none and value is None):
+        raise InvalidFieldError(name, f"must be True or False{_or_none(none)}")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

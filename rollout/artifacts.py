@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -61,10 +62,13 @@ class ArtifactStore:
 
     Attributes:
         root: The root as an absolute path; ``None`` if nothing is kept.
+        counts: Of how many rollouts files were written (``files.written``), and of how many some
+            could not be (``files.failed``).
     """
 
     def __init__(self, root: str | os.PathLike[str] | Literal[False] | None = None) -> None:
         self.root = _resolve(root)
+        self.counts: Counter[str] = Counter()
         self._folders = None if self.root is None else RolloutFolders(self.root)
         self._writer = None if self.root is None else Writer(self.root, LONGEST_WAIT_SEC)
         self._warned: set[str] = set()
@@ -120,7 +124,10 @@ class ArtifactStore:
             build: Makes the files' contents by name, ``None`` to remove one.
             in_thread: Whether that takes long enough to call it in a thread.
         """
-        for problem in await self._saved(rollout_id, build, in_thread=in_thread):
+        problems = await self._saved(rollout_id, build, in_thread=in_thread)
+        if self.keeps:
+            self.counts["files.failed" if problems else "files.written"] += 1
+        for problem in problems:
             self._warn(rollout_id, problem)
 
     def take_in(

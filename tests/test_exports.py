@@ -34,6 +34,7 @@ FLOORS = {
     "_redaction": 0,
     "_checks": 0,
     "_tasks": 0,
+    "_telemetry": 0,
     "_threads": 0,
     "_logs": 0,
     "_moved": 0,

@@ -119,6 +119,10 @@ class LocalBackend(SlotBackend):
         super().__init__(workflow_slots, max_queue_depth)
         self._grader_slots = Slots(grader_slots)
 
+    def health(self) -> dict[str, Any]:
+        """Return the status, the counts of the slots, and what is counted of files."""
+        return {**super().health(), "counts": dict(self.artifacts.counts)}
+
     # --- execution ----------------------------------------------------------------------------
 
     async def execute(self, request: ExecutionRequest) -> ExecutionOutcome:

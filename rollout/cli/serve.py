@@ -46,6 +46,7 @@ from rollout.errors import BackendConfigurationError, InvalidFieldError, Rollout
 from rollout.gateway import ModelGateway, Upstream
 from rollout.server import RolloutServer, ShutdownBudget, serve
 from rollout.server.entry import Entry
+from rollout.server.metrics import check_metrics
 from rollout.server.registry import RolloutRegistry
 from rollout.server.state import DURABILITIES, Durability, SQLiteStore
 
@@ -140,6 +141,11 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
     help="With --gateway: the most calls in flight to each endpoint; the others wait.",
 )
 @click.option(
+    "--metrics/--no-metrics",
+    default=None,
+    help="Serve GET /metrics for Prometheus; by default where prometheus-client is installed.",
+)
+@click.option(
     "--until-stdin-closes",
     is_flag=True,
     help="Shut down, too, when stdin ends: with the process that holds it open.",
@@ -200,6 +206,7 @@ def command(
     upstreams: tuple[str, ...],
     upstream_key_env: str | None,
     max_calls_in_flight: int | None,
+    metrics: bool | None,
     until_stdin_closes: bool,
     workers: int | None,
     ray: str | None,
@@ -253,6 +260,7 @@ def command(
     for_agents = _use_gateway(
         server, gateway, ray, upstreams, upstream_key_env, max_calls_in_flight
     )
+    _use_metrics(server, metrics)
     if key is not None:
         server.become_worker(key)
     if ray is not None:
@@ -278,6 +286,16 @@ def command(
     )
     with nullcontext() if verbose else summarized(summary):
         run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker, json_logs)
+
+
+def _use_metrics(server: RolloutServer, wanted: bool | None) -> None:
+    """Have an application serve metrics, or not; ``None`` leaves it as it is."""
+    if wanted is None:
+        return
+    try:
+        server.serve_metrics(check_metrics(wanted))
+    except InvalidFieldError as error:
+        raise CommandError(f"--metrics: {error}") from error
 
 
 def _use_gateway(

@@ -30,11 +30,12 @@ from rollout._http import is_loopback_host
 from rollout._redaction import url_secrets
 from rollout.context import RolloutContext, RolloutProgress
 from rollout.errors import InvalidFieldError, RolloutServerError
+from rollout.gateway.counts import ModelCounts
 from rollout.gateway.flow import Bounds
 from rollout.gateway.limits import Price, tighter
 from rollout.gateway.places import Places
 from rollout.gateway.policy import Policy
-from rollout.gateway.proxy import CallSettings, ModelCall, Session, Totals
+from rollout.gateway.proxy import CallSettings, ModelCall, Session
 from rollout.gateway.wire import PREFIX, ModelReply, error_reply, expects_anthropic, find_route
 from rollout.integrations.transport.connections import Connections
 from rollout.integrations.transport.recording import Endpoint
@@ -170,6 +171,7 @@ class ModelGateway:
     Attributes:
         policy: Pauses and resumes calls, and knows the version of the weights.
         bounds: The bounds of the calls in flight to each endpoint, which may change at any time.
+        counts: How many calls there were, and what they used.
 
     Raises:
         InvalidFieldError: A setting is refused; the message names it.
@@ -191,7 +193,7 @@ class ModelGateway:
     retry_sec: float = field(default=30.0, validator=setting(check_number, least=0))
     policy: Policy = field(factory=Policy, init=False, repr=False)
     bounds: Bounds = field(init=False, repr=False)
-    _totals: Totals = field(factory=Totals, init=False, repr=False)
+    counts: ModelCounts = field(factory=ModelCounts, init=False, repr=False)
     _own_places: Places | None = field(default=None, init=False, repr=False)
     _places: MutableMapping[Any, Places] = field(
         factory=WeakValueDictionary, init=False, repr=False
@@ -286,7 +288,6 @@ class ModelGateway:
             endpoint=endpoint,
             secrets=tuple(each for key, url in own for each in (key, *url_secrets(url))),
             places=self._places_of(endpoint),
-            totals=self._totals,
             context=RolloutContext(
                 chat_completions_url=self.base_url,
                 api_key=token,
@@ -308,6 +309,7 @@ class ModelGateway:
             ),
             limits=tighter(self.limits, Limits.of(limits)),
             limited=limited,
+            counts=self.counts,
         )
         digest = _digest(token.encode())
         self._sessions[digest] = session
@@ -326,10 +328,10 @@ class ModelGateway:
         """Return the flow of calls as JSON, without secrets."""
         places = [self._own_places] if self._own_places is not None else [*self._places.values()]
         return {
-            "calls": self._totals.calls,
+            "calls": self.counts.begun,
             "calls_waiting": sum(each.flow.waiting for each in places),
-            "retries": self._totals.retries,
-            "wait_sec": self._totals.wait_sec,
+            "retries": self.counts.retries,
+            "wait_sec": self.counts.wait_sec,
             "upstreams": [upstream for each in places for upstream in each.state()],
         }
 

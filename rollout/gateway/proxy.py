@@ -25,6 +25,7 @@ from rollout._endpoint_failures import is_refusal
 from rollout._redaction import Redactor
 from rollout.codec import dump_json
 from rollout.context import RolloutContext
+from rollout.gateway.counts import ModelCounts
 from rollout.gateway.flow import Caller
 from rollout.gateway.limits import Price, Used, price_of
 from rollout.gateway.places import Place, Places
@@ -55,7 +56,7 @@ from rollout.rules.retry import retry_after_sec
 from rollout.trajectory.totals import read_usage
 from rollout.types.limits import Limits
 
-__all__ = ["CallSettings", "ModelCall", "ReplyWriter", "Session", "Totals"]
+__all__ = ["CallSettings", "ModelCall", "ReplyWriter", "Session"]
 
 _OK = range(200, 300)
 _REDIRECTS = range(300, 400)
@@ -102,21 +103,6 @@ class CallSettings:
         return default if name is None else self.models.get(name, default)
 
 
-@define
-class Totals:
-    """What a gateway has counted so far.
-
-    Attributes:
-        calls: Calls of agents.
-        retries: How often calls were sent again.
-        wait_sec: How long calls have waited for a place or a retry.
-    """
-
-    calls: int = 0
-    retries: int = 0
-    wait_sec: float = 0.0
-
-
 class Session:
     """A rollout that calls its model through a gateway.
 
@@ -124,21 +110,21 @@ class Session:
         endpoint: Where its calls go; with *places*, these say.
         secrets: What agents must not see of endpoints.
         places: Where its calls wait, if there is anything to wait for.
-        totals: What the gateway counts.
         context: What the rollout's own code gets; it names the gateway and the token.
         connections: The connections to endpoints.
         policy: Says when calls may be sent, and the version that answers.
         settings: The gateway's settings.
         limits: The rollout's limits.
         limited: Says whether they count at the moment.
+        counts: What is counted of all calls of the gateway.
 
     Attributes:
+        counts: As above.
         context: What the rollout's own code gets.
         own_recorder: Records calls unless the rollout's code has a recorder of its own.
         policy: As above.
         settings: As above.
         places: As above.
-        totals: As above.
         used: What its calls have used.
     """
 
@@ -148,13 +134,13 @@ class Session:
         endpoint: Endpoint,
         secrets: tuple[str | None, ...],
         places: Places | None,
-        totals: Totals,
         context: RolloutContext,
         connections: Connections,
         policy: Policy,
         settings: CallSettings,
         limits: Limits,
         limited: Callable[[], bool],
+        counts: ModelCounts,
     ) -> None:
         recorder = ConversationRecorder(secrets=secrets, info=context.info)
         context.gateway_source = recorder
@@ -162,11 +148,11 @@ class Session:
         self.redactor = Redactor(secrets)
         self.places = places
         self.caller: Caller[Endpoint] = Caller()
-        self.totals = totals
         self._endpoint = endpoint
         self.policy = policy
         self.settings = settings
         self.used = Used()
+        self.counts = counts
         self._limits = limits
         self._limited = limited
         self.own_recorder = recorder
@@ -296,11 +282,12 @@ class ModelCall:
         if self.route.counts:
             refused = self.session.refusal(model)
             if refused is not None:
+                self.session.counts.calls["refused"] += 1
                 reply = self.error(403, refused[1])
                 reply.headers.append((LIMIT_HEADER, refused[0].encode()))
                 return reply
             self.session.used.calls += 1
-            self.session.totals.calls += 1
+            self.session.counts.begun += 1
         send = partial(self._send, library, content, body, model, writer)
         if not self.route.counts:
             return await send(self.session.endpoint)
@@ -359,12 +346,12 @@ class ModelCall:
         moves = places is not None and places.flow.moves(self.session.caller, now)
         delay = retries.delay_sec(self._outcome, now, moves=moves, draw=random.random())  # noqa: S311
         if delay is not None:
-            self.session.totals.retries += 1
+            self.session.counts.retries += 1
         return delay
 
     def _waited(self, seconds: float) -> None:
         """Count a wait of the call for a place or a retry."""
-        self.session.totals.wait_sec += seconds
+        self.session.counts.wait_sec += seconds
         if self._conversation():
             recorder = self.session.recorder
             recorder.model_wait_sec = (recorder.model_wait_sec or 0.0) + seconds
@@ -381,8 +368,9 @@ class ModelCall:
     ) -> ModelReply | bool:
         transport = self.session.transport(endpoint, self._conversation())
         request = self._request(library, content, body, endpoint, failures)
-        began = self.session.policy.version
+        began, began_at = self.session.policy.version, trio.current_time()
         stream: Any = None
+        outcome = "interrupted"
         try:
             response = await transport.handle_async_request(request)
             stream = response.stream
@@ -390,6 +378,7 @@ class ModelCall:
             self._outcome = _outcome_of(response)
         except (library.TransportError, _TooLargeError) as error:
             self.session.own_recorder.endpoint_failed = True
+            outcome = "failed"
             lost = (library.NetworkError, library.ConnectTimeout, library.RemoteProtocolError)
             if isinstance(error, lost):
                 self._outcome = Outcome(broken=True)
@@ -405,6 +394,9 @@ class ModelCall:
             if stream is not None:
                 await stream.aclose()
                 self._count(stream, model, began)
+            if self.route.counts:
+                call = stream.reading.call if isinstance(stream, ReadAlong) else None
+                self.session.counts.add(call, outcome, trio.current_time() - began_at)
 
     async def _hand_on(self, response: Any, writer: ReplyWriter) -> ModelReply | bool:
         status = response.status_code

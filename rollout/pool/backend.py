@@ -281,6 +281,7 @@ class PoolBackend(ExecutionBackend):
             },
             "max_queue_depth": self.max_queue_depth,
             "workers": [worker.health() for worker in workers],
+            "counts": {} if self._workers is None else self._workers.counts,
             **self._source.health(),
         }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import trio
 
 from rollout._logs import get_logger
+from rollout._telemetry.counts import numbers
 from rollout._version import package_version
 from rollout.client.client import RolloutClient
 from rollout.errors import RolloutServerError
@@ -75,6 +77,7 @@ class Workers:
         self._count_queued = count_queued
         self._on_change = on_change
         self._workers: dict[str, Worker] = {}
+        self._counts: dict[str, Mapping[str, float]] = {}
         self._changed: trio.Event | None = None
 
     def __iter__(self) -> Iterator[Worker]:
@@ -154,6 +157,18 @@ class Workers:
         return self._changed
 
     # --- for workers and the pool -------------------------------------------------------------
+
+    def count(self, process_id: str, counts: Mapping[str, float]) -> None:
+        """Take what the process of a worker has counted since it started."""
+        self._counts[process_id] = numbers(counts)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """What all processes have counted that have been workers so far."""
+        total: Counter[str] = Counter()
+        for counts in self._counts.values():
+            total.update(counts)
+        return dict(total)
 
     def check(self, worker: Worker, health: dict[str, Any]) -> str | None:
         """Return why a worker with this health cannot be used; ``None`` if it can."""

@@ -12,7 +12,7 @@ asks for the health.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import httpx
@@ -201,6 +201,9 @@ class Host(Protocol):
 
     def check(self, worker: Worker, health: dict[str, Any]) -> str | None:
         """Return why a worker with this health cannot be used; ``None`` if it can."""
+
+    def count(self, process_id: str, counts: Mapping[str, float]) -> None:
+        """Take what the process of a worker has counted since it started."""
 
     def notify(self) -> None:
         """Note that a worker may have more room, or less, or has another state."""
@@ -591,6 +594,8 @@ class Worker:
             self.process_id = process_id if isinstance(process_id, str) else None
             self._forget_cancelled()
         self.refusal = refusal
+        if refusal is None and self.process_id is not None:
+            self._host.count(self.process_id, _part(health, "counts"))
         self.trouble = None
         self._take_policy(health)
         self._answered.set()

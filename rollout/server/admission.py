@@ -94,7 +94,7 @@ async def admit(registry: RolloutRegistry, body: Any) -> dict[str, Any]:
     """
     attempt = _attempt(registry, body)
     await _settle(registry, [attempt], None)
-    return _outcome(registry, attempt)
+    return _counted(registry, _outcome(registry, attempt))
 
 
 async def admit_batch(
@@ -116,7 +116,7 @@ async def admit_batch(
         part = rollouts[start : start + _ADMITTED_AT_ONCE]
         attempts += [_attempt(registry, item, feed=feed, now=now) for item in part]
     await _settle(registry, attempts, feed)
-    return [_outcome(registry, attempt) for attempt in attempts]
+    return [_counted(registry, _outcome(registry, attempt)) for attempt in attempts]
 
 
 def _attempt(
@@ -173,6 +173,11 @@ async def _settle(
                     _try(registry, attempt, feed)
             except StateUnavailableError as error:
                 attempt.error = error
+
+
+def _counted(registry: RolloutRegistry, outcome: dict[str, Any]) -> dict[str, Any]:
+    registry.hooks.counts.admissions[outcome["status_code"]] += 1
+    return outcome
 
 
 def _outcome(registry: RolloutRegistry, attempt: _Attempt) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from rollout._json.fit import fit
 from rollout._logs import configure_logging as set_up_logging
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks, sole_error
+from rollout._telemetry.counts import numbers
 from rollout._version import package_version
 from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend, PolicyControl
@@ -84,6 +85,7 @@ from rollout.server.feed import (
     recall_claimed,
 )
 from rollout.server.live import LIVE_PATH, LiveStream, LiveView
+from rollout.server.metrics import METRICS_PATH, check_metrics, exposition, read_metrics
 from rollout.server.model_calls import is_model_path, policy_state, serve_model_call
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
 from rollout.server.registry import RolloutRegistry
@@ -195,6 +197,7 @@ class RolloutServer(QuartTrio):
         self.instance_id = os.environ.get("ROLLOUT_INSTANCE_ID") or self.process_id
         self.shutdown_stages = StagedShutdown(registry, ShutdownBudget())
         self.watchdog: LoopWatchdog | None = None
+        self._serves_metrics = False
         self.feeds = FeedHub(registry)
         self.live = LiveView(
             registry, {"instance_id": self.instance_id, "process_id": self.process_id}
@@ -224,6 +227,12 @@ class RolloutServer(QuartTrio):
 
         self._routes[method, path] = handler
         self.add_url_rule(path, path, view, methods=[method], provide_automatic_options=False)
+
+    def serve_metrics(self, wanted: bool) -> None:
+        """Answer ``GET /metrics``, or do not; call it before the application serves."""
+        if wanted and ("GET", METRICS_PATH) not in self._routes:
+            self._add_route("GET", METRICS_PATH, partial(_metrics, self))
+        self._serves_metrics = wanted
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one ASGI connection; a request target that is not a plain path gets 404."""
@@ -262,6 +271,8 @@ class RolloutServer(QuartTrio):
 
     def _handler(self, method: str, path: str) -> Handler | None:
         """Return the handler of one of the server's own routes."""
+        if path == METRICS_PATH and not self._serves_metrics:
+            return None
         if path.startswith("/rollout/") and (found := _PATH_OF_ROLLOUT.fullmatch(path)):
             path = _OF_ROLLOUT + found[1]
         return self._routes.get((method, path))
@@ -371,6 +382,7 @@ def create_rollout_server(
     durability: Durability = "process",
     gateway: ModelGateway | None = None,
     artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
+    metrics: bool | None = None,
 ) -> RolloutServer:
     """Build a rollout server around a backend.
 
@@ -402,11 +414,14 @@ def create_rollout_server(
         artifact_root: Below which folder trajectories and diagnostics are kept if the backend
             does not keep them itself (`rollout.ExecutionBackend.keeps_files`), see
             `rollout.artifacts.ArtifactStore`; ``False`` keeps nothing.
+        metrics: Serve ``GET /metrics`` for Prometheus, which needs the extra ``metrics``; ``None``
+            to serve it where that is installed.
 
     Raises:
         ValueError: A setting is refused, or the key is empty, blank, or cannot stand in a header.
     """
     check_flag("configure_logging", configure_logging)
+    check_flag("metrics", metrics, none=True)
     check_whole("max_request_bytes", max_request_bytes)
     check_number("watchdog_sec", watchdog_sec, above=0, none=True)
     if configure_logging:
@@ -426,6 +441,7 @@ def create_rollout_server(
         registry.files = ArtifactStore(artifact_root)
     key = check_api_key(api_key)
     app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan, key=key)
+    app.serve_metrics(check_metrics(metrics))
     if watchdog_sec is not None:
         app.watchdog = LoopWatchdog(watchdog_sec)
     app.config["MAX_CONTENT_LENGTH"] = max_request_bytes
@@ -702,8 +718,8 @@ async def _policy(app: RolloutServer, call: Call) -> Answer:
     return Answer(dump_json(await policy_state(policy, call)))
 
 
-async def _health(app: RolloutServer, _call: Call) -> Answer:
-    await trio.lowlevel.checkpoint()
+def _backend_health(app: RolloutServer) -> dict[str, Any]:
+    """Return what the backend says of its health, and what the server and it have counted."""
     payload: dict[str, Any] = {}
     try:
         fitted, _ = fit({**app.backend.health(), "application": app.backend.application})
@@ -711,6 +727,35 @@ async def _health(app: RolloutServer, _call: Call) -> Answer:
     except Exception:
         logger.exception("the backend's health failed")
         payload["status"] = "error"
+    files, gateway = app.registry.files, app.gateway
+    payload["counts"] = {
+        **numbers(payload.get("counts")),
+        **({} if files is None else files.counts),
+        **({} if gateway is None else gateway.counts.flat()),
+    }
+    return payload
+
+
+async def _metrics(app: RolloutServer, _call: Call) -> Answer:
+    await trio.lowlevel.checkpoint()
+    if not app._serves_metrics:  # noqa: SLF001 - Quart may have the route all the same
+        return _refuse(404, "not found")
+    health = _backend_health(app)
+    values = read_metrics(
+        app.registry,
+        health=health,
+        counts=health["counts"],
+        feeds=len(app.feeds),
+        lag_sec=None if app.watchdog is None else app.watchdog.lag_sec,
+        policy=None if app.policy is None else app.policy.state(),
+    )
+    text, kind = exposition(values)
+    return Answer(text, kind=kind)
+
+
+async def _health(app: RolloutServer, _call: Call) -> Answer:
+    await trio.lowlevel.checkpoint()
+    payload = _backend_health(app)
     payload.setdefault("status", "ok")
     payload.setdefault("application", None)
     payload["version"] = package_version()

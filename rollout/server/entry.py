@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,11 +16,12 @@ from attrs import define, field
 
 from rollout._checks import check_number
 from rollout._logs import get_logger
+from rollout._telemetry.counts import ROLLOUT_SEC, Histogram
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.codec import format_timestamp
 from rollout.errors import InvalidFieldError
-from rollout.rules import RolloutRecord, ServingClock
+from rollout.rules import RolloutRecord, ServingClock, is_terminal
 from rollout.server.results import encode, encode_state, result_of
 from rollout.server.state import Journal, KeptRollout
 from rollout.types import (
@@ -34,6 +36,7 @@ __all__ = [
     "Entry",
     "EntryListener",
     "RegistryHooks",
+    "RolloutCounts",
     "check_times",
     "crash_result",
     "log_failure",
@@ -41,6 +44,8 @@ __all__ = [
 ]
 
 logger = get_logger(__name__)
+
+_COUNTED = frozenset({"admitted", "status", "finished"})
 
 
 def token_digest(token: str) -> bytes:
@@ -53,11 +58,31 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+@define
+class RolloutCounts:
+    """What a registry has counted since it was made.
+
+    Attributes:
+        active: The rollouts that have not ended, by status.
+        admissions: The answers to admissions, by HTTP status.
+        results: The rollouts that have ended, by status and category of the error, if any.
+        queue_sec: The seconds from admissions to the starts of agents.
+        run_sec: The seconds from there to the ends.
+    """
+
+    active: Counter[RolloutStatus] = field(factory=Counter)
+    admissions: Counter[int] = field(factory=Counter)
+    results: Counter[tuple[RolloutStatus, RolloutErrorCategory | None]] = field(factory=Counter)
+    queue_sec: Histogram = field(factory=lambda: Histogram(ROLLOUT_SEC))
+    run_sec: Histogram = field(factory=lambda: Histogram(ROLLOUT_SEC))
+
+
 @define(kw_only=True)
 class RegistryHooks:
     """Hooks of a registry for monitoring and simulation.
 
     Attributes:
+        counts: What is counted.
         wall_clock: The time that `agent_started_at` is taken from; aware.
         observer: Called with the name of what has just happened to an entry: ``admitted``,
             ``execution-started``, ``status``, ``agent-started``, ``lease-renewed``,
@@ -65,6 +90,7 @@ class RegistryHooks:
             ``forgotten``. It must return at once, and must not raise.
     """
 
+    counts: RolloutCounts = field(factory=RolloutCounts)
     wall_clock: Callable[[], datetime] = utc_now
     observer: Callable[[str, Entry], None] | None = None
 
@@ -109,6 +135,8 @@ class Entry:
         confirmed: Whether its caller lets the agent start; not before it says so, for a request
             with ``confirm_start``.
         held: Whether the backend is called once the agent may start, and has not been yet.
+        counted: As what it is counted among the active ones; ``None`` before and after that.
+        counted_at: When it was admitted, then when it left the queue (trio time).
     """
 
     request: RolloutInitRequest | None = field(repr=False)
@@ -134,6 +162,8 @@ class Entry:
     stored: bool = False
     confirmed: bool = True
     held: bool = False
+    counted: RolloutStatus | None = None
+    counted_at: float = 0.0
     _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token, repr=False)
 
     @property
@@ -270,9 +300,30 @@ class Entry:
             self.notify()
 
     def emit(self, what: str) -> None:
-        """Call the observer, if there is one, with the name of an event."""
+        """Count an event, and call the observer, if there is one, with its name."""
+        if what in _COUNTED:
+            self._count()
         if self.hooks.observer is not None:
             self.hooks.observer(what, self)
+
+    def _count(self) -> None:
+        """Count it as what it is now."""
+        counts, before, now = self.hooks.counts, self.counted, trio.current_time()
+        status, result = self.record.status, self.record.result
+        if before is None:
+            self.counted_at = now
+        else:
+            counts.active[before] -= 1
+        if before is RolloutStatus.QUEUED and not is_terminal(status):
+            counts.queue_sec.add(now - self.counted_at)
+            self.counted_at = now
+        self.counted = None if is_terminal(status) else status
+        if self.counted is not None:
+            counts.active[status] += 1
+        elif result is not None:
+            counts.results[status, result.err_category] += 1
+            if before not in {None, RolloutStatus.QUEUED}:
+                counts.run_sec.add(now - self.counted_at)
 
     def notify(self) -> None:
         """Wake waiting polls, and mark the entry in its feed."""

@@ -224,6 +224,9 @@ class FeedHub:
         registry.on_release.append(self.close_all)
         self._feeds: dict[bytes, Feed] = {}
 
+    def __len__(self) -> int:
+        return len(self._feeds)
+
     def open(self, claims: Iterable[LeaseClaim]) -> tuple[Feed, str, list[str]]:
         """Open a feed for proven leases, and renew them.
 

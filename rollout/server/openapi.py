@@ -61,7 +61,7 @@ _REFUSALS = {
     400: "The request is not HTTP/1.1.",
     401: "The API key is missing or wrong.",
     403: "The token is not that of this rollout's lease.",
-    404: "There is no such rollout or feed, or the server has no model gateway.",
+    404: "There is no such rollout or feed, or the server has no model gateway or no metrics.",
     408: "The body took too long.",
     409: "The id is active or its result retained, or the rollout has not ended.",
     413: "The body is too large.",
@@ -218,6 +218,7 @@ _BY_HAND: dict[str, Schema] = {
             "extensions": _NAMES,
             "polling_lease_timeout_sec": {"type": "number", "exclusiveMinimum": 0},
             "lifecycle": _ref("RolloutLifecycle"),
+            "counts": {"type": "object", "additionalProperties": {"type": "number"}},
         },
         state=_record(
             {"status": {"enum": ["ok", "error"]}, "detail": {"type": ["string", "null"]}}
@@ -451,6 +452,14 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 {200: state},
                 404,
                 body=_ref("ResumeRequest"),
+            )
+        },
+        "/metrics": {
+            "get": operation(
+                "metrics",
+                "Read what the server has counted, in the text format of Prometheus.",
+                {200: {"description": "The metrics.", "content": {"text/plain": {}}}},
+                404,
             )
         },
         OPENAPI_PATH: {

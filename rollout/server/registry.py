@@ -210,6 +210,11 @@ class RolloutRegistry:
         return None if self._journal is None else self._journal.trouble
 
     @property
+    def commits(self) -> Mapping[str, int]:
+        """How many commits of the state there were, by ``kept`` and ``failed``."""
+        return {} if self._journal is None else self._journal.commits
+
+    @property
     def serving(self) -> bool:
         """Whether polls are held and feeds are opened: from the start until polls are released."""
         return self._nursery is not None and not self._polls_closed

@@ -24,6 +24,7 @@ from types import CodeType, FrameType
 import trio
 
 from rollout._logs import get_logger
+from rollout._telemetry.counts import LAG_SEC, Histogram
 from rollout.backend.usercode import UserCall
 from rollout.server.asgi import Call, RolloutHTTPConnection
 
@@ -44,9 +45,14 @@ _REQUESTS: frozenset[CodeType] = frozenset(
 
 
 class LoopWatchdog:
-    """Warns about code that blocks the event loop for longer than *threshold_sec* seconds."""
+    """Warns about code that blocks the event loop for longer than *threshold_sec* seconds.
+
+    Attributes:
+        lag_sec: By how many seconds the heartbeats were late.
+    """
 
     def __init__(self, threshold_sec: float) -> None:
+        self.lag_sec = Histogram(LAG_SEC)
         self.threshold_sec = threshold_sec
         self._beat = (0.0, 0.0)  # when, and how much time the loop's thread had worked by then
         self._thread_id = 0
@@ -73,8 +79,10 @@ class LoopWatchdog:
         try:
             task_status.started()
             while True:
-                self._beat = time.monotonic(), time.thread_time()
+                now = time.monotonic()
+                self._beat = now, time.thread_time()
                 await trio.sleep(self.threshold_sec / 4)
+                self.lag_sec.add(max(time.monotonic() - now - self.threshold_sec / 4, 0.0))
         finally:
             stopped.set()
 

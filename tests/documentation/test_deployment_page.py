@@ -150,16 +150,6 @@ async def test_the_logging_of_the_page_can_be_set_up(capfd):
     assert capfd.readouterr().err.rstrip().endswith("WARNING rollout.somewhere [-]: a line")
 
 
-async def test_figures_for_those_who_have_the_key():
-    app = make_app(api_key="k")
-    defined_by(find(PAGE, "def add_metrics"))["add_metrics"](app)
-    async with served(app) as url, httpx.AsyncClient() as http:
-        assert (await http.get(f"{url}/metrics")).status_code == 401
-        answer = await http.get(f"{url}/metrics", headers={"Authorization": "Bearer k"})
-    assert answer.text == "rollout_running 0\nrollout_queued 0\n"
-    assert answer.headers["content-type"].startswith("text/plain")
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an authority, a certificate for localhost, and one for a client."""

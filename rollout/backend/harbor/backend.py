@@ -186,6 +186,7 @@ class HarborBackend(SlotBackend):
             "environment": self.settings.environment.name,
             "unfit_tasks": len(self.runtime.unfit_tasks),
             "unstopped": self.runtime.unstopped(),
+            "counts": dict(self.settings.store.counts),
         }
 
     # --- life ---------------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Any
 
 from attrs import define, field, fields_dict
 
-__all__ = ["BOUNDS_SEC", "Durations", "History", "Recent"]
+__all__ = ["History", "Recent"]
 
 _MOST_BINS = 120
 _RECENT_SEC = 60
@@ -86,29 +85,3 @@ class Recent:
     def _drop(self, now: float) -> None:
         first = int(now) - _RECENT_SEC
         self._seconds = {at: count for at, count in self._seconds.items() if at > first}
-
-
-BOUNDS_SEC = (0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
-"""The upper bounds of the bins, in seconds; a last bin has what is longer."""
-
-
-@define
-class Durations:
-    """How long things took.
-
-    Attributes:
-        counts: How many there were in each bin of `BOUNDS_SEC`, and beyond them.
-        total_sec: All of them together.
-    """
-
-    counts: list[int] = field(factory=lambda: [0] * (len(BOUNDS_SEC) + 1))
-    total_sec: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(BOUNDS_SEC, seconds)] += 1
-        self.total_sec += seconds
-
-    def state(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return {"counts": list(self.counts), "total_sec": round(self.total_sec, 3)}

@@ -18,9 +18,10 @@ from attrs import define, field
 from rollout._checks import is_finite
 from rollout._json.fit import fit
 from rollout._logs import get_logger
+from rollout._telemetry.counts import ROLLOUT_SEC, Histogram
 from rollout._version import package_version
 from rollout.server.entry import Entry
-from rollout.server.live.history import BOUNDS_SEC, Durations, History, Recent
+from rollout.server.live.history import History, Recent
 from rollout.server.registry import RolloutRegistry
 from rollout.types import RolloutStatus
 
@@ -88,12 +89,8 @@ class LiveView:
         self._active: dict[str, _Active] = {}
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._watches: set[Watch] = set()
-        self._statuses: Counter[RolloutStatus] = Counter()
-        self._outcomes: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
         self._admitted = 0
         self._admissions, self._ends = Recent(), Recent()
-        self._queued, self._ran = Durations(), Durations()
         self._since = 0.0
         self._wall = 0.0
         self._history = History(0.0)
@@ -129,7 +126,12 @@ class LiveView:
         now, registry = trio.current_time(), self._registry
         health = self._health()
         history = self._history.state()
-        statuses, outcomes = self._statuses, self._outcomes
+        counts = registry.hooks.counts
+        statuses, outcomes, failures = counts.active, Counter[str](), Counter[str]()
+        for (status, category), count in counts.results.items():
+            outcomes[str(status)] += count
+            if category is not None:
+                failures[str(category)] += count
         return {
             "server": {
                 **self._instance,
@@ -153,11 +155,11 @@ class LiveView:
                 "ended": self._ends.rate(now, self._since),
             },
             "outcomes": dict(outcomes),
-            "failures": dict(self._failures),
+            "failures": dict(failures),
             "durations": {
-                "bounds_sec": BOUNDS_SEC,
-                "queued": self._queued.state(),
-                "ran": self._ran.state(),
+                "bounds_sec": ROLLOUT_SEC,
+                "queued": _durations(counts.queue_sec),
+                "ran": _durations(counts.run_sec),
             },
             "history": {"since": self.time(self._since), **history},
             "slots": health.get("concurrency"),
@@ -221,7 +223,6 @@ class LiveView:
         run = None if entry.request is None else entry.request.run
         self._ended.pop(entry.rollout_id, None)
         self._active[entry.rollout_id] = _Active(entry, run, now)
-        self._statuses[RolloutStatus.QUEUED] += 1
         self._admitted += 1
         self._admissions.add(now)
         self._history.at(now).admitted += 1
@@ -232,12 +233,9 @@ class LiveView:
         now = trio.current_time()
         if before is not after:
             active.status = after
-            self._statuses[before] -= 1
-            self._statuses[after] += 1
         if after is not RolloutStatus.QUEUED and active.running_at is None:
             active.running_at = now
             active.worker = self._registry.backend.worker_of(active.entry.rollout_id)
-            self._queued.add(now - active.admitted_at)
         if after is RolloutStatus.GRADING:
             active.grading_at = now
 
@@ -247,18 +245,13 @@ class LiveView:
             return
         now = trio.current_time()
         del self._active[active.entry.rollout_id]
-        self._statuses[active.status] -= 1
         active.status = result.status
-        self._outcomes[str(result.status)] += 1
         self._ends.add(now)
-        if active.running_at is not None:
-            self._ran.add(now - active.running_at)
         into = self._history.at(now)
         setattr(into, result.status, getattr(into, result.status) + 1)
         row = self._row(active) | {"ended_at": self.time(now)}
         row.pop("cancelling", None)
         if result.err_category is not None:
-            self._failures[str(result.err_category)] += 1
             row["err_category"] = result.err_category
         if result.err_source is not None:
             row["err_source"] = result.err_source
@@ -274,3 +267,7 @@ class LiveView:
             dropped, _ = self._ended.popitem(last=False)
             for watch in self._watches:
                 watch.drop(dropped)
+
+
+def _durations(counted: Histogram) -> dict[str, Any]:
+    return {"counts": list(counted.counts), "total_sec": round(counted.total, 3)}

@@ -10,6 +10,7 @@ are refused, since nobody has been told anything of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -45,10 +46,12 @@ class Journal:
 
     Attributes:
         trouble: Why the store keeps nothing at the moment; ``None`` while it works.
+        commits: How many commits there were, by ``kept`` and ``failed``.
     """
 
     def __init__(self, store: StateStore, clock: Callable[[], float]) -> None:
         self.trouble: str | None = None
+        self.commits: Counter[str] = Counter()
         self._logged = False
         self._store = store
         self._clock = clock
@@ -108,6 +111,7 @@ class Journal:
                 taken = frozenset(await self._store.commit(list(rows.values()), self._clock()))
             except StateUnavailableError as raised:
                 error = raised
+        self.commits["kept" if error is None else "failed"] += 1
         self._note(error)
         if error is None and self._logged:
             self._logged = False

@@ -1,0 +1,1 @@
+"""Counts and traces of what a process does."""
