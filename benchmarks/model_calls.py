@@ -56,6 +56,7 @@ from rollout import (
     get_rollout_context,
 )
 from rollout.client import RolloutClient
+from rollout.gateway import ModelGateway
 from rollout.integrations import openai
 from rollout.integrations.chat import chat, share_connections
 from rollout.pool import LocalWorkers, PoolBackend
@@ -138,13 +139,13 @@ async def converse(client: Any, prompt: Any, calls: int, **options: Any) -> list
 
 
 @contextmanager
-def endpoint() -> Iterator[str]:
-    """Start the endpoint; yields its URL."""
+def endpoint() -> Iterator[Server]:
+    """Start the endpoint."""
     command = [sys.executable, str(COMPARISON / "endpoint.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().decode().strip()
+            yield Server(process.stdout.readline().decode().strip(), process.pid)
         finally:
             process.kill()
 
@@ -169,8 +170,10 @@ def local_backend(
     )
 
 
-def serve_agents(backend: ExecutionBackend) -> RolloutServer:
-    return create_rollout_server(backend=backend, lifespan=lifespan, configure_logging=False)
+def serve_agents(backend: ExecutionBackend, gateway: ModelGateway | None = None) -> RolloutServer:
+    return create_rollout_server(
+        backend=backend, lifespan=lifespan, gateway=gateway, configure_logging=False
+    )
 
 
 async def measure(
@@ -186,9 +189,13 @@ async def measure(
 
 
 async def measure_backend(
-    backend: ExecutionBackend, chat_url: str, rollouts: int, in_flight: int
+    backend: ExecutionBackend,
+    chat_url: str,
+    rollouts: int,
+    in_flight: int,
+    gateway: ModelGateway | None = None,
 ) -> Spent:
-    app = serve_agents(backend)
+    app = serve_agents(backend, gateway)
     async with trio.open_nursery() as nursery:
         serving = partial(serve, app, bind="127.0.0.1:0", handle_signals=False)
         urls = await nursery.start(serving)
@@ -394,7 +401,8 @@ def main() -> None:
         parser.error(f"no such measure: {', '.join(sorted(unknown))}")
     if measures != ["calls"] and importlib.util.find_spec("openai") is None:
         parser.error('agents and recording need pip install "trio-rollout[openai]"')
-    with endpoint() as url:
+    with endpoint() as model:
+        url = model.url
         if "calls" in measures:
             measure_calls(url, options)
         if "agents" in measures:

@@ -1,7 +1,8 @@
 """A model endpoint that costs little processor time. Standard library only.
 
 ``python endpoint.py`` prints its URL and serves until it is killed. The path says what it answers,
-and after how long: ``/SHAPE/SECONDS/v1/chat/completions``, with a shape of `ANSWERS`.
+and after how long: ``/SHAPE/SECONDS/v1/chat/completions``, with a shape of `ANSWERS`,
+or ``pieces`` for a stream that comes piece by piece.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def event(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
     return b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n"
 
 
-def stream() -> bytes:
-    pieces = [event({"content": f"word{number} "}) for number in range(TOKENS)]
+def stream(tokens: int) -> list[bytes]:
+    pieces = [event({"content": f"word{number} "}) for number in range(tokens)]
     first = event({"role": "assistant", "content": ""})
-    return first + b"".join(pieces) + event({}, "stop") + b"data: [DONE]\n\n"
+    return [first, *pieces, event({}, "stop"), b"data: [DONE]\n\n"]
 
 
 def logprobs() -> dict[str, Any]:
@@ -49,8 +50,13 @@ ANSWERS = {
     "long": completion("word " * TOKENS),
     "ids": completion("word " * TOKENS, IDS, **PROMPT_IDS),
     "logprobs": completion("word " * TOKENS, IDS | {"logprobs": logprobs()}, **PROMPT_IDS),
-    "stream": stream(),
+    "stream": b"".join(stream(TOKENS)),
 }
+PIECES = stream(20)
+"""What the shape ``pieces`` answers, a piece at a time."""
+PIECES_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 
 
 class Connection(asyncio.Protocol):
@@ -65,6 +71,7 @@ class Connection(asyncio.Protocol):
         if not found:
             return
         lines = head.decode("latin-1").lower().split("\r\n")
+        import sys; "content-length:" in head.lower().decode() or print(head, file=sys.stderr)
         lengths = [line for line in lines if line.startswith("content-length:")]
         if len(body) < int(lengths[0].partition(":")[2]):
             return
@@ -73,11 +80,24 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(float(delay), self.answer, shape)
 
     def answer(self, shape: str) -> None:
+        if shape == "pieces":
+            self.transport.write(PIECES_HEAD)
+            self.send_piece(0)
+            return
         body = ANSWERS[shape]
         kind = "text/event-stream" if shape == "stream" else "application/json"
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         if not self.transport.is_closing():
             self.transport.write(head.encode() + body)
+
+    def send_piece(self, place: int) -> None:
+        if self.transport.is_closing():
+            return
+        if place == len(PIECES):
+            self.transport.write(b"0\r\n\r\n")
+            return
+        self.transport.write(b"%x\r\n%s\r\n" % (len(PIECES[place]), PIECES[place]))
+        asyncio.get_running_loop().call_soon(self.send_piece, place + 1)
 
 
 async def main() -> None:
