@@ -31,7 +31,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -97,6 +96,8 @@ async def through_litellm(endpoint: str, python: str) -> AsyncGenerator[Way, Non
                     "api_base": f"{endpoint}/{shape}/0/v1",
                     "api_key": "none",
                 },
+                # Costs that it knows, so that no call fails to find them.
+                "model_info": {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-6},
             }
             for shape in SHAPES
         ],
@@ -225,7 +226,7 @@ def print_ratios(rounds: list[dict[str, Spent]], *, alone: bool) -> None:
 
 # --- recording -------------------------------------------------------------------------------
 
-RECORDED = ("short", "logprobs")
+RECORDED = {"short": "a short answer", "logprobs": "400 log probabilities"}
 
 
 async def agents(
@@ -263,7 +264,6 @@ def measure_recording(endpoint: Server, options: argparse.Namespace) -> None:
 def measure_many(endpoint: Server, options: argparse.Namespace) -> None:
     work = (f"{endpoint.url}/short/0.2/v1", options.many, options.many)
     for capture in (None, "tokens"):
-        began = time.perf_counter()
         spent, rate = trio.run(agents, ModelGateway(capture=capture), *work)
         print(
             f"{options.many} rollouts of {model_calls.CALLS} calls of 0.2 s at once, "

@@ -71,9 +71,8 @@ class Connection(asyncio.Protocol):
         if not found:
             return
         lines = head.decode("latin-1").lower().split("\r\n")
-        import sys; "content-length:" in head.lower().decode() or print(head, file=sys.stderr)
         lengths = [line for line in lines if line.startswith("content-length:")]
-        if len(body) < int(lengths[0].partition(":")[2]):
+        if lengths and len(body) < int(lengths[0].partition(":")[2]):
             return
         self.data = b""  # nobody sends a second request before the answer
         _, shape, delay, *_ = lines[0].split(" ")[1].split("/")
