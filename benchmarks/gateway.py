@@ -114,7 +114,7 @@ async def through_litellm(endpoint: str, python: str) -> AsyncGenerator[Way, Non
         command = [str(Path(python).parent / "litellm"), *options, "--num_workers", "1"]
         log = (Path(folder) / "log").open("wb")
         with (
-            subprocess.Popen(
+            subprocess.Popen(  # noqa: ASYNC220 - it is started once
                 command, stdout=log, stderr=log, env=os.environ | quiet, cwd=folder
             ) as process,
             log,
