@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -18,3 +19,13 @@ def _keep_nothing() -> Generator[None, None, None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLOUT_ARTIFACT_ROOT", "")
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _take_ctrl_c() -> None:
+    """Take SIGINT, here and in processes that tests start, where the shell has it ignored.
+
+    It does that for a command in the background of a script.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

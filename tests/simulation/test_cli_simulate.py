@@ -137,7 +137,7 @@ def test_a_pool_is_simulated_and_replayed(cli, in_this_process, monkeypatch):
     assert (printed["rollouts"], printed["violations"], printed["errors"]) == (8, 0, 0)
     raises(monkeypatch, 1, RuntimeError("broken"))
     done = cli("simulate", "--seeds", "2", "--workers", "2", *SMALL)
-    assert "rollout simulate --seed 1 --faults mild --rollouts 4 --workers 2" in done.output
+    assert "rollout simulate --seed 1 --faults mild --rollouts 4 --workers 2" in done.stderr
 
 
 def test_every_fault_is_explained(cli):
