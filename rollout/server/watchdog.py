@@ -93,12 +93,13 @@ class LoopWatchdog:
         beat = 0.0
         excused = 0.0
         seen: _Place | None = None
+        worked = self._beat[1]
         asked = time.monotonic()
         while not stopped.wait(look_sec):
             now = time.monotonic()
             own_delay = max(0.0, now - asked - look_sec)
             asked = now
-            before, (beat, worked) = beat, self._beat
+            before, (beat, at_beat) = beat, self._beat
             excused = own_delay + (excused if beat == before else 0.0)
             if blocked_since is not None and beat != blocked_since:
                 logger.warning(
@@ -106,15 +107,19 @@ class LoopWatchdog:
                 )
                 blocked_since = None
             waited = now - beat - excused
+            # No look comes while a call holds the interpreter lock, but one right after it.
+            held = own_delay
+            if self._clock is not None:
+                worked_before, worked = worked, time.clock_gettime(self._clock)
+                held = worked - worked_before - look_sec
             frames = self._task_frames() if now - beat >= 2 * look_sec else []
             place = (frames[-1], frames[0].f_code, frames[0].f_lasti) if frames else None
             late = max(
-                waited if self._clock is None else time.clock_gettime(self._clock) - worked,
+                waited if self._clock is None else worked - at_beat,
                 waited if place == seen else 0.0,
             )
             if frames and blocked_since is None and late >= self.threshold_sec:
-                # No look comes while a call holds the interpreter lock, but one right after it.
-                one_task = own_delay >= look_sec or (seen is not None and seen[0] is frames[-1])
+                one_task = held >= look_sec or (seen is not None and seen[0] is frames[-1])
                 where = describe_task(frames) if one_task else "many tasks, none of them for long"
                 blocked_since = beat
                 logger.warning(

@@ -14,6 +14,7 @@ import pytest
 import trio
 from server.faults import served_http
 from support import CHAT_URL, local_backend, make_app, prompt, served
+from trio.testing import wait_all_tasks_blocked
 
 from rollout import AgentWorkflow, Grader
 from rollout.client import RolloutClient
@@ -193,7 +194,7 @@ async def main():
         print("stopped", flush=True)
         async with trio.open_nursery() as tasks:
             event = trio.Event()
-            for _ in range(500):
+            for _ in range(300):
                 tasks.start_soon(short, event)
             await trio.testing.wait_all_tasks_blocked()
             event.set()
@@ -213,6 +214,35 @@ def test_a_stopped_process_blames_nobody_and_many_short_tasks_no_single_one():
     assert (process.returncode, before) == (0, "")
     assert "many tasks, none of them for long" in after
     assert " in short" not in after
+
+
+async def test_a_watcher_for_which_the_machine_has_no_time_blames_no_single_one(
+    warned, monkeypatch
+):
+    class Late(threading.Event):
+        def wait(self, timeout=None):
+            return super().wait(None if timeout is None else timeout + 0.1)
+
+    async def short(event) -> None:
+        await event.wait()
+        if not warned.first.is_set():
+            since = time.thread_time()
+            while time.thread_time() - since < 0.001:
+                pass
+            time.sleep(0.006)  # it waits for the processor, too
+
+    async with trio.open_nursery() as nursery:
+        with monkeypatch.context() as patch:
+            patch.setattr("rollout.server.watchdog.threading.Event", Late)
+            await nursery.start(LoopWatchdog(0.1).run)
+        async with trio.open_nursery() as tasks:
+            event = trio.Event()
+            for _ in range(500):
+                tasks.start_soon(short, event)
+            await wait_all_tasks_blocked()
+            event.set()
+        nursery.cancel_scope.cancel()
+    assert "many tasks, none of them for long" in warned.messages[0]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
