@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +21,10 @@ from rollout.client import RolloutClient, RolloutProtocolError
 from rollout.demo.arithmetic import ScriptedModel
 from rollout.demo.chat import create_chat_app
 from rollout.server import serve
+from rollout.trajectory import Trajectory, TrajectoryCall
 from rollout.types import RolloutStatus
+
+HAS_NUMPY = importlib.util.find_spec("numpy") is not None
 
 # httpx leaves its request body behind, half iterated, when a request is cancelled as it is sent:
 # an early stop does that.
@@ -71,6 +75,42 @@ async def test_grpo_groups():
         assert list(group.advantages) == pytest.approx(
             [1.0 if reward else -1.0 for reward in rewards], abs=1e-5
         )
+
+
+@pytest.mark.skipif(not HAS_NUMPY, reason="needs numpy")
+async def test_grpo_training_learns(capsys, monkeypatch):
+    """All of it: endpoint, agent, gateway, trajectories, arrays, updates."""
+    module = example("grpo_training")
+    monkeypatch.setattr(module, "UPDATES", 8)
+    means = await module.main()
+    assert len(means) == 8
+    assert sum(means[-2:]) / 2 > 0.25, "a policy that has learnt nothing gets 0.1"
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("update  8: mean reward ")
+    assert last.endswith(" 0 missing")
+
+
+@pytest.mark.skipif(not HAS_NUMPY, reason="needs numpy")
+def test_the_arrays_of_a_step():
+    module = example("grpo_training")
+    said = {"completion_token_ids": [3], "logprobs": [-1.0], "step": {}}
+    calls = [
+        TrajectoryCall(prompt_token_ids=[1, 2], policy_version_start=5, **said),
+        TrajectoryCall(prompt_token_ids=[9], policy_version_start=4, branch=1, **said),
+        TrajectoryCall(prompt_token_ids=[1, 2, 3, 4], policy_version_start=6, **said),
+        TrajectoryCall(prompt_token_ids=[1, 8], policy_version_start=6, **said),
+    ]
+    first, second, third = module.sequences_of(Trajectory(document={}, calls=tuple(calls)))
+    assert (first.tokens, first.oldest) == ([1, 2, 3, 4, 3], 5)
+    assert first.said == [False, False, True, False, True]
+    assert (second.tokens, second.oldest) == ([9, 3], 4)
+    assert third.tokens == [1, 8, 3], "it does not go on with what was before"
+    batch = module.Batch.of([(first, 1.0), (second, -1.0)])
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 3], [9, 3, 0, 0, 0]]
+    assert batch.log_probs.tolist() == [[0, 0, -1, 0, -1], [0, -1, 0, 0, 0]]
+    assert batch.advantages[:, 0].tolist() == [1.0, -1.0]
+    missing = TrajectoryCall(prompt_token_ids=[1], completion_token_ids=[2], step={})
+    assert module.sequences_of(Trajectory(document={}, calls=(calls[0], missing))) == []
 
 
 # --- best of n ------------------------------------------------------------------------------
