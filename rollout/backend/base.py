@@ -63,7 +63,7 @@ class ExecutionBackend(ABC):
     application: str | None = None
 
     @property
-    def policy(self) -> PolicyControl | None:
+    def policy_control(self) -> PolicyControl | None:
         """What pauses the model calls of its rollouts elsewhere; ``None`` if nothing does."""
         return None
 

@@ -207,7 +207,7 @@ class PoolBackend(ExecutionBackend):
         await self._source.shutdown()
 
     @property
-    def policy(self) -> PoolPolicy | None:
+    def policy_control(self) -> PoolPolicy | None:
         """What pauses and resumes the calls at the workers; ``None`` if they have no gateways."""
         policy = self._policy
         return policy if policy is not None and policy.supported else None

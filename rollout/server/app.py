@@ -303,7 +303,7 @@ class RolloutServer(QuartTrio):
     def policy(self) -> PolicyControl | None:
         """What pauses and resumes the model calls; ``None`` without a gateway here or there."""
         gateway = self.gateway
-        return self.backend.policy if gateway is None else gateway.policy
+        return self.backend.policy_control if gateway is None else gateway.policy
 
     def recognizes(self, headers: list[tuple[bytes, bytes]]) -> bool:
         """Whether the headers of a request carry the server's key, or the token of a rollout."""
