@@ -180,7 +180,13 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
     help='With --ray: Ray\'s runtime environment of the workers, as in \'{"working_dir": "."}\'.',
 )
 @click.option("--address-fd", type=click.IntRange(min=0), hidden=True)
-@click.option("--worker", is_flag=True, hidden=True, help="Serve a front, whose key stdin has.")
+@click.option(
+    "--worker-of",
+    type=click.IntRange(min=1),
+    hidden=True,
+    metavar="N",
+    help="Serve a front of N workers, whose key stdin has.",
+)
 @click.option(
     "--quiet", "-q", is_flag=True, help="Do not say which rollouts come and how they end."
 )
@@ -214,7 +220,7 @@ def command(
     worker_resources: str | None,
     runtime_env: str | None,
     address_fd: int | None,
-    worker: bool,
+    worker_of: int | None,
     quiet: bool,
     verbose: bool,
     log_format: str,
@@ -235,6 +241,7 @@ def command(
     admits rollouts and hands them out; the lifespan and the rollouts run in the workers, each
     with the concurrency of the application.
     """
+    worker = worker_of is not None
     if worker:
         _ignore_signals()
     if address_fd is not None:
@@ -262,7 +269,7 @@ def command(
     )
     _use_metrics(server, metrics)
     if key is not None:
-        server.become_worker(key)
+        server.become_worker(key, workers=worker_of or 1)
     if ray is not None:
         silence_sec = server.registry.polling_lease_timeout_sec
         _use_ray(server, app, ray, workers=workers or 1, silence_sec=silence_sec, **on_ray)
@@ -488,7 +495,7 @@ def _read_line(stdin: int) -> str:
     while (byte := os.read(stdin, 1)) not in {b"", b"\n"}:
         line += byte
     if not line:
-        raise CommandError("--worker: stdin has no key; this option is for --workers alone")
+        raise CommandError("--worker-of: stdin has no key; this option is for --workers alone")
     return line.decode()
 
 

@@ -29,13 +29,17 @@ class WorkerThread:
         reference: ``MODULE:APP`` or ``FILE.py:APP``, as this process finds it.
         key: The key of the front.
         bind: Where to listen.
+        workers: How many workers the front may have.
         tracebacks: Whether the log gets those of agents and graders that fail, or lines.
     """
 
-    def __init__(self, reference: str, key: str, bind: str, *, tracebacks: bool) -> None:
+    def __init__(
+        self, reference: str, key: str, bind: str, *, workers: int, tracebacks: bool
+    ) -> None:
         self._reference = reference
         self._key = key
         self._bind = bind
+        self._workers = workers
         self._tracebacks = tracebacks
         self._urls: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -62,7 +66,7 @@ class WorkerThread:
     def _run(self) -> None:
         try:
             app = load_app(self._reference)
-            app.become_worker(self._key)
+            app.become_worker(self._key, workers=self._workers)
             quiet_http()
             with nullcontext() if self._tracebacks else summarized(summary):
                 trio.run(self._serve, app)

@@ -227,6 +227,11 @@ class ModelGateway:
             )
         return f"{address.rstrip('/')}{PREFIX}/v1"
 
+    def share(self, servers: int) -> None:
+        """Leave an equal part of the calls in flight to each of some servers, one at least."""
+        if self.bounds.maximum is not None:
+            self.bounds.maximum = max(self.bounds.maximum // servers, 1)
+
     def bound(self, url: str) -> bool:
         """Note the URL that the server listens on; return whether agents can be given one.
 

@@ -413,7 +413,7 @@ class LocalWorkers(WorkerSource):
     async def _run(self, slot: _Slot, path: Path, workers: Workers) -> tuple[str, str]:
         """Run a process to its end; return how it ended, for the health and for the log."""
         url = f"{UNIX}{path}"
-        options = ["--worker", "--bind", url, *self._options]
+        options = [f"--worker-of={len(self._slots)}", "--bind", url, *self._options]
         try:
             process, address = await start_server(self._app, options)
         except OSError as error:

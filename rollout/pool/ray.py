@@ -337,7 +337,9 @@ class RayPool(WorkerSource):
         )
         slot.actor = actor_class.remote(f"worker {slot.name}")
         # Ray keeps the arguments of a constructor, and not those of a call: the key is secret.
-        return _future(slot.actor.start.remote(self._app, self._key, tracebacks))
+        return _future(
+            slot.actor.start.remote(self._app, self._key, self._scaling.most, tracebacks)
+        )
 
     async def _wait(self, slot: _Slot) -> str:
         """Wait for the end of an actor that listens, however often Ray loses sight of it."""
@@ -414,13 +416,15 @@ class RolloutWorker:
     def __repr__(self) -> str:
         return self._name
 
-    def start(self, app: str, key: str, tracebacks: bool) -> tuple[str | None, str | None]:
+    def start(
+        self, app: str, key: str, workers: int, tracebacks: bool
+    ) -> tuple[str | None, str | None]:
         """Serve; return the URL, or why that has failed."""
         host = importlib.import_module("ray.util").get_node_ip_address()
         bind = f"[{host}]:0" if ":" in host else f"{host}:0"
         # By name: this process is a worker, whose server and command line are above the pool.
         worker = importlib.import_module("rollout.cli.worker")
-        self._server = worker.WorkerThread(app, key, bind, tracebacks=tracebacks)
+        self._server = worker.WorkerThread(app, key, bind, workers=workers, tracebacks=tracebacks)
         started: tuple[str | None, str | None] = self._server.start()
         return started
 

@@ -325,12 +325,18 @@ class RolloutServer(QuartTrio):
         self.registry.gateway = None
         self._user_lifespan = None
 
-    def become_worker(self, api_key: str) -> None:
+    def become_worker(self, api_key: str, *, workers: int = 1) -> None:
         """Serve a front alone: ask for its key, and keep no state.
 
         The key of the application, and what it has Quart call around each request, guard the
         front. Call it before the application serves.
+
+        Args:
+            api_key: The key of the front.
+            workers: How many workers share what the gateway may have in flight to an endpoint.
         """
+        if self.gateway is not None:
+            self.gateway.share(workers)
         self.authorized = authorizer(api_key)
         self.registry.store = None
         self._own_hooks = self._hooks()

@@ -17,7 +17,8 @@ from support import local_backend, make_app
 
 async def agent(context):
     for _ in range(3):
-        if (await post(context)).status_code != 200:
+        calls = app.gateway.bounds.maximum
+        if (await post(context, user=f"one of {calls}")).status_code != 200:
             return
 
 app = make_app(local_backend(workflow_of(agent)), api_key="key-of-the-app")
@@ -67,17 +68,17 @@ def test_workers_have_no_address_in_common(cli, tmp_path):
     assert "advertise_url" in line
 
 
-@pytest.mark.parametrize("workers", [(), ("--workers", "1")], ids=["alone", "with a worker"])
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["alone", "with workers"])
 def test_upstreams_take_the_place_of_the_endpoint_of_requests(workers, tmp_path, monkeypatch):
     async def use_upstream():
         async with scripted_endpoint(say("13")) as upstream:
             (tmp_path / "gateway_app.py").write_text(APP)
             options = ("--upstream", upstream.url, "--upstream-key-env", "THE_KEY", *workers)
             await trio.to_thread.run_sync(serve_and_use, options)
-            return [each.key for each in upstream.requests]
+            return [(each.key, each.body["user"]) for each in upstream.requests]
 
     def serve_and_use(options):
-        options = ("--bind", "127.0.0.1:0", "--gateway", "--max-calls-in-flight", "2", *options)
+        options = ("--bind", "127.0.0.1:0", "--gateway", "--max-calls-in-flight", "3", *options)
         with serving(tmp_path, "gateway_app.py:app", *options) as (_, url):
             result, keys = trio.run(use, url)
         assert keys == []
@@ -85,7 +86,8 @@ def test_upstreams_take_the_place_of_the_endpoint_of_requests(workers, tmp_path,
         assert result.sample.metrics["model_wait_sec"] == 0.0
 
     monkeypatch.setenv("THE_KEY", "sk-of-the-upstream")
-    assert trio.run(use_upstream) == ["sk-of-the-upstream"] * 2
+    share = "one of 1" if workers else "one of 3"
+    assert trio.run(use_upstream) == [("sk-of-the-upstream", share)] * 2
 
 
 @pytest.mark.parametrize(

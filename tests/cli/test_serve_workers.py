@@ -174,7 +174,7 @@ def test_a_front_takes_no_workers_of_its_own(cli, tmp_path):
 def test_a_worker_needs_a_key(cli, monkeypatch):
     with Path(os.devnull).open("rb") as null:
         monkeypatch.setattr(serve, "_take_stdin", null.fileno)
-        assert "stdin has no key" in cli.fails(2, "serve", "nowhere:app", "--worker")
+        assert "stdin has no key" in cli.fails(2, "serve", "nowhere:app", "--worker-of=2")
 
 
 def test_the_last_resort_ends_a_process_whose_output_nobody_reads(monkeypatch):

@@ -179,8 +179,8 @@ async def test_the_key_is_no_argument_of_a_constructor_and_everything_is_ended(r
     async with running(workers=2, worker_resources={"GPU": 1}) as (pool, source):
         await until(lambda: len(pool.members) == 2)
         assert sorted(actor.name for actor in ray.actors) == ["worker 1", "worker 2"]
-        app, key, tracebacks = ray.actors[1].given
-        assert (app, key, tracebacks) == ("my_server:app", pool.members[0].address.api_key, True)
+        key = pool.members[0].address.api_key
+        assert ray.actors[1].given == ("my_server:app", key, 2, True)
         assert (ray.options["num_gpus"], ray.options["scheduling_strategy"]) == (1, "SPREAD")
         assert "max_restarts" not in ray.options
         await source.shutdown()

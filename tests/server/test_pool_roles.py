@@ -11,6 +11,7 @@ from support import in_process, local_backend, make_app
 
 from rollout.cli.failures import CommandError
 from rollout.cli.serve import make_front
+from rollout.gateway import ModelGateway
 from rollout.pool import PoolBackend, WorkerSource
 
 KEY = "key-of-the-pool"
@@ -65,3 +66,10 @@ async def test_a_worker_asks_for_the_key_of_its_pool_alone_and_keeps_no_state(tm
             headers = {"Authorization": f"Bearer {key}"}
             assert (await http.get("/health", headers=headers)).status_code == status
     assert not state.exists()
+
+
+@pytest.mark.parametrize(("most", "share"), [(None, None), (9, 3), (8, 2), (2, 1)])
+def test_workers_share_the_calls_in_flight_to_an_endpoint(most, share):
+    app = make_app(gateway=ModelGateway(max_calls_in_flight=most))
+    app.become_worker(KEY, workers=3)
+    assert app.gateway.bounds.maximum == share
