@@ -24,6 +24,7 @@ _COMMANDS = {
     "health": "Print what a server says of itself.",
     "wait-idle": "Wait until a server has no active rollout.",
     "cancel": "Ask a server to stop rollouts.",
+    "top": "Show what a server does, on a terminal.",
     "demo": "Run rollouts against a scripted model, all on this machine.",
     "eval": "Run evaluations, and look at what came of them.",
     "trajectory": "Look at saved trajectories.",
