@@ -10,7 +10,8 @@ the long one, the window is cut. As answers differ in length, it is the latency 
 
 Calls without a place wait. Those of rollouts that have called before go first, since their slots
 and caches are taken already; among equals, rollouts take turns (start-time fair queueing). A
-rollout stays with its upstream, which has its prefixes cached, and moves when that fails.
+rollout stays with its upstream, which has its prefixes cached, and moves when that fails, or has no
+room while another one is half empty.
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ class Window:
     def has_room(self) -> bool:
         """Whether one more call may be sent."""
         return self.in_flight + 1 <= self.limit
+
+    @property
+    def half_empty(self) -> bool:
+        """Whether at most half of it is in use."""
+        return self.in_flight * 2 <= self.limit
 
     def answered(self, outcome: Outcome, sent_at: float, now: float) -> None:
         """Note an answer to a call that is still counted as in flight."""
@@ -257,16 +263,16 @@ class Flow(Generic[E]):
     def end(self, ticket: Ticket[E], outcome: Outcome | None, now: float) -> None:
         """Note how a call ended, or that its agent has left it, whether it was sent or not."""
         if ticket.upstream is None:
-            self._waiting.remove(ticket)
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
             return
         ticket.upstream.ended(outcome, ticket.sent_at, now)
         self.advance(now)
 
     def leave(self, caller: Caller[E]) -> None:
-        """Note that a rollout is over."""
-        if caller.upstream is not None:
-            caller.upstream.rollouts -= 1
-            caller.upstream = None
+        """Note that a rollout is over; those of its calls that wait get no place any more."""
+        self._waiting = [each for each in self._waiting if each.caller is not caller]
+        self._bind(caller, None)
 
     def advance(self, now: float) -> None:
         """Give places to calls that wait."""
@@ -309,22 +315,28 @@ class Flow(Generic[E]):
     def choose(self, caller: Caller[E], now: float) -> UpstreamState[E] | None:
         """Return the upstream for a rollout's next call; ``None``: it has to wait."""
         own = caller.upstream
-        if own is not None and not self.moves(caller, now):
-            return own if own.takes(now) else None
         usable = [each for each in self.upstreams if not each.avoided(now)] or self.upstreams
-        return min(
-            (each for each in usable if each.takes(now)), key=lambda each: each.load, default=None
-        )
+        free = [each for each in usable if each.takes(now)]
+        if own is not None and not self.moves(caller, now):
+            if own.window.has_room:
+                return own if own.takes(now) else None
+            # Reading a prefix again takes less than waiting for somebody's answer.
+            free = [each for each in free if each.window.half_empty]
+        return min(free, key=lambda each: each.load, default=None)
+
+    def _bind(self, caller: Caller[E], upstream: UpstreamState[E] | None) -> None:
+        if caller.upstream is not None:
+            caller.upstream.rollouts -= 1
+        if upstream is not None:
+            upstream.rollouts += 1
+        caller.upstream = upstream
 
     def _place(self, ticket: Ticket[E], now: float) -> bool:
         caller = ticket.caller
         upstream = self.choose(caller, now)
         if upstream is None:
             return False
-        if upstream is not caller.upstream:
-            self.leave(caller)
-            caller.upstream = upstream
-            upstream.rollouts += 1
+        self._bind(caller, upstream)
         upstream.window.in_flight += 1
         ticket.upstream, ticket.sent_at = upstream, now
         ticket.placed()

@@ -31,9 +31,9 @@ from rollout._redaction import url_secrets
 from rollout.context import RolloutContext, RolloutProgress
 from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.gateway.counts import ModelCounts
-from rollout.gateway.flow import Bounds
+from rollout.gateway.flow import Bounds, Flow
 from rollout.gateway.limits import Price, tighter
-from rollout.gateway.places import Places
+from rollout.gateway.places import flow_state
 from rollout.gateway.policy import Policy
 from rollout.gateway.proxy import CallSettings, ModelCall, Session
 from rollout.gateway.wire import PREFIX, ModelReply, error_reply, expects_anthropic, find_route
@@ -194,8 +194,8 @@ class ModelGateway:
     policy: Policy = field(factory=Policy, init=False, repr=False)
     bounds: Bounds = field(init=False, repr=False)
     counts: ModelCounts = field(factory=ModelCounts, init=False, repr=False)
-    _own_places: Places | None = field(default=None, init=False, repr=False)
-    _places: MutableMapping[Any, Places] = field(
+    _own_flow: Flow[Endpoint] | None = field(default=None, init=False, repr=False)
+    _flows: MutableMapping[Any, Flow[Endpoint]] = field(
         factory=WeakValueDictionary, init=False, repr=False
     )
     _address: str | None = field(default=None, init=False)
@@ -210,7 +210,7 @@ class ModelGateway:
             raise InvalidFieldError("min_calls_in_flight", "must not exceed max_calls_in_flight")
         self.bounds = Bounds(minimum=self.min_calls_in_flight, maximum=most)
         if self.upstreams is not None:
-            self._own_places = Places((each.endpoint for each in self.upstreams), self.bounds)
+            self._own_flow = Flow((each.endpoint for each in self.upstreams), self.bounds)
 
     @property
     def base_url(self) -> str:
@@ -292,7 +292,7 @@ class ModelGateway:
         session = Session(
             endpoint=endpoint,
             secrets=tuple(each for key, url in own for each in (key, *url_secrets(url))),
-            places=self._places_of(endpoint),
+            flow=self._flow_of(endpoint),
             context=RolloutContext(
                 chat_completions_url=self.base_url,
                 api_key=token,
@@ -331,23 +331,23 @@ class ModelGateway:
 
     def health(self) -> dict[str, Any]:
         """Return the flow of calls as JSON, without secrets."""
-        places = [self._own_places] if self._own_places is not None else [*self._places.values()]
+        flows = [self._own_flow] if self._own_flow is not None else [*self._flows.values()]
         return {
             "calls": self.counts.begun,
-            "calls_waiting": sum(each.flow.waiting for each in places),
+            "calls_waiting": sum(each.waiting for each in flows),
             "retries": self.counts.retries,
             "wait_sec": self.counts.wait_sec,
-            "upstreams": [upstream for each in places for upstream in each.state()],
+            "upstreams": [upstream for each in flows for upstream in flow_state(each)],
         }
 
-    def _places_of(self, endpoint: Endpoint) -> Places | None:
-        """Return the places for a rollout's calls; ``None`` if nothing bounds them."""
-        if self._own_places is not None or self.bounds.maximum is None:
-            return self._own_places
+    def _flow_of(self, endpoint: Endpoint) -> Flow[Endpoint] | None:
+        """Return where and when a rollout's calls go; ``None`` if nothing bounds them."""
+        if self._own_flow is not None or self.bounds.maximum is None:
+            return self._own_flow
         key = endpoint.base_url, *endpoint.query.items(), endpoint.api_key
-        found = self._places.get(key)
+        found = self._flows.get(key)
         if found is None:
-            found = self._places[key] = Places([endpoint], self.bounds)
+            found = self._flows[key] = Flow([endpoint], self.bounds)
         return found
 
     def recognizes(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import random
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -26,9 +26,9 @@ from rollout._redaction import Redactor
 from rollout.codec import dump_json
 from rollout.context import RolloutContext
 from rollout.gateway.counts import ModelCounts
-from rollout.gateway.flow import Caller
+from rollout.gateway.flow import Caller, Flow
 from rollout.gateway.limits import Price, Used, price_of
-from rollout.gateway.places import Place, Places
+from rollout.gateway.places import Place
 from rollout.gateway.policy import Policy
 from rollout.gateway.retries import Outcome, Retries
 from rollout.gateway.tokens import Capture
@@ -107,9 +107,9 @@ class Session:
     """A rollout that calls its model through a gateway.
 
     Args:
-        endpoint: Where its calls go; with *places*, these say.
+        endpoint: Where its calls go, unless *flow* says it.
         secrets: What agents must not see of endpoints.
-        places: Where its calls wait, if there is anything to wait for.
+        flow: Where and when its calls go, if that is to be decided.
         context: What the rollout's own code gets; it names the gateway and the token.
         connections: The connections to endpoints.
         policy: Says when calls may be sent, and the version that answers.
@@ -124,7 +124,8 @@ class Session:
         own_recorder: Records calls unless the rollout's code has a recorder of its own.
         policy: As above.
         settings: As above.
-        places: As above.
+        flow: As above.
+        caller: The rollout in the flow.
         used: What its calls have used.
     """
 
@@ -133,7 +134,7 @@ class Session:
         *,
         endpoint: Endpoint,
         secrets: tuple[str | None, ...],
-        places: Places | None,
+        flow: Flow[Endpoint] | None,
         context: RolloutContext,
         connections: Connections,
         policy: Policy,
@@ -146,7 +147,7 @@ class Session:
         context.gateway_source = recorder
         self.context = context
         self.redactor = Redactor(secrets)
-        self.places = places
+        self.flow = flow
         self.caller: Caller[Endpoint] = Caller()
         self._endpoint = endpoint
         self.policy = policy
@@ -178,9 +179,13 @@ class Session:
     @property
     def endpoint(self) -> Endpoint:
         """Where requests go that wait for no place."""
-        if self.places is None:
+        if self.flow is None:
             return self._endpoint
-        return self.places.flow.of_other_requests(self.caller, trio.current_time())
+        return self.flow.of_other_requests(self.caller, trio.current_time())
+
+    def place(self) -> Place | None:
+        """Return a place for a call to take, ``None`` if it needs none."""
+        return None if self.flow is None else Place(self.caller, flow=self.flow)
 
     def transport(self, endpoint: Endpoint, conversation: str) -> _UpstreamTransport:
         """Return the transport for one call; one without a conversation leaves no record."""
@@ -218,8 +223,8 @@ class Session:
         """Cancel the calls that are under way."""
         for scope in self._calls:
             scope.cancel()
-        if self.places is not None:
-            self.places.flow.leave(self.caller)
+        if self.flow is not None:
+            self.flow.leave(self.caller)
 
 
 @define(eq=False)
@@ -301,11 +306,19 @@ class ModelCall:
         retries = Retries(settings.retries, settings.retry_sec)
         while await policy.wait(settings.pause_wait_sec):
             answer: ModelReply | bool = False
-            async with self._placed(retries) as endpoint:
+            place, self._outcome = self.session.place(), None
+            if place is None:
+                endpoint = self.session.endpoint
+            else:
+                endpoint = await self._take(place, retries)
+            try:
                 if policy.paused:
                     continue
                 with policy.sending() as scope:
                     answer = await send(endpoint, retries.failures)
+            finally:
+                if place is not None:
+                    place.give_back(self._outcome)
             if policy.took_back(scope):
                 if self._begun:
                     message = "the call was aborted, since the policy is paused"
@@ -319,31 +332,21 @@ class ModelCall:
             await trio.sleep(delay)
         return self.error(503, "the policy is paused, and has not been resumed in time")
 
-    @asynccontextmanager
-    async def _placed(self, retries: Retries) -> AsyncGenerator[Endpoint, None]:
-        """Have a place for the call within the block, and give it back with its outcome."""
-        session, self._outcome = self.session, None
-        if session.places is None:
-            yield session.endpoint
-            return
-        place = Place(session.caller)
+    async def _take(self, place: Place, retries: Retries) -> Endpoint:
+        """Wait for a place for the call."""
         try:
-            endpoint = await session.places.take(place)
+            return await place.take()
         finally:
             waited = place.waited_sec(trio.current_time())
             self._waited(waited)
             retries.waited(waited)
-        try:
-            yield endpoint
-        finally:
-            session.places.give_back(place, self._outcome)
 
     def _retry_delay_sec(self, retries: Retries) -> float | None:
         """Return how long to wait before the call is sent again, ``None`` if it is not."""
         if self._begun or self._outcome is None:
             return None
-        now, places = trio.current_time(), self.session.places
-        moves = places is not None and places.flow.moves(self.session.caller, now)
+        now, flow = trio.current_time(), self.session.flow
+        moves = flow is not None and flow.moves(self.session.caller, now)
         delay = retries.delay_sec(self._outcome, now, moves=moves, draw=random.random())  # noqa: S311
         if delay is not None:
             self.session.counts.retries += 1
@@ -494,7 +497,7 @@ class ModelCall:
             call.policy_versions = began, ended
         if call.usage is not None:
             self.session.used.add(call.usage, price_of(self.session.settings.prices, model))
-        if self.session.places is not None and self._outcome is not None and call.complete:
+        if self.session.flow is not None and self._outcome is not None and call.complete:
             tokens = read_usage(call.usage or {}).get("completion_tokens")
             self._outcome = evolve(
                 self._outcome, latency_sec=call.latency_sec or 0.0, tokens=tokens

@@ -221,6 +221,17 @@ def test_a_call_that_left_gives_its_place_or_its_turn_away():
     assert last.waited_sec(7.0) == 0.0
 
 
+def test_a_rollout_that_is_over_gets_no_place_any_more():
+    flow, up = one(1)
+    caller = Caller()
+    flying, waiting, other = ask(flow, caller), ask(flow, caller), ask(flow)
+    flow.leave(caller)
+    flow.end(flying, None, 0.0)
+    assert (waiting.upstream, other.upstream) == (None, up)
+    flow.end(waiting, None, 0.0)
+    assert (up.rollouts, flow.waiting) == (1, 0)
+
+
 # --- several upstreams --------------------------------------------------------------------------
 
 
@@ -239,6 +250,55 @@ def test_new_rollouts_go_to_the_least_loaded_and_stay():
     loads = [each.load for each in flow.upstreams]
     newest = ask(flow)
     assert loads[flow.upstreams.index(newest.upstream)] == min(loads)
+
+
+def test_a_rollout_without_a_place_moves_to_an_upstream_that_is_half_empty():
+    flow = Flow("ab", Bounds(maximum=4))
+    first, second = flow.upstreams
+    callers = [Caller() for _ in range(8)]
+    flying = [ask(flow, caller) for caller in callers]
+    assert (first.window.in_flight, second.window.in_flight) == (4, 4)
+    own = [each for each in flying if each.upstream is first]
+    waiting = [ask(flow, each.caller) for each in own]
+    others = [each for each in flying if each.upstream is second]
+    answer(flow, others.pop())
+    assert flow.waiting == 4
+    answer(flow, others.pop())
+    assert [each.upstream for each in waiting] == [second, None, None, None]
+    assert waiting[0].caller.upstream is second
+    assert (first.rollouts, second.rollouts) == (3, 5)
+
+
+@given(st.integers(1, 3), st.none() | st.integers(1, 4), st.data())
+def test_nothing_waits_for_idle_upstreams(count, maximum, data):
+    flow = Flow(range(count), Bounds(maximum=maximum))
+    callers = [Caller() for _ in range(5)]
+    steps = st.lists(st.tuples(st.sampled_from([*range(5), "ok", "429", "hold", "gone", "leave"])))
+    flying, now = [], 0.0
+    for (step,) in data.draw(steps):
+        now += 0.3
+        outcome = {"ok": ANSWER, "429": TOO_MANY, "hold": Outcome.of_status(429, 2.0)}
+        if isinstance(step, int):
+            flying.append(ask(flow, callers[step], now))
+        elif flying:
+            ticket = flying.pop(0)
+            flow.end(ticket, outcome.get(step, GONE if step == "gone" else None), now)
+        placed = [each for each in flying if each.upstream is not None]
+        assert sum(each.window.in_flight for each in flow.upstreams) == len(placed)
+        assert flow.waiting == len(flying) - len(placed)
+    # Whatever has happened, everything comes to its end.
+    while flying:
+        ticket = next((each for each in flying if each.upstream is not None), None)
+        if ticket is None:
+            now = flow.opens_at(now)
+            assert now < math.inf
+            flow.advance(now)
+        else:
+            flying.remove(ticket)
+            flow.end(ticket, ANSWER, now)
+    for caller in callers:
+        flow.leave(caller)
+    assert {(each.rollouts, each.window.in_flight) for each in flow.upstreams} == {(0, 0)}
 
 
 def test_a_rollout_moves_when_its_upstream_fails_and_new_ones_avoid_it():
