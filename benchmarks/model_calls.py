@@ -194,6 +194,8 @@ async def measure_backend(
     rollouts: int,
     in_flight: int,
     gateway: ModelGateway | None = None,
+    *,
+    warm_up: bool = True,
 ) -> Spent:
     app = serve_agents(backend, gateway)
     async with trio.open_nursery() as nursery:
@@ -204,7 +206,10 @@ async def measure_backend(
             async def work(count: int) -> None:
                 await run(client, chat_url, count, in_flight)
 
-            spent = await timed(work, rollouts, in_flight, children=lambda: processes_of(backend))
+            children = partial(processes_of, backend)
+            if warm_up:
+                await work(in_flight + 1)
+            spent = await timed(work, rollouts, children=children)
         app.request_shutdown()
     return spent
 
@@ -233,12 +238,9 @@ async def run(client: RolloutClient, chat_url: str, rollouts: int, in_flight: in
 async def timed(
     work: Callable[[int], Awaitable[None]],
     rollouts: int,
-    in_flight: int,
     *,
     children: Callable[[], list[Server]] = list,
 ) -> Spent:
-    """Do some work to warm up, then measure."""
-    await work(in_flight + 1)
     busy = children()
     began, spent = time.perf_counter(), time.process_time() + sum(map(Server.cpu_sec, busy))
     await work(rollouts)
@@ -285,7 +287,8 @@ async def measure_sdk_alone(chat_url: str, rollouts: int, in_flight: int) -> Spe
                 for _ in range(min(count, in_flight)):
                     nursery.start_soon(some)
 
-        return await timed(work, rollouts, in_flight)
+        await work(in_flight + 1)  # to warm up
+        return await timed(work, rollouts)
 
 
 def measure_official(python: str, chat_url: str, rollouts: int, in_flight: int) -> Spent:

@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
@@ -51,6 +51,7 @@ from rollout.integrations.transport.recording import (
     Endpoint,
     ReadAlong,
     RecordingTransport,
+    Rewrite,
 )
 from rollout.rules.retry import retry_after_sec
 from rollout.trajectory.totals import read_usage
@@ -187,13 +188,16 @@ class Session:
         """Return a place for a call to take, ``None`` if it needs none."""
         return None if self.flow is None else Place(self.caller, flow=self.flow)
 
-    def transport(self, endpoint: Endpoint, conversation: str) -> _UpstreamTransport:
+    def transport(
+        self, endpoint: Endpoint, conversation: str, rewrite: Rewrite | None
+    ) -> _UpstreamTransport:
         """Return the transport for one call; one without a conversation leaves no record."""
         return _UpstreamTransport(
             endpoint,
             self.recorder if conversation else ConversationRecorder(),
             conversation=conversation,
             stream_usage=self.settings.stream_usage,
+            rewrite=rewrite,
             connections=self._connections,
         )
 
@@ -369,7 +373,8 @@ class ModelCall:
         endpoint: Endpoint,
         failures: int = 0,
     ) -> ModelReply | bool:
-        transport = self.session.transport(endpoint, self._conversation())
+        rewrite = None if self._capture is None else self._capture.stripped_event
+        transport = self.session.transport(endpoint, self._conversation(), rewrite)
         request = self._request(library, content, body, endpoint, failures)
         began, began_at = self.session.policy.version, trio.current_time()
         stream: Any = None
@@ -420,7 +425,7 @@ class ModelCall:
         if status not in _OK:
             data = self._without_secrets(data)
         elif self._capture is not None:
-            data = self._capture.stripped(data)
+            data = self._capture.stripped(data, response.stream.reading.whole)
         return ModelReply(status, data, headers)
 
     async def _stream(self, pieces: Any, writer: ReplyWriter) -> None:
@@ -428,12 +433,7 @@ class ModelCall:
         async for piece in pieces:
             size += len(piece)
             self._check_size(size)
-            if self._capture is None:
-                await writer.piece(piece)
-            else:
-                await writer.piece(b"".join(self._capture.feed(piece)))
-        if self._capture is not None:
-            await writer.piece(self._capture.rest())
+            await writer.piece(piece)
 
     def _check_size(self, size: int) -> None:
         if size > self.session.settings.max_answer_bytes:
@@ -447,7 +447,7 @@ class ModelCall:
         endpoint: Endpoint,
         failures: int,
     ) -> Any:
-        own = library.URL(endpoint.base_url)
+        own = _parsed(library, endpoint.base_url)
         headers = [
             *as_retry(forwarded(self._headers), failures),
             (b"accept-encoding", b"identity"),
@@ -468,7 +468,7 @@ class ModelCall:
             extensions[BODY] = body
         return library.Request(
             self._method,
-            f"{endpoint.base_url}{self.route.path}",
+            _parsed(library, f"{endpoint.base_url}{self.route.path}"),
             params=query or None,
             headers=headers,
             content=content if body is not None else None,
@@ -534,6 +534,12 @@ class ModelCall:
             self.session.own_recorder.endpoint_failed = call.outcome == "failed" and (
                 status in _OK or is_refusal(status)
             )
+
+
+@lru_cache(maxsize=256)
+def _parsed(library: Any, url: str) -> Any:
+    """Return a URL as a library has it, which takes it longer than the rest of a request."""
+    return library.URL(url)
 
 
 def _outcome_of(response: Any) -> Outcome:

@@ -8,14 +8,12 @@ recorded as it comes; an agent that has not asked for it does not see it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-from attrs import define, field
+from attrs import define
 
 from rollout.codec import dump_json
-from rollout.integrations.recording.calls import dicts, load
-from rollout.integrations.recording.streams import Events, event_data
+from rollout.integrations.recording.calls import dicts
 
 __all__ = ["ASKED", "Capture"]
 
@@ -39,7 +37,6 @@ class Capture:
     body: dict[str, Any]
     _hide_logprobs: bool
     _hide_ids: bool
-    _events: Events = field(factory=Events)
 
     @classmethod
     def of(cls, body: dict[str, Any], api: str | None) -> Capture | None:
@@ -59,36 +56,28 @@ class Capture:
         }
         return cls({**body, **added}, not own_logprobs, not own_ids)
 
-    def stripped(self, data: bytes) -> bytes:
-        """Return a whole answer without what the agent has not asked for."""
-        body = load(data)
-        return dump_json(body) if self._strip(body) else data
+    def stripped(self, data: bytes, body: Any) -> bytes:
+        """Return a whole answer, *body* parsed, without what the agent has not asked for."""
+        if not isinstance(body, dict):
+            return data
+        self._strip(body)
+        return dump_json(body)
 
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Add a part of a stream; yield the events for the agent that are complete with it."""
-        for event in self._events.feed(chunk):
-            yield self._stripped_event(event)
-
-    def rest(self) -> bytes:
-        """Return what is left at the end of a stream."""
-        return self._events.rest()
-
-    def _stripped_event(self, event: bytes) -> bytes:
+    def stripped_event(self, event: bytes, body: dict[str, Any]) -> bytes:
+        """Return an event of a stream, its data parsed, without what was not asked for."""
         if b"logprobs" not in event and b"token_ids" not in event:
             return event
-        body = load(event_data(event))
-        if not self._strip(body):
-            return event
+        self._strip(body)
         return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
-    def _strip(self, body: Any) -> bool:
-        """Take out of a parsed answer what the agent has not asked for; return whether it could."""
-        if not isinstance(body, dict):
-            return False
+    def _strip(self, body: dict[str, Any]) -> None:
+        """Take out of a parsed answer what the agent has not asked for.
+
+        The recorder has the lists in it, so these are left as they are.
+        """
         for part in (body, *dicts(body.get("choices"))):
             if self._hide_ids:
                 for name in _IDS:
                     part.pop(name, None)
             if self._hide_logprobs and part.get("logprobs") is not None:
                 part["logprobs"] = None
-        return True

@@ -30,7 +30,6 @@ __all__ = [
     "ids_in_logprobs",
     "load",
     "parse",
-    "read_answer",
     "read_body",
     "read_head",
     "read_message",
@@ -239,18 +238,13 @@ def error_message(body: Any, *, depth: int = 4) -> str | None:
     return next((each for each in said if each is not None), None)
 
 
-def read_answer(data: bytes, api: str) -> Answer:
+def read_body(body: Any, api: str) -> Answer:
     """Read the body of a successful answer.
 
     Args:
-        data: The body.
+        body: The body, parsed.
         api: See `Call.api`.
     """
-    return read_body(load(data), api)
-
-
-def read_body(body: Any, api: str) -> Answer:
-    """Read the body of a successful answer, parsed; see `read_answer`."""
     if not isinstance(body, dict):
         return Answer(error="the answer is not a JSON object")
     answer = _READ.get(api, _read_completion)(body)

@@ -312,10 +312,12 @@ class StreamedAnswer:
 
     Attributes:
         done: Whether the stream has said that it ends here.
+        last: What the last event holds, parsed; ``None`` if that is not an object.
     """
 
     def __init__(self, api: str) -> None:
         self.done = False
+        self.last: dict[str, Any] | None = None
         self._api = api
         self._head: dict[str, Any] = {}
         self._choices: dict[int, _Growing] = {}
@@ -327,12 +329,14 @@ class StreamedAnswer:
     def add(self, event: bytes) -> bool:
         """Add an event; return whether it holds nothing but the usage of a chat completion."""
         data = event_data(event)
+        self.last = None
         if data.strip() == _DONE:
             self.done = True
             return False
         body = load(data or event)
         if not isinstance(body, dict):
             return False
+        self.last = body
         if body.get("error") and body.get("type") != "response.created":
             self._error = error_message(body) or "the stream holds an error"
         if not data:

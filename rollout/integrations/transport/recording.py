@@ -34,8 +34,9 @@ from rollout.integrations.recording.calls import (
     Answer,
     Call,
     error_message,
+    load,
     parse,
-    read_answer,
+    read_body,
 )
 from rollout.integrations.recording.recorder import ConversationRecorder
 from rollout.integrations.recording.streams import Events, StreamedAnswer
@@ -54,6 +55,7 @@ __all__ = [
     "ReadAlong",
     "Reading",
     "RecordingTransport",
+    "Rewrite",
     "WatchingTransport",
 ]
 
@@ -74,6 +76,8 @@ _UNRECORDABLE = {"/completions": True, "/embeddings": False}
 
 _OK = range(200, 300)
 _LONGEST_REST = 65_536
+
+Rewrite = Callable[[bytes, dict[str, Any]], bytes]
 
 
 @frozen
@@ -144,6 +148,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         recorder: Takes the calls, ``None`` to record nothing.
         conversation: The name of the conversations that the calls belong to.
         stream_usage: Whether to ask for the usage of streams.
+        rewrite: Returns what is handed on of an event of a stream, given it and its object.
     """
 
     hides: ClassVar[bool]
@@ -162,6 +167,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     recorder: ConversationRecorder | None
     conversation: str = field(kw_only=True)
     stream_usage: bool = field(default=True, kw_only=True)
+    rewrite: Rewrite | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.endpoint.shown}>"
@@ -232,6 +238,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
             clock=self.clock,
             hide_usage=self.hides and asks,
             hide_mark=self.hides_mark and api == "chat",
+            rewrite=self.rewrite,
         )
         try:
             response = await self.send(request)
@@ -288,6 +295,8 @@ class Reading:
         clock: The seconds of the loop that it is used in.
         hide_usage: Whether the event that holds nothing but usage is not handed on.
         hide_mark: Whether the mark at the end of a stream is not handed on.
+        rewrite: See `WatchingTransport`.
+        whole: A whole answer that was not compressed, parsed, once all of it is read.
         library: The module whose exceptions the answer raises, httpx or httpx2.
     """
 
@@ -296,6 +305,8 @@ class Reading:
     clock: Callable[[], float] = field(kw_only=True)
     hide_usage: bool = field(kw_only=True)
     hide_mark: bool = field(kw_only=True)
+    rewrite: Rewrite | None = field(kw_only=True)
+    whole: Any = field(default=None, init=False)
     library: Any = field(default=httpx, init=False)
     _began: float = field(init=False)
     _status: int = field(default=0, init=False)
@@ -330,7 +341,7 @@ class Reading:
     @property
     def _hides(self) -> bool:
         """Whether events can be taken out: not of a compressed stream."""
-        wanted = self.hide_usage or self.hide_mark
+        wanted = self.hide_usage or self.hide_mark or self.rewrite is not None
         return wanted and self._events is not None and self._decoder is None
 
     @property
@@ -374,10 +385,14 @@ class Reading:
             only_usage = self._streamed.add(event)
             ends_here = self._streamed.done and not was_done
             if not (ends_here and self.hide_mark) and not (only_usage and self.hide_usage):
-                passed.append(event)
+                passed.append(self._rewritten(event))
         if self._streamed.done:
             self._finish(self._streamed.answer(ended=True))
         return passed
+
+    def _rewritten(self, event: bytes) -> bytes:
+        body = self._streamed.last
+        return event if self.rewrite is None or body is None else self.rewrite(event, body)
 
     def end(self) -> bytes:
         """Read the end of the answer; return what is left to hand on."""
@@ -414,7 +429,9 @@ class Reading:
 
     def _whole(self) -> Answer:
         if self._status in _OK:
-            return read_answer(bytes(self._body), self.call.api)
+            body = load(bytes(self._body))
+            self.whole = body if self._decoder is None else None
+            return read_body(body, self.call.api)
         said = error_message(parse(bytes(self._body)))
         return Answer(error=f"HTTP {self._status}" + (f": {said}" if said else ""))
 

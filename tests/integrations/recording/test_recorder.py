@@ -15,7 +15,7 @@ from rollout._json.fit import fit
 from rollout.errors import InvalidFieldError, SampleSourceError
 from rollout.integrations.chat import ConversationRecorder, get_recorder
 from rollout.integrations.recording import conversations
-from rollout.integrations.recording.calls import read_answer
+from rollout.integrations.recording.calls import load, read_body
 from rollout.integrations.recording.streams import Events, StreamedAnswer
 from rollout.trajectory import build_trajectory, trajectory_problems
 
@@ -54,7 +54,7 @@ class Talk:
                 for n, reply in enumerate(replies)
             ],
         }
-        self.recorder.finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.5)
+        self.recorder.finish(call, read_body(load(json.dumps(body)), "chat"), 0.5)
         return body["id"]
 
     def ask(self, *messages, reply, usage=None, **options):
@@ -160,7 +160,7 @@ async def test_token_ids_and_log_probabilities_are_kept(streamed):
         choice = {"message": model("bc"), "finish_reason": "stop"}
         choice |= {"token_ids": [3, 4], "logprobs": tokens(3, 4)}
         body = {"model": "served", "prompt_token_ids": [1, 2], "choices": [choice]}
-        talk.recorder.finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.1)
+        talk.recorder.finish(call, read_body(load(json.dumps(body)), "chat"), 0.1)
     sample = await talk.sample()
     first, known = sample.extra_fields["message_details"]
     assert first == {"timestamp": "2026-01-01T00:00:00Z"}
@@ -188,7 +188,7 @@ async def test_token_ids_that_are_none_are_left_out(ids):
     call = talk.begin(user("a"))
     choice = {"message": model("b"), "token_ids": ids}
     body = {"prompt_token_ids": ids, "choices": [choice]}
-    talk.recorder.finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.1)
+    talk.recorder.finish(call, read_body(load(json.dumps(body)), "chat"), 0.1)
     known = (await talk.sample()).extra_fields["message_details"][1]
     assert known.keys() == {"timestamp", "call", "model", "latency_sec"}
 
@@ -669,7 +669,7 @@ async def test_whatever_is_sent_and_answered_is_no_error_of_the_recorder(calls, 
     for sent, value in calls:
         body = sent if isinstance(sent, dict) else {}
         call = recorder.start(body, api=api, conversation="main", at=NOW)
-        recorder.finish(call, read_answer(json.dumps(value).encode(), api), 0.1)
+        recorder.finish(call, read_body(load(json.dumps(value)), api), 0.1)
     await check_sample(recorder)
 
 

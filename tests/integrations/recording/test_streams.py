@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rollout.integrations.recording.calls import error_message, read_answer
+from rollout.integrations.recording.calls import error_message, read_body
 from rollout.integrations.recording.streams import Events, StreamedAnswer
 
 
@@ -337,7 +337,7 @@ def test_items_come_in_the_order_of_their_index():
 
 
 def test_a_response_that_is_still_to_come_is_no_failure():
-    answer = read_answer(b'{"id": "r1", "status": "queued", "output": []}', "responses")
+    answer = read_body({"id": "r1", "status": "queued", "output": []}, "responses")
     assert (answer.complete, answer.error, answer.choices) == (False, None, [])
 
 

@@ -13,7 +13,7 @@ from integrations.scripted import Step, refuse, say, scripted_endpoint
 
 from rollout import RolloutContext
 from rollout.integrations.chat import share_connections
-from rollout.integrations.recording.calls import read_answer
+from rollout.integrations.recording.calls import load, read_body
 from rollout.integrations.recording.recorder import ConversationRecorder, recorder_of
 from rollout.integrations.recording.responses import input_as_messages, items_as_messages
 from rollout.integrations.recording.streams import StreamedAnswer
@@ -259,7 +259,7 @@ async def test_calls_that_are_no_calls_of_the_model_pass_unrecorded():
     ],
 )
 def test_responses_that_have_failed(body, outcome):
-    answer = read_answer(json.dumps(body).encode(), "responses")
+    answer = read_body(load(json.dumps(body)), "responses")
     assert (answer.error, answer.choices) == (outcome, [])
 
 
@@ -270,10 +270,10 @@ def test_responses_that_are_not_all_there():
         "incomplete_details": {"reason": "max_output_tokens"},
         "output": [{"type": "message", "role": "assistant", "content": [part]}],
     }
-    (choice,) = read_answer(json.dumps(body).encode(), "responses").choices
+    (choice,) = read_body(load(json.dumps(body)), "responses").choices
     assert choice.finish_reason == "max_output_tokens"
     assert choice.logprobs == {"content": [{"token": "It", "logprob": -1.0}]}
-    assert not read_answer(b'{"status": "queued", "output": [{}]}', "responses").complete
+    assert not read_body({"status": "queued", "output": [{}]}, "responses").complete
 
 
 def test_a_stream_of_a_response_that_breaks_off_keeps_its_items():
@@ -359,6 +359,6 @@ def test_what_is_shown_of_an_endpoint_has_no_password():
 def test_half_of_a_surrogate_pair_is_read():
     """Which the quicker of two readers of JSON refuses."""
     body = b'{"choices": [{"message": {"content": "13\\ud83d"}, "finish_reason": "length"}]}'
-    answer = read_answer(body, "chat")
+    answer = read_body(load(body), "chat")
     assert answer.error is None
     assert answer.choices[0].messages[0]["content"] == "13\ud83d"
