@@ -17,6 +17,7 @@ import trio
 from attrs import define, field
 
 from rollout._tasks import copy_error
+from rollout._telemetry.tracing import current_traceparent
 from rollout.client.answers import AdmissionAnswer, Admitted, Refused
 from rollout.client.feed import Expectation, ExpectedAdmission, ResultFeed
 from rollout.client.wire import Wire
@@ -48,6 +49,7 @@ class _Item:
         body: The same, encoded.
         on_sent: Called once the request with it is under way.
         expectation: Keeps what the feed reports of it meanwhile.
+        traceparent: The span of its caller, if there is one.
         abandoned: Whether nobody waits for it any longer.
         batch: The request that it is part of, once that is under way.
         over: Set once there is an answer, a failure, or neither and nothing more to expect.
@@ -57,6 +59,7 @@ class _Item:
     body: bytes
     on_sent: Callable[[], None]
     expectation: Expectation
+    traceparent: str | None = None
     abandoned: bool = False
     batch: _Batch | None = None
     answer: AdmissionAnswer | None = None
@@ -121,7 +124,8 @@ class AdmissionBatcher:
 
         Cancelled before it was sent, it never is.
         """
-        item = _Item(request, body, on_sent, self._feed.expect(request.rollout_id))
+        expectation = self._feed.expect(request.rollout_id)
+        item = _Item(request, body, on_sent, expectation, current_traceparent())
         self._queue[item] = None
         self._queued.set()
         waited = False
@@ -177,8 +181,11 @@ class AdmissionBatcher:
     async def _send(self, batch: _Batch) -> None:
         items = batch.items
         token = self._feed.token
-        ending = b"]}" if token is None else b'],"feed":' + dump_json(token) + b"}"
-        body = b'{"rollouts":[' + b",".join(item.body for item in items) + ending
+        more: dict[str, Any] = {} if token is None else {"feed": token}
+        if any(item.traceparent for item in items):
+            more["traceparents"] = [item.traceparent for item in items]
+        ending = b"}" if not more else b"," + dump_json(more)[1:]
+        body = b'{"rollouts":[' + b",".join(item.body for item in items) + b"]" + ending
         sent_at = trio.current_time()
         failure: Exception = RolloutClientClosedError(
             "the client was closed while an admission was under way; it may have succeeded"

@@ -15,6 +15,7 @@ import httpx
 import trio
 from attrs import define, field, frozen
 
+from rollout._telemetry.tracing import TRACEPARENT, current_traceparent
 from rollout._threads import BODIES, run_off_loop
 from rollout.client.answers import AdmissionAnswer, AnswerReader
 from rollout.client.http import BearerAuth, OneBody, read_body, secrets_of, unwind
@@ -92,7 +93,9 @@ class Wire:
         await trio.lowlevel.checkpoint()  # where the time is up already, nothing is sent
         on_sent()
         sent_at = trio.current_time()
-        response = await self.post("/rollout", body)
+        traceparent = current_traceparent()
+        headers = None if traceparent is None else {TRACEPARENT: traceparent}
+        response = await self.post("/rollout", body, headers)
         return self.admission_reader(request).admission(response, request, sent_at)
 
     def admission_reader(self, request: RolloutInitRequest) -> AnswerReader:
@@ -232,9 +235,11 @@ class Wire:
             raise reader.error(200, "with no JSON object")
         return value
 
-    async def post(self, path: str, content: bytes) -> httpx.Response:
+    async def post(
+        self, path: str, content: bytes, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         """Send a request; the answer is not checked yet."""
-        return await self._send("POST", path, content=content)
+        return await self._send("POST", path, content=content, headers=headers)
 
     @asynccontextmanager
     async def stream(

@@ -23,6 +23,7 @@ from attrs import define, evolve, field, frozen
 
 from rollout._endpoint_failures import is_refusal
 from rollout._redaction import Redactor
+from rollout._telemetry import tracing
 from rollout.codec import dump_json
 from rollout.context import RolloutContext
 from rollout.gateway.counts import ModelCounts
@@ -35,6 +36,7 @@ from rollout.gateway.tokens import Capture
 from rollout.gateway.wire import (
     LIMIT_HEADER,
     RECORDED,
+    TRACE_HEADERS,
     ModelReply,
     Route,
     answer_headers,
@@ -160,6 +162,7 @@ class Session:
         self.own_recorder = recorder
         self._connections = connections
         self._calls: set[trio.CancelScope] = set()
+        self._trace = tracing.current_trace()
 
     def __repr__(self) -> str:
         return f"<Session of {self.context.rollout_id!r}: {len(self._calls)} calls under way>"
@@ -189,15 +192,26 @@ class Session:
         return None if self.flow is None else Place(self.caller, flow=self.flow)
 
     def transport(
-        self, endpoint: Endpoint, conversation: str, rewrite: Rewrite | None
+        self,
+        endpoint: Endpoint,
+        conversation: str,
+        rewrite: Rewrite | None,
+        headers: Mapping[str, str],
     ) -> _UpstreamTransport:
-        """Return the transport for one call; one without a conversation leaves no record."""
+        """Return the transport for one call; one without a conversation leaves no record.
+
+        Its span is below the one that the headers of the agent's request name, if they name one.
+        """
+        parent = tracing.parent_of(headers)
+        if parent is None and self._trace is not None:
+            parent = self._trace.parent
         return _UpstreamTransport(
             endpoint,
             self.recorder if conversation else ConversationRecorder(),
             conversation=conversation,
             stream_usage=self.settings.stream_usage,
             rewrite=rewrite,
+            parent=parent,
             connections=self._connections,
         )
 
@@ -374,7 +388,9 @@ class ModelCall:
         failures: int = 0,
     ) -> ModelReply | bool:
         rewrite = None if self._capture is None else self._capture.stripped_event
-        transport = self.session.transport(endpoint, self._conversation(), rewrite)
+        transport = self.session.transport(
+            endpoint, self._conversation(), rewrite, self._trace_headers
+        )
         request = self._request(library, content, body, endpoint, failures)
         began, began_at = self.session.policy.version, trio.current_time()
         stream: Any = None
@@ -507,6 +523,14 @@ class ModelCall:
     def _key_header(self) -> bool:
         """Whether the key goes in the header of Anthropic's clients, as the token came."""
         return self.route.anthropic and b"x-api-key" in dict(self._headers)
+
+    @property
+    def _trace_headers(self) -> dict[str, str]:
+        return {
+            name.decode(): value.decode("latin-1")
+            for name, value in self._headers
+            if name in TRACE_HEADERS
+        }
 
     def _conversation(self) -> str:
         name = dict(self._headers).get(CONVERSATION_HEADER.lower().encode())

@@ -14,6 +14,7 @@ __all__ = [
     "LIMIT_HEADER",
     "PREFIX",
     "RECORDED",
+    "TRACE_HEADERS",
     "ModelReply",
     "Route",
     "answer_headers",
@@ -41,7 +42,10 @@ RECORDED = {
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-_FORWARDED = frozenset(
+TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
+"""The headers of W3C that name the span of who sends a request."""
+
+_FORWARDED = TRACE_HEADERS | frozenset(
     {
         b"accept",
         b"content-type",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import trio
@@ -64,6 +65,7 @@ def retry_after_sec() -> int:
 class _Attempt:
     """An admission that is tried: the rollout or the error, and what both came from."""
 
+    traceparent: str | None = None
     request: RolloutInitRequest | None = None
     entry: Entry | None = None
     token: str = ""
@@ -80,27 +82,39 @@ _REFUSALS = (
 )
 
 
-async def admit(registry: RolloutRegistry, body: Any) -> dict[str, Any]:
+async def admit(
+    registry: RolloutRegistry, body: Any, traceparent: str | None = None
+) -> dict[str, Any]:
     """Admit a rollout.
 
     Args:
         registry: Where it is admitted.
         body: The parsed JSON of a `RolloutInitRequest`.
+        traceparent: The span of its caller, as W3C writes it.
 
     Returns:
         ``status_code``, with ``admission`` (202) or ``detail`` and maybe ``retry_after_sec``.
 
     Cancelled, it may have admitted it; nobody has its lease.
     """
-    attempt = _attempt(registry, body)
+    attempt = _attempt(registry, body, traceparent)
     await _settle(registry, [attempt], None)
     return _counted(registry, _outcome(registry, attempt))
 
 
 async def admit_batch(
-    registry: RolloutRegistry, rollouts: list[Any], feed: Feed | None
+    registry: RolloutRegistry,
+    rollouts: list[Any],
+    feed: Feed | None,
+    traceparents: Sequence[str | None] = (),
 ) -> list[dict[str, Any]]:
     """Admit what can be admitted, and attach it to the feed if there is one.
+
+    Args:
+        registry: Where they are admitted.
+        rollouts: The parsed JSON of each `RolloutInitRequest`.
+        feed: The feed.
+        traceparents: The spans of their callers, as W3C writes them; as many, or none at all.
 
     Returns:
         What `admit` returns of each, in order.
@@ -109,20 +123,26 @@ async def admit_batch(
     """
     now = trio.current_time()
     attempts: list[_Attempt] = []
+    callers = list(zip_longest(rollouts, traceparents))
     for start in range(0, len(rollouts), _ADMITTED_AT_ONCE):
         await trio.lowlevel.checkpoint()
         if feed is not None and feed.closed:
             feed = None
-        part = rollouts[start : start + _ADMITTED_AT_ONCE]
-        attempts += [_attempt(registry, item, feed=feed, now=now) for item in part]
+        part = callers[start : start + _ADMITTED_AT_ONCE]
+        attempts += [_attempt(registry, item, span, feed=feed, now=now) for item, span in part]
     await _settle(registry, attempts, feed)
     return [_counted(registry, _outcome(registry, attempt)) for attempt in attempts]
 
 
 def _attempt(
-    registry: RolloutRegistry, body: Any, *, feed: Feed | None = None, now: float | None = None
+    registry: RolloutRegistry,
+    body: Any,
+    traceparent: str | None,
+    *,
+    feed: Feed | None = None,
+    now: float | None = None,
 ) -> _Attempt:
-    attempt = _Attempt()
+    attempt = _Attempt(traceparent=traceparent)
     try:
         attempt.request = structure(body, RolloutInitRequest)
         _try(registry, attempt, feed, now)
@@ -138,7 +158,9 @@ def _try(
         return
     attempt.error = None
     try:
-        attempt.entry, attempt.token = registry.admit(attempt.request, now=now)
+        attempt.entry, attempt.token = registry.admit(
+            attempt.request, now=now, traceparent=attempt.traceparent
+        )
     except _REFUSALS as error:
         attempt.error = error
         return

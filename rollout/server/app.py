@@ -40,6 +40,7 @@ from rollout._logs import configure_logging as set_up_logging
 from rollout._logs import get_logger
 from rollout._tasks import background_tasks, sole_error
 from rollout._telemetry.counts import numbers
+from rollout._telemetry.tracing import TRACEPARENT
 from rollout._version import package_version
 from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend, PolicyControl
@@ -558,7 +559,8 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
 
 
 async def _admit(app: RolloutServer, call: Call) -> Answer:
-    outcome = await admit(app.registry, await call.read_json())
+    traceparent = call.header(TRACEPARENT.encode())
+    outcome = await admit(app.registry, await call.read_json(), traceparent)
     if "admission" in outcome:
         return Answer(dump_json(outcome["admission"]), outcome["status_code"])
     wait = outcome.get("retry_after_sec")
@@ -598,8 +600,16 @@ async def _admit_batch(app: RolloutServer, call: Call) -> Answer:
     if not isinstance(rollouts, list) or len(rollouts) > MAX_BATCH:
         msg = f"must be a list of at most {MAX_BATCH} objects"
         raise InvalidBodyError([FieldProblem(("rollouts",), msg, "type_error")])
+    traceparents = body.get("traceparents") or [call.header(TRACEPARENT.encode())] * len(rollouts)
+    if (
+        not isinstance(traceparents, list)
+        or len(traceparents) != len(rollouts)
+        or not all(each is None or isinstance(each, str) for each in traceparents)
+    ):
+        msg = "must be a list with a string or null for each rollout"
+        raise InvalidBodyError([FieldProblem(("traceparents",), msg, "type_error")])
     feed = _feed(app, body, required=False)
-    outcomes = await admit_batch(app.registry, rollouts, feed)
+    outcomes = await admit_batch(app.registry, rollouts, feed, traceparents)
     attached = feed is not None and not feed.closed
     return Answer(dump_json({"outcomes": outcomes, "attached": attached}))
 

@@ -16,7 +16,9 @@ from attrs import define, field
 
 from rollout._checks import check_number
 from rollout._logs import get_logger
+from rollout._telemetry import names
 from rollout._telemetry.counts import ROLLOUT_SEC, Histogram
+from rollout._telemetry.tracing import RolloutTrace
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.codec import format_timestamp
@@ -46,6 +48,11 @@ __all__ = [
 logger = get_logger(__name__)
 
 _COUNTED = frozenset({"admitted", "status", "finished"})
+_PHASES = {
+    RolloutStatus.QUEUED: "queue",
+    RolloutStatus.RUNNING: "agent",
+    RolloutStatus.GRADING: "grading",
+}
 
 
 def token_digest(token: str) -> bytes:
@@ -136,6 +143,8 @@ class Entry:
             with ``confirm_start``.
         held: Whether the backend is called once the agent may start, and has not been yet.
         counted: As what it is counted among the active ones; ``None`` before and after that.
+        traceparent: The span of who asked for it, as W3C writes it.
+        trace: Its own span, where the program has OpenTelemetry.
         counted_at: When it was admitted, then when it left the queue (trio time).
     """
 
@@ -164,6 +173,8 @@ class Entry:
     held: bool = False
     counted: RolloutStatus | None = None
     counted_at: float = 0.0
+    traceparent: str | None = None
+    trace: RolloutTrace | None = field(default=None, repr=False)
     _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token, repr=False)
 
     @property
@@ -303,6 +314,8 @@ class Entry:
         """Count an event, and call the observer, if there is one, with its name."""
         if what in _COUNTED:
             self._count()
+            if self.trace is not None:
+                self._follow(self.trace)
         if self.hooks.observer is not None:
             self.hooks.observer(what, self)
 
@@ -324,6 +337,25 @@ class Entry:
             counts.results[status, result.err_category] += 1
             if before not in {None, RolloutStatus.QUEUED}:
                 counts.run_sec.add(now - self.counted_at)
+
+    def _follow(self, trace: RolloutTrace) -> None:
+        """Have its trace in the phase in which it is now."""
+        result = self.record.result
+        if result is None:
+            trace.enter(_PHASES[self.record.status])
+            return
+        sample, category = result.sample, result.err_category
+        metrics = {} if sample is None else sample.metrics
+        reward = None if sample is None else sample.reward
+        trace.end(
+            {
+                names.STATUS: str(result.status),
+                names.INPUT_TOKENS: metrics.get("prompt_tokens"),
+                names.OUTPUT_TOKENS: metrics.get("completion_tokens"),
+            },
+            error=None if category is None else str(category),
+            scores={} if reward is None else {"reward": reward},
+        )
 
     def notify(self) -> None:
         """Wake waiting polls, and mark the entry in its feed."""

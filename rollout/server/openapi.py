@@ -249,6 +249,7 @@ _BY_HAND: dict[str, Schema] = {
     "BatchRequest": _record(
         {"rollouts": {"type": "array", "items": _ref("RolloutInitRequest"), "maxItems": MAX_BATCH}},
         feed={"type": ["string", "null"], "minLength": 1},
+        traceparents={"type": ["array", "null"], "items": {"type": ["string", "null"]}},
     ),
     "BatchResponse": _record(
         {"outcomes": {"type": "array", "items": _OUTCOME}, "attached": {"type": "boolean"}}

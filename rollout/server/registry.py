@@ -20,7 +20,7 @@ import itertools
 import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 
@@ -28,6 +28,8 @@ import trio
 from attrs import evolve
 
 from rollout._logs import get_logger
+from rollout._telemetry import names
+from rollout._telemetry.tracing import RolloutTrace
 from rollout.artifacts import ArtifactStore
 from rollout.backend.base import ExecutionBackend
 from rollout.backend.usercode import UserCall
@@ -274,7 +276,13 @@ class RolloutRegistry:
         """Whether requests may name limits of the model calls."""
         return self.gateway is not None or self.hands_limits_on
 
-    def admit(self, request: RolloutInitRequest, *, now: float | None = None) -> tuple[Entry, str]:
+    def admit(
+        self,
+        request: RolloutInitRequest,
+        *,
+        now: float | None = None,
+        traceparent: str | None = None,
+    ) -> tuple[Entry, str]:
         """Admit a rollout and start its execution, all in one step.
 
         A request with an admission key that was admitted before is answered as it was then,
@@ -288,6 +296,7 @@ class RolloutRegistry:
             request: The rollout.
             now: When its lease starts (trio time), if not at this moment. Rollouts that are
                 admitted together share one, so that their leases end together.
+            traceparent: The span of its caller, as W3C writes it.
 
         Returns:
             The entry, and the polling lease token, which is not kept.
@@ -336,6 +345,7 @@ class RolloutRegistry:
             hooks=self.hooks,
             journal=journal,
             confirmed=not request.confirm_start,
+            traceparent=traceparent,
         )
         self._entries[request.rollout_id] = entry
         self._active += 1
@@ -362,6 +372,10 @@ class RolloutRegistry:
 
     def _begin(self, entry: Entry, nursery: trio.Nursery) -> None:
         self._deadlines.add(entry.record.lease.deadline, entry)
+        if entry.request is not None:
+            known = {names.CONVERSATION_ID: entry.rollout_id, names.RUN: entry.request.run}
+            agent = self.backend.application
+            entry.trace = RolloutTrace.begin(agent, known, entry.traceparent)
         entry.emit("admitted")
         # A fresh copy of the registry's own context: that of the request would live as long
         # as the rollout does, with the request's body in it.
@@ -407,7 +421,8 @@ class RolloutRegistry:
         entry.emit("execution-started")
         try:
             if entry.request is not None:
-                await run_backend(self.backend, entry, entry.request, self.gateway, self.files)
+                with nullcontext() if entry.trace is None else entry.trace.current():
+                    await run_backend(self.backend, entry, entry.request, self.gateway, self.files)
         finally:
             entry.executing = False
             self._release(entry)

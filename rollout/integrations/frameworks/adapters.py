@@ -12,6 +12,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from attrs import define, field, frozen
 
+from rollout._telemetry.tracing import tool_span
 from rollout.errors import IntegrationError
 from rollout.integrations.asyncio_bridge import AsyncioStream, get_bridge, run_in_trio
 
@@ -81,7 +82,8 @@ def trio_tool(fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
     @wraps(fn)
     async def tool(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await run_in_trio(partial(fn, *args, **kwargs))
+        with tool_span(getattr(fn, "__name__", type(fn).__name__)):
+            return await run_in_trio(partial(fn, *args, **kwargs))
 
     return tool
 

@@ -29,6 +29,7 @@ from attrs import define, evolve, field, frozen
 
 from rollout._endpoint_failures import mark_error, mark_response
 from rollout._http import library_of, stream_class
+from rollout._telemetry import names, tracing
 from rollout.context import RolloutContext
 from rollout.integrations.recording.calls import (
     Answer,
@@ -45,6 +46,7 @@ from rollout.integrations.transport.connections import (
     current_connections,
     loop_connections,
 )
+from rollout.trajectory.totals import read_usage
 
 __all__ = [
     "BODY",
@@ -146,6 +148,8 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     Attributes:
         endpoint: The endpoint of the policy. The key goes nowhere else.
         recorder: Takes the calls, ``None`` to record nothing.
+        parent: The trace context that the calls belong to; ``None``: that of the rollout that runs
+            where they are sent.
         conversation: The name of the conversations that the calls belong to.
         stream_usage: Whether to ask for the usage of streams.
         rewrite: Returns what is handed on of an event of a stream, given it and its object.
@@ -168,6 +172,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     conversation: str = field(kw_only=True)
     stream_usage: bool = field(default=True, kw_only=True)
     rewrite: Rewrite | None = field(default=None, kw_only=True)
+    parent: Any = field(default=None, kw_only=True, repr=False)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.endpoint.shown}>"
@@ -200,6 +205,8 @@ class WatchingTransport(httpx.AsyncBaseTransport):
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         """Send a request to the endpoint, and record it."""
         recorder = self.recorder
+        parent = tracing.current_parent() if self.parent is None else self.parent
+        tracing.inject(parent, request.headers)
         if self.endpoint.records:
             named = "" if recorder is None else self.conversation
             request.headers[CONVERSATION_HEADER] = quote(named)
@@ -220,11 +227,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
             body = parse(content)
         body = body if isinstance(body, dict) else {}
         asks = self.stream_usage and api in _WITH_STREAM_OPTIONS and _wants_usage(body)
-        if self.hides and body.get("stream") is True:
-            # Nothing can be taken out of a compressed stream.
-            request.headers["Accept-Encoding"] = "identity"
-        if asks:
-            request = _asking_for_usage(request, content, body)
+        request = self._readable(request, content, body, asks=asks)
         call = recorder.start(
             body,
             api=api,
@@ -232,9 +235,14 @@ class WatchingTransport(httpx.AsyncBaseTransport):
             at=datetime.now(UTC),
             retry=_retry(request),
         )
+        span = None
+        if not self.endpoint.records:  # else the gateway has a span of it
+            span = tracing.begin_call(parent, request.url, body, anthropic=api == "messages")
+            tracing.inject(tracing.context_with(span), request.headers)
         reading = Reading(
             recorder,
             call,
+            span=span,
             clock=self.clock,
             hide_usage=self.hides and asks,
             hide_mark=self.hides_mark and api == "chat",
@@ -249,6 +257,15 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         body = stream_class(self.body, library_of(request).AsyncByteStream)
         response.stream = body(cast("httpx.AsyncByteStream", response.stream), reading)
         return response
+
+    def _readable(
+        self, request: httpx.Request, content: bytes, body: dict[str, Any], *, asks: bool
+    ) -> httpx.Request:
+        """Return a request whose answer says what is read; *asks* for the usage of a stream."""
+        if self.hides and body.get("stream") is True:
+            # Nothing can be taken out of a compressed stream.
+            request.headers["Accept-Encoding"] = "identity"
+        return _asking_for_usage(request, content, body) if asks else request
 
 
 def _retry(request: httpx.Request) -> int:
@@ -293,6 +310,7 @@ class Reading:
         recorder: Takes the answer.
         call: The call that is answered.
         clock: The seconds of the loop that it is used in.
+        span: The span of the call, if there is one.
         hide_usage: Whether the event that holds nothing but usage is not handed on.
         hide_mark: Whether the mark at the end of a stream is not handed on.
         rewrite: See `WatchingTransport`.
@@ -303,6 +321,7 @@ class Reading:
     recorder: ConversationRecorder
     call: Call
     clock: Callable[[], float] = field(kw_only=True)
+    span: Any = field(default=None, kw_only=True)
     hide_usage: bool = field(kw_only=True)
     hide_mark: bool = field(kw_only=True)
     rewrite: Rewrite | None = field(kw_only=True)
@@ -438,6 +457,25 @@ class Reading:
     def _finish(self, answer: Answer) -> None:
         self._finished = True
         self.recorder.finish(self.call, answer, self.clock() - self._began)
+        if self.span is not None:
+            span, self.span = self.span, None
+            _end_span(span, self.call)
+
+
+def _end_span(span: Any, call: Call) -> None:
+    usage = {} if call.usage is None else read_usage(call.usage)
+    reasons = [choice.finish_reason for choice in call.choices if choice.finish_reason]
+    failed = None if call.outcome == "complete" else call.outcome
+    if failed is not None and call.status_code is not None and call.status_code not in _OK:
+        failed = str(call.status_code)
+    attributes = {
+        names.RESPONSE_MODEL: call.model if call.choices else None,
+        names.RESPONSE_ID: call.response_id,
+        names.FINISH_REASONS: reasons or None,
+        names.INPUT_TOKENS: usage.get("prompt_tokens"),
+        names.OUTPUT_TOKENS: usage.get("completion_tokens"),
+    }
+    tracing.end_call(span, attributes, failed)
 
 
 @define(eq=False)
