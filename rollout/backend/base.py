@@ -50,8 +50,9 @@ class ExecutionBackend(ABC):
         keeps_files: Set it to true if `execute` itself keeps trajectory and diagnostics of a
             rollout, or leaves that to another server. Otherwise the server keeps them, see the
             ``artifact_root`` of `rollout.server.create_rollout_server`.
-        artifact_root: Below which folder it keeps the files of rollouts, for ``rollout serve``
-            to say; ``None`` if it keeps none.
+        artifact_root: Below which folder it keeps the files of rollouts, as
+            `rollout.artifacts.ArtifactStore` does: the server hands out the trajectories that are
+            there, and ``rollout serve`` names it; ``None`` if it keeps none.
         application: What it runs, for ``GET /health``: servers with the same one can stand in
             for each other. ``None`` if it does not say.
     """

@@ -17,6 +17,7 @@ from rollout._threads import BODIES, run_off_loop
 from rollout.errors import InvalidFieldError, RolloutProtocolError
 
 __all__ = [
+    "LARGE_BODY",
     "BearerAuth",
     "OneBody",
     "check_url",
@@ -31,8 +32,8 @@ _REQUEST_TIMEOUT_SEC = 60.0
 _PIECE = 1024
 """Compressed data is decoded in pieces of this size, which may be a thousand times as large."""
 
-_LARGE = 64 * 1024
-"""Larger compressed data is decoded in a thread."""
+LARGE_BODY = 64 * 1024
+"""Larger compressed bodies are decoded in a thread."""
 
 
 def check_url(url: str) -> tuple[str, httpx.BasicAuth | None]:
@@ -166,7 +167,7 @@ async def read_body(answer: httpx.Response, route: str, *, largest: int) -> http
             await unwind(data)
             raise _refusal(answer, route, largest)
     decode = partial(_decoded, answer, b"".join(pieces), route, largest)
-    if size > _LARGE and "Content-Encoding" in answer.headers:
+    if size > LARGE_BODY and "Content-Encoding" in answer.headers:
         return await run_off_loop(decode, BODIES)
     return decode()
 

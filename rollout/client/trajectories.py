@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import trio
 from attrs import define, field, frozen
 
-from rollout._threads import BODIES, run_off_loop
 from rollout.client.polling import durable_sec, retried
 from rollout.client.wire import Wire
 from rollout.errors import TrajectoryUnavailableError
 from rollout.rules.retry import ResultRetrySchedule
-from rollout.trajectory import Trajectory, read_trajectory
+from rollout.trajectory import Trajectory
 from rollout.types import TRAJECTORIES, RolloutInitResponse
 
 __all__ = ["TrajectoryFetcher"]
@@ -69,16 +67,10 @@ class TrajectoryFetcher:
                 f"announce the extension {TRAJECTORIES!r}"
             )
 
-        async def attempt(_: Exception | None) -> object:
-            document: object = await self._wire.trajectory(
-                rollout_id, lease.token, timeout_sec=_REQUEST_SEC
-            )
-            return document
+        async def attempt(_: Exception | None) -> Trajectory:
+            return await self._wire.trajectory(rollout_id, lease.token, timeout_sec=_REQUEST_SEC)
 
         # There is no lease to lose any more.
         deadline = trio.current_time() if lease.durable_sec else math.inf
         schedule = ResultRetrySchedule(_REQUEST_SEC, deadline, lease.durable_sec)
-        document = await retried(
-            attempt, schedule, f"rollout {rollout_id}: fetching its trajectory"
-        )
-        return await run_off_loop(partial(read_trajectory, document), BODIES)
+        return await retried(attempt, schedule, f"rollout {rollout_id}: fetching its trajectory")

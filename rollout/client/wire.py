@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -18,7 +18,14 @@ from attrs import define, field, frozen
 from rollout._telemetry.tracing import TRACEPARENT, current_traceparent
 from rollout._threads import BODIES, run_off_loop
 from rollout.client.answers import AdmissionAnswer, AnswerReader
-from rollout.client.http import BearerAuth, OneBody, read_body, secrets_of, unwind
+from rollout.client.http import (
+    LARGE_BODY,
+    BearerAuth,
+    OneBody,
+    read_body,
+    secrets_of,
+    unwind,
+)
 from rollout.codec import dump_json, unstructure
 from rollout.errors import (
     RolloutClientClosedError,
@@ -26,6 +33,7 @@ from rollout.errors import (
     TrajectoryUnavailableError,
 )
 from rollout.rules import SeenState
+from rollout.trajectory import Trajectory, read_trajectory
 from rollout.types import (
     POLLING_LEASE_HEADER,
     SEEN_STATE_HEADER,
@@ -127,11 +135,12 @@ class Wire:
         reader.expect_id(result.rollout_id, admission.rollout_id, 200)
         return result
 
-    async def trajectory(self, rollout_id: str, token: str, *, timeout_sec: float) -> Any:
-        """Ask for the trajectory of a rollout that has ended; return the parsed document.
+    async def trajectory(self, rollout_id: str, token: str, *, timeout_sec: float) -> Trajectory:
+        """Ask for the trajectory of a rollout that has ended.
 
         Raises:
             TrajectoryUnavailableError: The server has none.
+            TrajectoryError: It breaks a rule of the format.
             RolloutProtocolError: The answer is not what the protocol allows.
             httpx.TransportError: There was no answer.
         """
@@ -144,8 +153,14 @@ class Wire:
             timeout_sec=timeout_sec,
             largest=_LARGEST_RESULT,
         )
+
+        def read() -> Trajectory:
+            return read_trajectory(reader.parse(response))
+
         try:
-            return await run_off_loop(partial(reader.parse, response), BODIES)
+            if len(response.content) <= LARGE_BODY:
+                return read()
+            return await run_off_loop(read, BODIES)
         except RolloutProtocolError as error:
             if error.status_code in _UNAVAILABLE:
                 raise TrajectoryUnavailableError(

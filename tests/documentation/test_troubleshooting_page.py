@@ -27,7 +27,7 @@ from trio.testing import MockClock
 from rollout import AgentWorkflow, Grader, LocalBackend
 from rollout.cli import main as cli
 from rollout.client import RolloutClient
-from rollout.errors import RolloutServerError
+from rollout.errors import RolloutServerError, TrajectoryUnavailableError
 from rollout.pool import LocalWorkers, PoolBackend
 from rollout.pool.backend import judge
 from rollout.pool.worker import Attempt
@@ -113,6 +113,10 @@ async def refusals() -> list[str]:
         result = (await client.http_client.get("/rollout/a/result", headers=lease)).json()
         assert result["err_category"] == "lease_expired"
         said.append(result["err_message"])
+        await client.run_rollout(prompt(), CHAT_URL, "untold", label="42")
+        with pytest.raises(TrajectoryUnavailableError) as caught:
+            await client.fetch_trajectory("untold")
+        said.append(str(caught.value))
     async with in_process(make_app(api_key="k")) as client:
         said.append(await refusal(client))
     full = make_app(local_backend(max_concurrent=1, max_queue_depth=1))
