@@ -19,6 +19,8 @@ from rollout.cli.options import help_alone
 __all__ = ["main"]
 
 _COMMANDS = {
+    "init": "Begin a project: server, dataset, evaluation, tests.",
+    "doctor": "Look at what this machine offers to servers and evaluations.",
     "serve": "Serve an application until SIGTERM or SIGINT.",
     "run": "Run one rollout and print its result.",
     "health": "Print what a server says of itself.",
