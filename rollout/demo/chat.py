@@ -31,7 +31,8 @@ from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain
 
 __all__ = ["chat_server", "create_chat_app"]
 
-_UNSUPPORTED = {"stream": False, "n": 1, "tools": None, "functions": None}
+_UNSUPPORTED = {"stream": False, "n": 1, "functions": None}
+"""Tools may be offered; this model answers without them."""
 _ROLES = ("assistant", "developer", "system", "tool", "user")
 _GRACE_SEC = 0.5
 _KEEP_ALIVE_SEC = 75.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
-import rollout.cli.doctor as doctor
+from rollout.cli import doctor
 
 
 def found(cli, **env):

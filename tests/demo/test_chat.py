@@ -87,7 +87,14 @@ async def test_says_what_it_can_do_where_there_is_no_sum(autojump_clock):
 
 
 @pytest.mark.parametrize(
-    "harmless", [{"temperature": 2}, {"stream": False}, {"n": 1}, {"n": None}, {"tools": []}]
+    "harmless",
+    [
+        {"temperature": 2},
+        {"stream": False},
+        {"n": 1},
+        {"n": None},
+        {"tools": [{"type": "function"}]},
+    ],
 )
 async def test_ignores_what_makes_no_difference(autojump_clock, harmless):
     async with chat() as http:
@@ -141,7 +148,7 @@ def without(name):
         (asking(messages=[{"role": "system", "content": "6 * 7"}]), "messages"),
         (asking(stream=True), "stream"),
         (asking(n=2), "n"),
-        (asking(tools=[{"type": "function"}]), "tools"),
+        (asking(functions=[{"name": "f"}]), "functions"),
     ],
 )
 async def test_refuses_like_the_openai_api(body, param):
