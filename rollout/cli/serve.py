@@ -265,7 +265,7 @@ def command(
     json_logs = log_format == "json"
     server = load_app(app)
     for_agents = _use_gateway(
-        server, gateway, ray, upstreams, upstream_key_env, max_calls_in_flight
+        server, gateway, ray, upstreams, upstream_key_env, max_calls_in_flight, front=bool(workers)
     )
     _use_metrics(server, metrics)
     if key is not None:
@@ -312,6 +312,8 @@ def _use_gateway(
     urls: Sequence[str],
     key_env: str | None,
     max_calls: int | None,
+    *,
+    front: bool,
 ) -> list[str]:
     """Give an application a model gateway if one is wanted and it has none.
 
@@ -336,6 +338,8 @@ def _use_gateway(
         )
     if wanted and server.gateway is None:
         key = secret_from_env("--upstream-key-env", key_env)
+        if key_env is not None and not front:
+            del os.environ[key_env]  # agents may be started with the environment as it is
         try:
             upstreams = [Upstream(url, key) for url in urls]
         except InvalidFieldError as error:

@@ -11,11 +11,14 @@ from integrations.scripted import say, scripted_endpoint
 from rollout.client import RolloutClient
 
 APP = """
+import os
+
 from gateway.served import post, workflow_of
 from support import local_backend, make_app
 
 
 async def agent(context):
+    assert "THE_KEY" not in os.environ
     for _ in range(3):
         calls = app.gateway.bounds.maximum
         if (await post(context, user=f"one of {calls}")).status_code != 200:
