@@ -62,6 +62,10 @@ def chat() -> Iterator[str]:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A folder with the example at its place."""
+    return check_out(tmp_path)
+
+
+def check_out(tmp_path: Path) -> Path:
     ignore = shutil.ignore_patterns("run", "__pycache__")
     shutil.copytree(ROOT / "examples/evaluation", tmp_path / "examples/evaluation", ignore=ignore)
     return tmp_path
@@ -71,6 +75,15 @@ def call(folder: Path, command: list[str], *more: str) -> subprocess.CompletedPr
     return subprocess.run(
         python(command, *more), cwd=folder, env=environment(), capture_output=True, text=True
     )
+
+
+@pytest.fixture(scope="module")
+def complete(
+    tmp_path_factory: pytest.TempPathFactory, chat: str
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder with a complete run of the example, and what the command printed."""
+    folder = check_out(tmp_path_factory.mktemp("complete"))
+    return folder, call(folder, RUN, "--chat-url", chat)
 
 
 def expected_rewards() -> list[float]:
@@ -84,8 +97,8 @@ def expected_rewards() -> list[float]:
     ]
 
 
-def test_the_commands_of_the_readme(checkout, chat):
-    done = call(checkout, RUN, "--chat-url", chat)
+def test_the_commands_of_the_readme(complete):
+    checkout, done = complete
     assert (done.returncode, done.stderr) == (0, "")
     rewards = expected_rewards()
     assert len([line for line in done.stdout.splitlines() if line.startswith("[")]) == len(rewards)
@@ -106,8 +119,9 @@ def test_the_commands_of_the_readme(checkout, chat):
     assert results["pass_at_k"][0]["value"] < results["pass_at_k"][3]["value"]
 
 
-def test_killed_and_resumed_it_has_the_same_results(checkout, chat):
-    document = json.loads(call(checkout, RUN, "--chat-url", chat, "--json").stdout)
+def test_killed_and_resumed_it_has_the_same_results(checkout, chat, complete):
+    folder, _ = complete
+    document = json.loads(call(folder, SHOW, "--json").stdout)
     output = str(checkout / "killed")
     more = ("--chat-url", chat, "--output", output, "--max-in-flight", "2")
     for lines in (3, 5):

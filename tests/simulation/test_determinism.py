@@ -69,21 +69,20 @@ for seed, faults, workers in json.load(sys.stdin):
 """
 
 
-def test_other_processes_with_other_hashes_give_the_same_traces():
+def test_another_process_with_other_hashes_gives_the_same_traces():
     runs = [(seed, faults, None) for faults in LEVELS for seed in SEEDS]
     runs += [(0, "harsh", 2), (1, "harsh", 3)]
     here = [hashlib.sha256(rendered(*run).encode()).hexdigest() for run in runs]
-    for hash_seed in ("0", "4242"):
-        done = subprocess.run(
-            [sys.executable, "-c", DIGESTS],
-            input=json.dumps(runs),
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        )
-        assert done.stdout.split() == here
+    done = subprocess.run(
+        [sys.executable, "-c", DIGESTS],
+        input=json.dumps(runs),
+        env={**os.environ, "PYTHONHASHSEED": "4242"},  # this process has one of its own
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert done.stdout.split() == here
 
 
 @given(

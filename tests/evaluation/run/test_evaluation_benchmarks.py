@@ -28,14 +28,14 @@ def test_a_run_that_is_killed_ends_with_the_figures_of_one_that_is_not(tmp_path)
         "evaluation_killed.py",
         "--rows=20",
         "--n=2",
-        "--kills=2",
+        "--kills=1",
         f"--keep={tmp_path}",
         # Slowly, so that it is not through before it can be killed.
         "--max-in-flight=2",
         "--think-sec=0.05",
     )
     assert report["findings"] == []
-    assert len(report["killed_at"]) == 2
+    assert len(report["killed_at"]) == 1
     assert report["records"] == 40
     assert 0 < report["passed"] < 40
 
@@ -58,13 +58,9 @@ def test_a_run_that_is_killed_ends_with_the_figures_of_one_that_is_not(tmp_path)
 
 
 def test_memory_of_small_runs():
-    runs = benchmark("evaluation_memory.py", "--rows", "20", "60", "--resume")["runs"]
-    assert [(run["rows"], run["ran"], run["attempts"]) for run in runs] == [
-        (20, 20, 20),
-        (20, 0, 20),
-        (60, 60, 60),
-        (60, 0, 60),
-    ]
+    runs = benchmark("evaluation_memory.py", "--rows", "20", "--resume")["runs"]
+    found = [(run["rows"], run["ran"], run["attempts"]) for run in runs]
+    assert found == [(20, 20, 20), (20, 0, 20)]
     for run in runs:
         peaks = list(run["peak_kib"].values())
         assert peaks == sorted(peaks)
