@@ -34,8 +34,8 @@ def stream(tokens: int) -> list[bytes]:
     return [first, *pieces, event({}, "stop"), b"data: [DONE]\n\n"]
 
 
-def logprobs() -> dict[str, Any]:
-    others = [{"token": f"o{n}", "logprob": -n, "bytes": [111, 48 + n]} for n in range(1, 5)]
+def logprobs(most: int) -> dict[str, Any]:
+    others = [{"token": f"o{n}", "logprob": -n, "bytes": [111, 48 + n]} for n in range(1, most)]
     tokens = [
         {"token": f"t{n}", "logprob": -0.1, "bytes": [116, 48], "top_logprobs": others}
         for n in range(TOKENS)
@@ -49,7 +49,8 @@ ANSWERS = {
     "short": completion("6 * 7 = 42"),
     "long": completion("word " * TOKENS),
     "ids": completion("word " * TOKENS, IDS, **PROMPT_IDS),
-    "logprobs": completion("word " * TOKENS, IDS | {"logprobs": logprobs()}, **PROMPT_IDS),
+    "logprobs": completion("word " * TOKENS, IDS | {"logprobs": logprobs(5)}, **PROMPT_IDS),
+    "tokens": completion("word " * TOKENS, IDS | {"logprobs": logprobs(2)}, **PROMPT_IDS),
     "stream": b"".join(stream(TOKENS)),
 }
 PIECES = stream(20)
