@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import numbers
 from typing import Any, ClassVar
 
@@ -295,21 +296,21 @@ class Looks(Grader):
 
     async def grade(self, ctx: Any) -> None:
         await trio.lowlevel.checkpoint()
-        self.seen.append(ctx.metadata)
+        self.seen.append(copy.deepcopy(ctx.metadata))
         ctx.metadata["nested"].clear()
         ctx.set_reward(1)
 
 
-async def test_a_workflow_that_mutates_what_it_got_affects_nobody_else():
+async def test_what_a_workflow_mutates_its_grader_sees_and_no_other_rollout():
     metadata = {"nested": {"list": []}}
     async with in_process_http(make_app(local_backend(Mutates, Looks))) as http:
         Looks.seen.clear()
         result = await run(http, metadata=metadata)
         assert (result["status"], result["sample"]["reward"]) == ("success", 1.0)
         assert result["sample"]["messages"][0]["content"] == "What is 6 * 7?"
-        assert Looks.seen == [{"nested": {}}]
         again = await run(http, metadata=metadata)
         assert again["sample"] == result["sample"]
+        assert Looks.seen == [{"nested": {"list": [1]}, "grader": {"raise": "mutated"}}] * 2
 
 
 class Smuggles(Grader):
