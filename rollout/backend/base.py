@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -101,6 +101,16 @@ class ExecutionBackend(ABC):
 
     def worker_of(self, rollout_id: str) -> str | None:
         """Return the name of the worker that runs a rollout, for backends that have workers."""
+        del rollout_id
+        return None
+
+    def live_conversation(
+        self, rollout_id: str
+    ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]] | None:
+        """Return the conversation of a rollout as its worker streams it.
+
+        For backends that have workers; ``None`` for a rollout that no worker has.
+        """
         del rollout_id
         return None
 

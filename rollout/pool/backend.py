@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, ClassVar
 
 import httpx
@@ -241,6 +241,14 @@ class PoolBackend(ExecutionBackend):
         """Return the name of the worker that has a rollout; ``None`` while it waits for one."""
         rollout = self._rollouts.get(rollout_id)
         return None if rollout is None or rollout.attempt is None else rollout.attempt.worker.name
+
+    def live_conversation(
+        self, rollout_id: str
+    ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]] | None:
+        """Return the conversation of a rollout as its worker streams it, if a worker has it."""
+        rollout = self._rollouts.get(rollout_id)
+        attempt = None if rollout is None else rollout.attempt
+        return None if attempt is None else attempt.worker.live_conversation(attempt)
 
     def cancel_rollouts(
         self,

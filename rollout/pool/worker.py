@@ -12,8 +12,10 @@ asks for the health.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import httpx
 import trio
@@ -59,6 +61,9 @@ _REQUEST_SEC = 5.0
 
 _SOON_SEC = 0.1
 """How long until the first look at a worker that did not answer; the next ones come later."""
+
+_LIVE_SEC = 30.0
+"""How long the stream of a conversation may be silent."""
 
 _RESEND_SEC = 0.5
 _CLOSE_SEC = 2.0
@@ -363,6 +368,23 @@ class Worker:
         poller = Poller(self.client._wire, admitted, attempt.hear)  # noqa: SLF001
         extensions = self.client._extensions  # noqa: SLF001
         return await (poller.run() if extensions is None else extensions.follow(poller))
+
+    @asynccontextmanager
+    async def live_conversation(self, attempt: Attempt) -> AsyncGenerator[Any, None]:
+        """Stream the conversation of a rollout from the worker.
+
+        Raises:
+            RolloutError: The worker does not have it.
+            httpx.HTTPError: The worker cannot be reached.
+        """
+        name = "" if attempt.request is None else attempt.request.rollout_id
+        path = f"/rollout/{quote(name, safe='')}/live"
+        wire = self.client._wire  # noqa: SLF001
+        async with wire.stream(path, None, read_timeout_sec=_LIVE_SEC) as answer:
+            if answer.status_code != httpx.codes.OK:
+                code = answer.status_code
+                raise wire.reader("GET /rollout/{id}/live").error(code, f"with {code}")
+            yield answer.data
 
     def confirm(self, attempt: Attempt) -> None:
         """Send the confirmation of an agent's start, once the front's own rollout may start."""

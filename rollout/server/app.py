@@ -85,7 +85,7 @@ from rollout.server.feed import (
     read_claims,
     recall_claimed,
 )
-from rollout.server.live import LIVE_PATH, LiveStream, LiveView
+from rollout.server.live import LIVE_PATH, ConversationStream, LiveStream, LiveView
 from rollout.server.metrics import METRICS_PATH, check_metrics, exposition, read_metrics
 from rollout.server.model_calls import is_model_path, policy_state, serve_model_call
 from rollout.server.openapi import OPENAPI_PATH, openapi_document
@@ -523,7 +523,7 @@ def _add_refusals(app: RolloutServer) -> None:
 
 
 _OF_ROLLOUT = "/rollout/<rollout_id>/"
-_PATH_OF_ROLLOUT = re.compile(r"/rollout/[^/]+/(result|trajectory)")
+_PATH_OF_ROLLOUT = re.compile(r"/rollout/[^/]+/(result|trajectory|live)")
 
 LeasedHandler = Callable[["RolloutServer", Call, str, str], Awaitable[Answer]]
 """Handles a request about one rollout: the server, the request, the id and the lease token."""
@@ -545,6 +545,7 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
         ("POST", "/rollout", partial(_admit, app)),
         ("GET", _OF_ROLLOUT + "result", partial(_with_lease, app, _poll)),
         ("GET", _OF_ROLLOUT + "trajectory", partial(_with_lease, app, _trajectory)),
+        ("GET", _OF_ROLLOUT + "live", partial(_live_conversation, app)),
         ("POST", "/rollout/cancel", partial(_cancel, app)),
         ("POST", "/rollouts", partial(_admit_batch, app)),
         ("POST", FEED_PATH, partial(_open_feed, app)),
@@ -583,6 +584,16 @@ async def _open_feed(app: RolloutServer, call: Call) -> Answer:
 async def _live(app: RolloutServer, _call: Call) -> Answer:
     await trio.lowlevel.checkpoint()
     return _lines(LiveStream(app.live)) if app.registry.serving else _NOT_SERVING
+
+
+async def _live_conversation(app: RolloutServer, call: Call) -> Answer:
+    await trio.lowlevel.checkpoint()
+    if not app.registry.serving:
+        return _NOT_SERVING
+    entry = app.registry.find(call.scope["path"].split("/")[2])
+    if entry is None:
+        return _refuse(404, "there is no such rollout, or its result is not in memory any more")
+    return _lines(ConversationStream(app.live, app.backend, entry))
 
 
 def _lines(body: EndlessBody) -> Answer:

@@ -22,6 +22,7 @@ from rollout._telemetry.tracing import RolloutTrace
 from rollout.backend.failures import format_exception
 from rollout.backend.usercode import UserCall
 from rollout.codec import format_timestamp
+from rollout.context import RolloutContext
 from rollout.errors import InvalidFieldError
 from rollout.rules import RolloutRecord, ServingClock, is_terminal
 from rollout.server.results import encode, encode_state, result_of
@@ -141,6 +142,7 @@ class Entry:
         stored: Whether its end is kept, so that it need not stay in memory.
         confirmed: Whether its caller lets the agent start; not before it says so, for a request
             with ``confirm_start``.
+        context: The context of its execution, while that goes on.
         held: Whether the backend is called once the agent may start, and has not been yet.
         counted: As what it is counted among the active ones; ``None`` before and after that.
         traceparent: The span of who asked for it, as W3C writes it.
@@ -170,6 +172,7 @@ class Entry:
     refusal: Exception | None = None
     stored: bool = False
     confirmed: bool = True
+    context: RolloutContext | None = field(default=None, repr=False)
     held: bool = False
     counted: RolloutStatus | None = None
     counted_at: float = 0.0

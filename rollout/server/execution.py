@@ -66,7 +66,7 @@ async def run_backend(
                 if ended is not None:
                     return ExecutionOutcome(workflow=ended)
         with _context(gateway, entry, request) as context, context:
-            entered = context
+            entered = entry.context = context
             outcome = await backend.execute(asked)
             if isinstance(outcome, ExecutionOutcome):  # a backend is not ours
                 context.explain(outcome)

@@ -289,6 +289,16 @@ _BY_HAND: dict[str, Schema] = {
         err_source=_TEXT,
         err_message=_TEXT,
     ),
+    "LiveConversation": _record(
+        {
+            "now": {"type": "number"},
+            "status": _ref("RolloutStatus"),
+            "from": {"type": "integer", "minimum": 0},
+            "steps": {"type": "array", "items": {"type": "object"}},
+        },
+        calls_in_flight={"type": "integer"},
+        note=_TEXT,
+    ),
     "RenewRequest": _record({"feed": _TOKEN}),
     "RenewResponse": _record({"renewed": _COUNT}),
     "StartRequest": _record(
@@ -345,6 +355,10 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
         "description": "States, one a line; the first has everything, others what has changed.",
         "content": {"application/x-ndjson": {"schema": _ref("LiveUpdate")}},
     }
+    conversation = {
+        "description": "States, one a line; steps replace what was there from a place on.",
+        "content": {"application/x-ndjson": {"schema": _ref("LiveConversation")}},
+    }
     return {
         "/health": {
             "get": operation(
@@ -376,6 +390,15 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 {200: _answer("The document.", {"type": "object"})},
                 *(403, 404, 409, 503),
                 parameters=[rollout_id, lease],
+            )
+        },
+        "/rollout/{rollout_id}/live": {
+            "get": operation(
+                "live_conversation",
+                "Stream the conversation of a rollout, up to its end.",
+                {200: conversation},
+                *(404, 503),
+                parameters=[rollout_id],
             )
         },
         "/rollout/cancel": {

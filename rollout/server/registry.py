@@ -426,7 +426,7 @@ class RolloutRegistry:
         finally:
             entry.executing = False
             self._release(entry)
-            entry.request = None
+            entry.request = entry.context = None
             self._end(entry, "cancelled")
             entry.emit("execution-ended")
             if entry.record.result is not None:
@@ -602,6 +602,10 @@ class RolloutRegistry:
         """Wake `wait_delivered` to recheck its callers."""
         self._delivered.set()
         self._delivered = trio.Event()
+
+    def find(self, rollout_id: str) -> Entry | None:
+        """Return the entry of a rollout, if it is in memory; for who has the server's key."""
+        return self._entries.get(rollout_id)
 
     def proven(self, rollout_id: str, token: str) -> Entry | None:
         """Return the entry if the token is that of its lease; nothing is renewed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from rollout._page.conversation import first_prompt, last_answer, read_document
 from rollout.cli.eval.progress import figure_text, reward_text
 from rollout.cli.eval.show import folder_argument, metrics_of
 from rollout.cli.eval.summary import (
@@ -24,7 +25,6 @@ from rollout.errors import TrajectoryError
 from rollout.evaluation import Comparison, compare_runs, final_records, read_manifest
 from rollout.evaluation.folder.layout import TRAJECTORIES
 from rollout.evaluation.intervals import PairedDifference
-from rollout.evaluation.report.conversation import first_prompt, last_answer, read_document
 
 __all__ = ["command"]
 

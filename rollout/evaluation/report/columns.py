@@ -10,11 +10,11 @@ from typing import IO, Any
 
 from attrs import frozen
 
+from rollout._page.text import line, number
 from rollout.evaluation.index import STATES, state_of
 from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.gather import Attempt
 from rollout.evaluation.report.packing import Stream
-from rollout.evaluation.report.text import line, number
 
 __all__ = ["Columns", "Glance", "category", "figures", "message"]
 

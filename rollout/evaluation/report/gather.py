@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from rollout._page.text import number, parse
 from rollout.errors import EvaluationDamagedError, EvaluationError
 from rollout.evaluation.folder.journal import (
     indexed_records,
@@ -24,7 +25,6 @@ from rollout.evaluation.folder.manifest import MANIFEST, read_manifest
 from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics, threshold_note
 from rollout.evaluation.records import AttemptRecord
-from rollout.evaluation.report.text import number, parse
 
 __all__ = ["Attempt", "Overview", "Run", "gather"]
 

@@ -16,8 +16,6 @@ style sheet of this page by their hashes, and no connection at all.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
@@ -29,23 +27,24 @@ from markupsafe import Markup
 
 from rollout._files.atomic import writing_atomic
 from rollout._json.text import utf8
-from rollout.errors import TrajectoryError
-from rollout.evaluation.folder.layout import REPORT, TRAJECTORIES
-from rollout.evaluation.index import AttemptIndex, state_of
-from rollout.evaluation.metrics import EvaluationMetrics
-from rollout.evaluation.records import AttemptRecord
-from rollout.evaluation.report.columns import Columns, Glance
-from rollout.evaluation.report.conversation import (
+from rollout._page.assets import content_policy, read_assets
+from rollout._page.conversation import (
     first_prompt,
     label_of,
     last_answer,
     read_document,
     view,
 )
+from rollout._page.text import clip, embed, line, number, pretty
+from rollout.errors import TrajectoryError
+from rollout.evaluation.folder.layout import REPORT, TRAJECTORIES
+from rollout.evaluation.index import AttemptIndex, state_of
+from rollout.evaluation.metrics import EvaluationMetrics
+from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.report.columns import Columns, Glance
 from rollout.evaluation.report.gather import Attempt, Run, gather
 from rollout.evaluation.report.packing import Packer
 from rollout.evaluation.report.summary import summarize
-from rollout.evaluation.report.text import clip, embed, line, number, pretty
 
 __all__ = ["entry_of", "live_page", "write_page", "write_report"]
 
@@ -56,7 +55,11 @@ _END = b"</body>\n</html>\n"
 _PROMPT = 160
 _ANSWER = 80
 _MESSAGE = 100_000
-_SCRIPTS = ("base.js", "data.js", "charts.js", "plots.js", "table.js", "conversation.js")
+_PACKAGE = "rollout.evaluation.report"
+_SCRIPTS = (
+    *("base.js", "data.js", "charts.js", "plots.js"),
+    *("table.js", "conversation.js", "attempt.js"),
+)
 _LAST = "main.js"
 _LIVE = "live.js"
 
@@ -159,16 +162,8 @@ def _record(record: AttemptRecord) -> dict[str, Any]:
     }
 
 
-def _asset(*way: str) -> str:
-    return files("rollout.evaluation.report").joinpath(*way).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
 def _write_page(file: IO[bytes], run: Run, columns: Columns, packer: Packer) -> None:
-    script = "".join(_asset("static", name) for name in (*_SCRIPTS, _LAST))
+    script = read_assets(_PACKAGE, *_SCRIPTS, _LAST)
     file.write(_head(run, columns.head(), script))
     columns.copy_to(file)
     # Before the conversations, so that the page is there while they are still being read.
@@ -179,29 +174,26 @@ def _write_page(file: IO[bytes], run: Run, columns: Columns, packer: Packer) -> 
 
 def live_page(run: Run) -> bytes:
     """Return the page of a run that goes on, which asks its own server for all but the headline."""
-    script = "".join(_asset("static", name) for name in (*_SCRIPTS, _LIVE, _LAST))
+    script = read_assets(_PACKAGE, *_SCRIPTS, _LIVE, _LAST)
     head = _head(run, Columns.empty(), script, live=True)
     return head + f"<script>{script}</script>\n".encode() + _END
 
 
 def _head(run: Run, attempts: dict[str, Any], script: str, *, live: bool = False) -> bytes:
-    style = _asset("static", "report.css")
+    style = read_assets(_PACKAGE, "page.css")
+    template = files(_PACKAGE).joinpath("templates", "report.html").read_text(encoding="utf-8")
     environment = Environment(
-        loader=DictLoader({"report.html": _asset("templates", "report.html")}),
+        loader=DictLoader({"report.html": template}),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     summary = summarize(run)
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{_hash(script)}'; "
-        f"style-src 'sha256-{_hash(style)}'; base-uri 'none'; form-action 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-    )
     head = environment.get_template("report.html").render(
         summary=summary,
-        policy=f"{policy}; connect-src 'self'" if live else policy,
+        policy=content_policy(script, style, *(["connect-src 'self'"] if live else [])),
+        symbols=Markup(read_assets(_PACKAGE, "symbols.svg")),  # noqa: S704 - ours
         live=live,
         style=Markup(style),  # noqa: S704 - ours, and the policy knows its hash
         data=Markup(  # noqa: S704 - holds no markup

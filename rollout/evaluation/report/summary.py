@@ -7,12 +7,12 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from rollout._page.text import number, shown
 from rollout.evaluation.estimators import KEstimate
 from rollout.evaluation.index import STATES
 from rollout.evaluation.intervals import LEVEL, Estimate
 from rollout.evaluation.metrics import TokenCount
 from rollout.evaluation.report.gather import Run
-from rollout.evaluation.report.text import number, shown
 
 __all__ = ["Card", "Entry", "Outcome", "Span", "Summary", "summarize"]
 

@@ -241,6 +241,11 @@ class ConversationRecorder(SampleSource):
         self._unrecorded[path] += 1
 
     @property
+    def revision(self) -> tuple[int, int]:
+        """How many calls there were, and how many of them are under way; it never comes back."""
+        return len(self.calls), len(self._sent)
+
+    @property
     def unanswered(self) -> bool:
         """Whether there were calls, and the endpoint has answered none of them."""
         return bool(self.calls) and all(call.status_code is None for call in self.calls)

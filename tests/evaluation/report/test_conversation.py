@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rollout.evaluation.report import conversation
-from rollout.evaluation.report.conversation import MAX_TEXT, first_prompt, view
-from rollout.evaluation.report.text import embed, line, number, parse, pretty, shown
+from rollout._page import conversation
+from rollout._page.conversation import MAX_TEXT, first_prompt, view
+from rollout._page.text import embed, line, number, parse, pretty, shown
 
 
 def test_tool_calls_have_their_observations() -> None:

@@ -398,7 +398,7 @@ class TestConversationFiles:
     def test_one_that_is_too_large_is_not_read(
         self, run: RunFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollout.evaluation.report.conversation.MAX_FILE", 10)
+        monkeypatch.setattr("rollout._page.conversation.MAX_FILE", 10)
         run.add(record(), talk("hello"))
         assert "too large" in report(run.write()).entries()["0-0"]["note"]
 

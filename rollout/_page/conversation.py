@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rollout._page.text import clip, line, number, parse, pretty
 from rollout.errors import TrajectoryError
-from rollout.evaluation.report.text import clip, line, number, parse, pretty
 
 __all__ = ["first_prompt", "label_of", "last_answer", "read_document", "view"]
 

@@ -1,0 +1,1 @@
+"""What the pages of this package share: how they look, conversations, and text that is safe."""
