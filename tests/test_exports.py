@@ -38,6 +38,7 @@ FLOORS = {
     "_threads": 0,
     "_logs": 0,
     "_moved": 0,
+    "_page": 0,
     "_endpoint_failures": 0,
     "_server_process": 0,
     "_version": 0,
