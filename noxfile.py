@@ -64,6 +64,7 @@ def _pytest(session: nox.Session) -> None:
         "--ignore=tests/interop",
         "--ignore=tests/trajectory/harbor",
         "--ignore=tests/evaluation/report/browser",
+        "--ignore=tests/server/browser",
         *session.posargs,
     )
 
@@ -189,10 +190,11 @@ def extras(session: nox.Session) -> None:
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """Open the HTML report in headless Chromium, which has to be installed."""
+    """Open the HTML report and the page of a server in headless Chromium, if that is installed."""
     _install(session, "test")
     session.install("playwright>=1.50")
-    session.run("pytest", "tests/evaluation/report/browser", *session.posargs)
+    folders = ["tests/evaluation/report/browser", "tests/server/browser"]
+    session.run("pytest", *folders, *session.posargs)
 
 
 @nox.session

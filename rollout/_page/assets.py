@@ -9,7 +9,9 @@ from importlib.resources import files
 __all__ = ["content_policy", "read_assets"]
 
 _HERE = "rollout._page"
-_SHARED = frozenset({"base.js", "charts.js", "conversation.js", "page.css", "symbols.svg"})
+_SHARED = frozenset(
+    {"base.js", "charts.js", "conversation.js", "keys.js", "page.css", "symbols.svg"}
+)
 
 
 def read_assets(package: str, *names: str) -> str:

@@ -146,6 +146,12 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
     help="Serve GET /metrics for Prometheus; by default where prometheus-client is installed.",
 )
 @click.option(
+    "--ui/--no-ui",
+    default=None,
+    help="Serve a page at /ui that shows the server; it asks for the key, if there is one. "
+    "By default where --bind is an address of the loopback.",
+)
+@click.option(
     "--until-stdin-closes",
     is_flag=True,
     help="Shut down, too, when stdin ends: with the process that holds it open.",
@@ -213,6 +219,7 @@ def command(
     upstream_key_env: str | None,
     max_calls_in_flight: int | None,
     metrics: bool | None,
+    ui: bool | None,
     until_stdin_closes: bool,
     workers: int | None,
     ray: str | None,
@@ -268,6 +275,7 @@ def command(
         server, gateway, ray, upstreams, upstream_key_env, max_calls_in_flight, front=bool(workers)
     )
     _use_metrics(server, metrics)
+    server.ui = server.ui if ui is None else ui
     if key is not None:
         server.become_worker(key, workers=worker_of or 1)
     if ray is not None:

@@ -24,6 +24,7 @@ from contextlib import (
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import trio
@@ -35,6 +36,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from werkzeug.http import parse_accept_header
 
 from rollout._checks import check_api_key, check_flag, check_number, check_whole
+from rollout._http import is_loopback_host
 from rollout._json.fit import fit
 from rollout._logs import configure_logging as set_up_logging
 from rollout._logs import get_logger
@@ -93,6 +95,7 @@ from rollout.server.registry import RolloutRegistry
 from rollout.server.shutdown import ShutdownBudget, StagedShutdown
 from rollout.server.state import Durability, SQLiteStore
 from rollout.server.trajectories import stored_trajectory
+from rollout.server.ui import UI_PATH, ui_answer
 from rollout.server.watchdog import LoopWatchdog
 from rollout.types import (
     POLLING_LEASE_HEADER,
@@ -120,6 +123,8 @@ _CANCELLED_AT_ONCE = 32
 _STARTED_AT_ONCE = 32
 """How many agents are started without a checkpoint."""
 DEFAULT_MAX_REQUEST_BYTES = 16 * 1024 * 1024
+
+_ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104 - not to bind to
 
 Lifespan = Callable[["RolloutServer"], AbstractAsyncContextManager[Any]]
 
@@ -175,6 +180,8 @@ class RolloutServer(QuartTrio):
         process_id: New for every application object, so for every process.
         instance_id: ``ROLLOUT_INSTANCE_ID`` from the environment, else `process_id`.
         shutdown_stages: The staged shutdown; running it twice waits for the first.
+        ui: Whether it serves its page; ``None`` for a server that does where it is bound to an
+            address of this machine alone.
         authorized: Says whether the headers of a request carry the server's key.
     """
 
@@ -203,6 +210,7 @@ class RolloutServer(QuartTrio):
         self.live = LiveView(
             registry, {"instance_id": self.instance_id, "process_id": self.process_id}
         )
+        self.ui: bool | None = None
         self.refusals = RefusalLog()
         self.authorized = authorizer(key)
         self.shutdown_requested = trio.Event()
@@ -243,7 +251,7 @@ class RolloutServer(QuartTrio):
         if scope["type"] == "http":
             if self.gateway is not None and is_model_path(scope["path"]):
                 handler = partial(serve_model_call, self.gateway, self.refusals)
-            elif not self.authorized(scope["headers"]):
+            elif not (self.authorized(scope["headers"]) or self._is_page(scope)):
                 handler = self._refuse_key
             elif not scope.get("root_path") and self._hooks() == self._own_hooks:
                 handler = self._handler(scope["method"], scope["path"])
@@ -277,6 +285,17 @@ class RolloutServer(QuartTrio):
         if path.startswith("/rollout/") and (found := _PATH_OF_ROLLOUT.fullmatch(path)):
             path = _OF_ROLLOUT + found[1]
         return self._routes.get((method, path))
+
+    def _is_page(self, scope: Any) -> bool:
+        """Whether a request is for the page, which holds no data and asks for the key itself."""
+        return bool(self.ui) and scope["path"] == UI_PATH and scope["method"] == "GET"
+
+    def bound(self, url: str) -> None:
+        """Note the URL that the server listens on."""
+        parts = urlsplit(url)
+        if self.ui is None and parts.scheme in {"http", "https"}:
+            host = parts.hostname or ""
+            self.ui = is_loopback_host(host) and host not in _ANY_HOST
 
     def _hooks(self) -> int:
         """Count the functions that Quart calls around each request."""
@@ -339,6 +358,7 @@ class RolloutServer(QuartTrio):
         if self.gateway is not None:
             self.gateway.share(workers)
         self.authorized = authorizer(api_key)
+        self.ui = False
         self.registry.store = None
         self._own_hooks = self._hooks()
 
@@ -390,6 +410,7 @@ def create_rollout_server(
     gateway: ModelGateway | None = None,
     artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
     metrics: bool | None = None,
+    ui: bool | None = None,
 ) -> RolloutServer:
     """Build a rollout server around a backend.
 
@@ -423,12 +444,15 @@ def create_rollout_server(
             `rollout.artifacts.ArtifactStore`; ``False`` keeps nothing.
         metrics: Serve ``GET /metrics`` for Prometheus, which needs the extra ``metrics``; ``None``
             to serve it where that is installed.
+        ui: Serve a page at ``/ui`` that shows the server while it runs. The page asks for the key,
+            if there is one. By default, where `rollout.server.serve` is bound to the loopback.
 
     Raises:
         ValueError: A setting is refused, or the key is empty, blank, or cannot stand in a header.
     """
     check_flag("configure_logging", configure_logging)
     check_flag("metrics", metrics, none=True)
+    check_flag("ui", ui, none=True)
     check_whole("max_request_bytes", max_request_bytes)
     check_number("watchdog_sec", watchdog_sec, above=0, none=True)
     if configure_logging:
@@ -449,6 +473,7 @@ def create_rollout_server(
     key = check_api_key(api_key)
     app = RolloutServer(backend=backend, registry=registry, lifespan=lifespan, key=key)
     app.serve_metrics(check_metrics(metrics))
+    app.ui = ui
     if watchdog_sec is not None:
         app.watchdog = LoopWatchdog(watchdog_sec)
     app.config["MAX_CONTENT_LENGTH"] = max_request_bytes
@@ -556,6 +581,7 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
         ("POST", "/policy/pause", partial(_policy, app)),
         ("POST", "/policy/resume", partial(_policy, app)),
         ("GET", OPENAPI_PATH, openapi),
+        ("GET", UI_PATH, partial(_ui, app)),
     ]
 
 
@@ -584,6 +610,13 @@ async def _open_feed(app: RolloutServer, call: Call) -> Answer:
 async def _live(app: RolloutServer, _call: Call) -> Answer:
     await trio.lowlevel.checkpoint()
     return _lines(LiveStream(app.live)) if app.registry.serving else _NOT_SERVING
+
+
+async def _ui(app: RolloutServer, _call: Call) -> Answer:
+    await trio.lowlevel.checkpoint()
+    if not app.ui:
+        return _refuse(404, "this server serves no page; start it with --ui")
+    return await ui_answer()
 
 
 async def _live_conversation(app: RolloutServer, call: Call) -> Answer:

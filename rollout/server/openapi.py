@@ -355,6 +355,7 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
         "description": "States, one a line; the first has everything, others what has changed.",
         "content": {"application/x-ndjson": {"schema": _ref("LiveUpdate")}},
     }
+    page = {"description": "The page.", "content": {"text/html": {}}}
     conversation = {
         "description": "States, one a line; steps replace what was there from a place on.",
         "content": {"application/x-ndjson": {"schema": _ref("LiveConversation")}},
@@ -485,6 +486,12 @@ def _paths(asked: tuple[int, ...]) -> dict[str, Any]:
                 {200: {"description": "The metrics.", "content": {"text/plain": {}}}},
                 404,
             )
+        },
+        "/ui": {
+            "get": {
+                **operation("ui", "Read the page that shows the server.", {200: page}, 404),
+                "security": [],
+            }
         },
         OPENAPI_PATH: {
             "get": operation(

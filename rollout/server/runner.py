@@ -103,6 +103,7 @@ async def serve(
             stack.enter_context(_rare_collections())
             url = f"{'http' if tls is None else 'https'}://{address_of(sock)}"
             stack.enter_context(plain_children(sock))
+            app.bound(url)
             for_agents = _gateway_socket(app, url, stack)
             watchers = await stack.enter_async_context(trio.open_nursery())
             if handle_signals and threading.current_thread() is threading.main_thread():

@@ -47,32 +47,43 @@
   };
 
   // A figure with a title, a note, a picture and the same as a table.
-  R.figure = ({ title, note, label, wide, head, rows, height = 220, draw, body }) => {
+  // `refresh` draws it anew with what has changed of these.
+  R.figure = (chart) => {
+    const { title, label, wide, head, height = 220, body } = chart;
+    const tableRows = () => chart.rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell))));
+    const said = el("p", { class: "quiet" }, chart.note);
+    const cells = head && el("tbody", {}, tableRows());
     const id = "f-" + title.toLowerCase().replace(/[^a-z]+/g, "-");
     const holder = el("div", { class: "plot" });
     const figure = el("figure", { class: wide ? "chart wide" : "chart", id },
-      el("figcaption", {}, el("h3", {}, title), el("p", { class: "quiet" }, note)),
+      el("figcaption", {}, el("h3", {}, title), said),
       holder,
       head && el("details", { class: "as-table" }, el("summary", {}, "As a table"),
         el("div", { class: "scroll" },
           el("table", {},
             el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))),
-            el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell)))))))));
+            cells))));
     if (body) {
       holder.append(body);
       return figure;
     }
     let drawn = 0;
-    const redraw = (width) => {
-      if (width < 40 || width === drawn) return;
+    const redraw = (width, anew) => {
+      if (width < 40 || (width === drawn && !anew)) return;
       drawn = width;
       const picture = svg("svg", {
         width, height, viewBox: "0 0 " + width + " " + height, role: "img", "aria-label": label,
       });
-      draw(picture, width, height);
+      chart.draw(picture, width, height);
       holder.replaceChildren(picture);
     };
     new ResizeObserver((entries) => redraw(Math.floor(entries[0].contentRect.width))).observe(holder);
+    figure.refresh = (more) => {
+      Object.assign(chart, more);
+      said.textContent = chart.note;
+      if (cells) cells.replaceChildren(...tableRows());
+      redraw(drawn, true);
+    };
     return figure;
   };
 

@@ -57,7 +57,7 @@ _ANSWER = 80
 _MESSAGE = 100_000
 _PACKAGE = "rollout.evaluation.report"
 _SCRIPTS = (
-    *("base.js", "data.js", "charts.js", "plots.js"),
+    *("base.js", "keys.js", "data.js", "charts.js", "plots.js"),
     *("table.js", "conversation.js", "attempt.js"),
 )
 _LAST = "main.js"

@@ -122,7 +122,7 @@ def _of_sample(
 def _of_body(body: bytes, rollout_id: str) -> dict[str, Any]:
     said = parse_json(body)["sample"]
     if said is None:
-        return {}
+        return {"note": "its result has no sample"}
     sample = RolloutSample(
         messages=[],
         trajectory_messages=None,
