@@ -13,7 +13,7 @@
     const marks = [["queued", row.admitted_at], ["running", row.agent_started_at], ["grading", row.grading_at]].filter(([, at]) => at !== undefined);
     const spans = marks.map(([name, at], place) => [name, Math.max(0, (place + 1 < marks.length ? marks[place + 1][1] : end) - at)]);
     const bar = el("div", { class: "phases", "aria-hidden": "true" }, spans.map(([name]) => el("span", { class: "s-" + name })));
-    spans.forEach(([, seconds], place) => { bar.children[place].style.flexGrow = String(seconds); });
+    spans.forEach(([, seconds], place) => { bar.children[place].style.flexGrow = String(1000 * seconds); });
     return [bar, el("p", { class: "figures" }, spans.map(([name, seconds]) => el("span", {}, R.icon(name), " ", R.NAMES[name], " ", R.seconds(seconds))))];
   }
 
