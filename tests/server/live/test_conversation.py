@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +14,7 @@ from support import Compare, Script, local_backend, make_app, prompt
 from rollout import AgentWorkflow
 from rollout.client.wire import Wire
 from rollout.integrations.chat import get_recorder
-from rollout.integrations.recording.calls import read_answer
+from rollout.integrations.recording.calls import read_body
 
 
 class Talk(AgentWorkflow[Any]):
@@ -38,7 +37,7 @@ class Talk(AgentWorkflow[Any]):
             await step.wait()
             reply = {"role": "assistant", "content": f"step {number}, with {LLM_KEY}"}
             body = {"id": f"c{number}", "choices": [{"index": 0, "message": reply}]}
-            get_recorder().finish(call, read_answer(json.dumps(body).encode(), "chat"), 0.5)
+            get_recorder().finish(call, read_body(body, "chat"), 0.5)
             messages = [*messages, reply, {"role": "user", "content": "go on"}]
 
 
