@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,26 +24,46 @@ class RolloutFolders:
         self._exact_case: bool | None = None
 
     @contextmanager
-    def enter(
-        self, rollout_id: str, *, make: bool = True, likely: bool = False
-    ) -> Generator[Folder, None, None]:
-        """Open the folder of a rollout for the block.
+    def enter(self, rollout_id: str, *, likely: bool = False) -> Generator[Folder, None, None]:
+        """Open the folder of a rollout for the block; make what is missing.
 
         Args:
             rollout_id: The rollout.
-            make: Whether to make it if it is missing.
             likely: Whether it is probably there, which saves an attempt to make it.
 
         Raises:
-            OSError: It is missing, or cannot be made or opened.
+            OSError: It cannot be made or opened.
         """
         root = Folder(self.root)
         if self._exact_case is None:
             make_root(self.root)
             self._exact_case = root.is_case_sensitive()
         name = folder_name(rollout_id, exact_case=self._exact_case)
-        with root.enter(name, make=make, likely=likely) as folder:
+        with root.enter(name, make=True, likely=likely) as folder:
             yield folder
+
+    def read(self, rollout_id: str, names: Sequence[str], *, largest: int) -> list[bytes]:
+        """Return the contents of files in a rollout's folder; the root may be read-only.
+
+        Args:
+            rollout_id: The rollout.
+            names: The files.
+            largest: How many bytes each may have.
+
+        Raises:
+            OSError: One is missing, or cannot be read.
+        """
+        try:
+            return self._read(rollout_id, names, largest, exact_case=False)
+        except FileNotFoundError:
+            return self._read(rollout_id, names, largest, exact_case=True)
+
+    def _read(
+        self, rollout_id: str, names: Sequence[str], largest: int, *, exact_case: bool
+    ) -> list[bytes]:
+        name = folder_name(rollout_id, exact_case=exact_case)
+        with Folder(self.root).enter(name, make=False) as folder:
+            return [folder.read(each, largest) for each in names]
 
     def save(self, rollout_id: str, files: Mapping[str, bytes | None]) -> list[str]:
         """Write files into a rollout's folder, each as a whole or not at all.

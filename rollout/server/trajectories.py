@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -31,8 +31,6 @@ _FASTEST = 1
 
 _READERS = trio.CapacityLimiter(4)
 """A disk that hangs holds up other trajectories, and nothing else."""
-
-_folders = cache(RolloutFolders)
 
 
 async def stored_trajectory(
@@ -63,16 +61,16 @@ def _read(
     root: Path, rollout_id: str, agent_started_at: datetime | None, *, compress: bool
 ) -> bytes:
     try:
-        with _folders(root).enter(rollout_id, make=False) as folder:
-            diagnostics = folder.read(DIAGNOSTICS, _LARGEST)
-            trajectory = folder.read(TRAJECTORY, _LARGEST)
+        diagnostics, trajectory = RolloutFolders(root).read(
+            rollout_id, (DIAGNOSTICS, TRAJECTORY), largest=_LARGEST
+        )
     except FileNotFoundError:
         diagnostics = trajectory = b""
     except OSError as error:
         raise StateUnavailableError(
             f"the files of the rollout cannot be read: {problem_of(error)}"
         ) from error
-    if not _is_of(diagnostics, agent_started_at):
+    if not _is_of(diagnostics, rollout_id, agent_started_at):
         raise _unavailable(
             "no trajectory of this rollout is in the folder of the server: none was written, it "
             "was removed, or it was written on another machine"
@@ -80,14 +78,18 @@ def _read(
     return gzip.compress(trajectory, _FASTEST, mtime=0) if compress else trajectory
 
 
-def _is_of(diagnostics: bytes, agent_started_at: datetime | None) -> bool:
+def _is_of(diagnostics: bytes, rollout_id: str, agent_started_at: datetime | None) -> bool:
     """Whether diagnostics are those of the rollout, and not of an earlier one of its id."""
     try:
         document = parse_json(diagnostics)
     except InvalidBodyError:
         return False
     started = None if agent_started_at is None else format_timestamp(agent_started_at)
-    return isinstance(document, dict) and document.get("agent_started_at", "") == started
+    return (
+        isinstance(document, dict)
+        and document.get("rollout_id") == rollout_id
+        and document.get("agent_started_at", "") == started
+    )
 
 
 def _unavailable(message: str) -> TrajectoryUnavailableError:

@@ -19,6 +19,7 @@ from server.faults import (
 from support import make_app, prompt
 
 from rollout._files.folders import Folder
+from rollout._files.rollouts import RolloutFolders
 from rollout.types import POLLING_LEASE_HEADER
 
 pytestmark = pytest.mark.usefixtures("log_lines")
@@ -201,3 +202,16 @@ async def test_a_restarted_server_has_it_as_it_has_the_result(root, tmp_path):
         assert (await get(http, rollout)).json() == first.json()
         assert not app.registry.active_ids
         assert "r" not in app.registry._entries, "it is not kept in memory for that"
+
+
+@pytest.mark.parametrize("rollout_id", ["Capital", "con.txt", "a b", ".hidden", "x" * 250])
+@pytest.mark.parametrize("exact_case", [True, False])
+def test_any_id_is_found_and_nothing_is_written_for_that(root, monkeypatch, rollout_id, exact_case):
+    monkeypatch.setattr(Folder, "is_case_sensitive", lambda _: exact_case)
+    rollouts = RolloutFolders(root)
+    files = {"diagnostics.json": b"1", "trajectory.json": b"2"}
+    assert rollouts.save(rollout_id, files) == []
+    monkeypatch.setattr(Folder, "is_case_sensitive", None)
+    assert rollouts.read(rollout_id, [*files], largest=1) == [b"1", b"2"]
+    with pytest.raises(FileNotFoundError):
+        rollouts.read("other", [*files], largest=1)

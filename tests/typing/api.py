@@ -65,6 +65,8 @@ async def use_many(client: RolloutClient, requests: list[RolloutInitRequest]) ->
             assert_type(request, RolloutInitRequest)
             assert_type(outcome, RolloutResultResponse | Exception)
             assert ended.admitted in {"yes", "no", "unknown"}
+    for call in (await client.fetch_trajectory("r")).calls:
+        assert_type(call.completion_token_ids, list[int] | None)
     async with client.run_groups(requests, samples=2, deadline_sec=60) as groups:
         async for group in groups:
             assert_type(group, RolloutGroup)
