@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,7 +31,7 @@ __all__ = ["LivePage", "live_page"]
 
 _LEAST_SEC = 1.0
 _SHARE = 0.1
-"""So much of the time at most goes into updates of the page."""
+"""So much of a processor at most goes into updates of the page."""
 
 _LOOKER_SEC = 5.0
 """A page that has not asked for so long was closed; an open one asks every second."""
@@ -82,10 +83,9 @@ class LivePage:
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
-            began = trio.current_time()
-            await self._update()
-            took = trio.current_time() - began
-            await trio.sleep(max(_LEAST_SEC, took / _SHARE - took))
+            again_at = trio.current_time() + _LEAST_SEC
+            busy_sec = await self._update()
+            await trio.sleep_until(max(again_at, again_at - _LEAST_SEC + busy_sec / _SHARE))
 
     async def linger(self) -> None:
         """Say that the run is over, and wait for a moment until open pages know."""
@@ -195,20 +195,26 @@ class LivePage:
             "remaining_sec": self._speed.remaining_sec(now, progress.total),
         }
 
-    async def _update(self) -> None:
+    async def _update(self) -> float:
+        """Read what is new; return how many seconds of a processor that took."""
         if self._report is None:
             await trio.lowlevel.checkpoint()
-            return
-        try:
-            await trio.to_thread.run_sync(self._report.update)
-        except (EvaluationError, OSError) as error:
-            self._trouble = str(error)
-        else:
-            self._trouble = None
+            return 0.0
+        self._trouble, busy_sec = await trio.to_thread.run_sync(_updated, self._report)
+        return busy_sec
 
     def _looking(self) -> bool:
         now = trio.current_time()
         return any(now - asked < _LOOKER_SEC for asked in self._lookers.values())
+
+
+def _updated(report: LiveReport) -> tuple[str | None, float]:
+    began, trouble = time.thread_time(), None
+    try:
+        report.update()
+    except (EvaluationError, OSError) as error:
+        trouble = str(error)
+    return trouble, time.thread_time() - began
 
 
 def _looker() -> str:

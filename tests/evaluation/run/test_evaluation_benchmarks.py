@@ -65,3 +65,13 @@ def test_memory_of_small_runs():
         peaks = list(run["peak_kib"].values())
         assert peaks == sorted(peaks)
         assert peaks[0] > 1000
+
+
+def test_what_a_page_costs_of_a_small_run():
+    runs = benchmark("live_report.py", "--rows", "20")["runs"]
+    assert [(run["page"], run["attempts"]) for run in runs] == [
+        ("none", 20),
+        ("unseen", 20),
+        ("seen", 20),
+    ]
+    assert [run["updates"] for run in runs[:2]] == [0, 0]

@@ -64,7 +64,9 @@
   }
 
   function words(state) {
-    const parts = [R.count(state.settled) + " of " + R.count(state.total) + " attempts have ended", R.count(state.in_flight) + " in flight"];
+    const ended = R.count(state.settled) + " of " + R.count(state.total) + " attempts have ended";
+    if (state.over) return ended;
+    const parts = [ended, R.count(state.in_flight) + " in flight"];
     if (state.rate) parts.push(state.rate);
     const left = state.remaining_sec === null ? 0 : Math.ceil(state.remaining_sec);
     if (left > 0) parts.push("about " + (left < 100 ? left + " s" : R.seconds(left)) + " to go");
