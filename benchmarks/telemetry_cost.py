@@ -194,6 +194,7 @@ def take_turns(options: argparse.Namespace) -> list[dict[str, float]]:
                 pipe.flush()
                 spent[way] = float(read_line(children[way]))
             rounds.append(spent)
+            print("  ".join(f"{way} {each:.2f}" for way, each in spent.items()), flush=True)
         return rounds
 
 
