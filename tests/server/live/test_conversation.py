@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 from feed.streaming import OpenFeed
+from pool.helpers import machines, start
 from server.faults import LLM_KEY, admit, assert_refused, served_http
 from server.live.test_stream import simulated
 from support import Compare, Script, local_backend, make_app, prompt
@@ -114,3 +115,26 @@ async def test_a_rollout_that_is_unknown_is_refused():
     async with served_http(make_app()) as http:
         detail = assert_refused(await http.get("/rollout/nobody/live"), 404)
         assert "there is no such rollout" in detail
+
+
+async def test_a_front_passes_on_what_its_worker_streams(autojump_clock):
+    app, (first, second) = talk_app()
+    async with machines(app) as (client, _, _):
+        handle = await start(client, "talk")
+        wire = Wire("http://front.test", client.http_client)
+        async with wire.stream("/rollout/talk/live", None, read_timeout_sec=60) as answer:
+            live = Conversation(answer.data)
+            await live.update()
+            first.set()
+            while len(live.steps) < 2:
+                await live.update()
+            assert live.texts[1].startswith("step 0")
+            second.set()
+            while live.last["status"] != "success":
+                await live.update()
+            await handle
+        async with wire.stream("/rollouts/live", None, read_timeout_sec=60) as answer:
+            line = await OpenFeed(answer.data).line()
+        (row,) = line["rows"]
+        assert (row["id"], row["worker"]) == ("talk", "127.0.0.1:80")
+        assert row["reward"] == 0.0
