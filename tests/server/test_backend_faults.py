@@ -117,6 +117,7 @@ async def test_health_is_fitted_and_cannot_hide_what_the_server_says():
         "lifecycle": "none",
         "version": None,
         "application": "another",
+        "counts": {"files.written": 3, "worse": "many", "bad": float("inf")},
     }
     app = make_app(Faulty(health=lambda: health))
     async with in_process_http(app) as http:
@@ -128,6 +129,7 @@ async def test_health_is_fitted_and_cannot_hide_what_the_server_says():
     assert payload.pop("polling_lease_timeout_sec") == 120.0
     assert payload.pop("version") == version("trio-rollout")
     assert payload.pop("application") is None
+    assert payload.pop("counts") == {"files.written": 3}
     assert payload == {"status": "ok", "loop": [], "good": [1, {"a": [2]}], "7": "seven"}
 
 
