@@ -326,8 +326,15 @@ class ModelGateway:
 
     def state(self) -> dict[str, Any]:
         """Return what there is to see of it while it runs, as JSON."""
-        known = {"rollouts": len(self._sessions), "policy": self.policy.state()}
-        return {**known, "flow": self.health()}
+        counts, sent = self.counts, sum(self.counts.sec.counts)
+        return {
+            "rollouts": len(self._sessions),
+            "policy": self.policy.state(),
+            "answers": dict(counts.calls),
+            "tokens": dict(counts.tokens),
+            "latency_sec": round(counts.sec.total / sent, 3) if sent else None,
+            "flow": self.health(),
+        }
 
     def health(self) -> dict[str, Any]:
         """Return the flow of calls as JSON, without secrets."""

@@ -12,9 +12,12 @@ import trio
 import trio.testing
 from attrs import define, field
 from feed.streaming import URL, OpenFeed, transport_of
+from gateway.served import rig
+from integrations.scripted import say
 from server.faults import API_KEY, admission, admit, assert_refused, poll, served_http
 from support import make_app, prompt
 
+from rollout import RolloutContext
 from rollout.client.wire import Wire
 from rollout.server.live import LIVE_PATH, view
 from rollout.types import RolloutInitRequest
@@ -207,3 +210,24 @@ async def test_it_asks_for_the_key_and_ends_with_the_server():
                 while True:
                     await live.update()
             assert live.sections["server"]["accepting"] is False
+
+
+async def test_model_calls_are_shown_where_there_is_a_gateway():
+    async def agent(context: RolloutContext) -> None:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            headers = {"Authorization": f"Bearer {context.api_key}"}
+            url = f"{context.chat_completions_url}/chat/completions"
+            (await http.post(url, json=body, headers=headers)).raise_for_status()
+
+    async with (
+        rig(agent, say("hello")) as run,
+        httpx.AsyncClient(base_url=run.url, trust_env=False) as http,
+    ):
+        await run.run()
+        async with looking_on(http) as live:
+            shown = (await live.update())["gateway"]
+    assert shown["answers"] == {"complete": 1}
+    assert shown["latency_sec"] > 0
+    assert shown["rollouts"] == 0
+    assert set(shown) >= {"policy", "tokens", "flow"}
