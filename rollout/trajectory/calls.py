@@ -13,12 +13,12 @@ from rollout.codec import MAX_JSON_DEPTH, parse_json
 from rollout.errors import InvalidBodyError
 from rollout.trajectory.content import put
 
-__all__ = ["Call", "read_call", "take_id"]
+__all__ = ["RAW_ARGUMENTS", "Call", "read_call", "take_id"]
 
 _ARGUMENTS_DEPTH = MAX_JSON_DEPTH - 10
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters")
 _ID_KEYS = ("call_id", "id", "tool_call_id")
-_RAW = "_raw"
+RAW_ARGUMENTS = "_raw"
 """The argument that stands for a text that is not an object, as in the official package."""
 
 _PLAIN_TYPES = frozenset({"function", "function_call", "custom", "tool_use", "tool_call"})
@@ -92,7 +92,7 @@ def _arguments(value: Any, extra: dict[str, Any]) -> dict[str, Any]:
         return value
     if isinstance(value, str):
         parsed = _parse(value)
-        return {_RAW: value} if parsed is None else parsed
+        return {RAW_ARGUMENTS: value} if parsed is None else parsed
     put(extra, "arguments", value)
     return {}
 

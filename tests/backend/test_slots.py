@@ -85,6 +85,7 @@ def test_slots_without_a_number(config, slots):
         "status": "ok",
         "concurrency": {"max_concurrent": slots, "queued": 0, "running": 0},
         "max_queue_depth": None,
+        "counts": {},
     }
 
 

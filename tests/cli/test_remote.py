@@ -248,11 +248,11 @@ def test_a_group_alone_prints_its_help(cli, group):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["unknown"], "there is no command 'unknown', only serve, run, health"),
+        (["unknown"], "there is no command 'unknown', only init, doctor, serve, run"),
         (["srve"], "there is no command 'srve'; did you mean 'serve'?"),
         (["sim"], "there is no command 'sim'; did you mean 'simulate'?"),
         (["wait_idle"], "did you mean 'wait-idle'?"),
-        (["s"], "there is no command 's', only serve"),
+        (["s"], "there is no command 's', only init"),
         (["--unknown"], "No such option"),
         (["health"], "Missing argument 'URL' (see rollout health --help)"),
         (["health", "http://x", "more"], "unexpected extra argument"),

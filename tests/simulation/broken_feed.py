@@ -125,11 +125,11 @@ def a_lost_claim_counts_as_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_batch_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch whose answer was lost is sent again."""
 
-    async def post(honest, wire, path, body):
+    async def post(honest, wire, *request, **options):
         try:
-            return await honest(wire, path, body)
+            return await honest(wire, *request, **options)
         except httpx.TransportError:
-            return await honest(wire, path, body)
+            return await honest(wire, *request, **options)
 
     wrap(monkeypatch, Wire, "post", post)
 

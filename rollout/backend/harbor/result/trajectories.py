@@ -23,6 +23,7 @@ from rollout.backend.harbor.plan import TrialPlan
 from rollout.codec import parse_json
 from rollout.errors import InvalidBodyError
 from rollout.trajectory import trajectory_problems
+from rollout.trajectory.calls import RAW_ARGUMENTS
 
 __all__ = ["Adoption", "adopt_trajectory", "messages_from"]
 
@@ -149,9 +150,9 @@ def _assistant(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(call: Mapping[str, Any]) -> str:
-    raw = (call.get("extra") or {}).get("arguments")
-    if isinstance(raw, str) and not call["arguments"]:
-        return raw  # they were no object, and are kept as they were
+    raw = call["arguments"].get(RAW_ARGUMENTS)
+    if isinstance(raw, str) and len(call["arguments"]) == 1:
+        return raw  # they were a text that is not an object
     return json.dumps(call["arguments"], ensure_ascii=False)
 
 
