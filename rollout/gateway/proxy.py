@@ -449,6 +449,8 @@ class ModelCall:
         async for piece in pieces:
             size += len(piece)
             self._check_size(size)
+            if isinstance(pieces, ReadAlong) and pieces.reading.call.outcome == "failed":
+                self._note_end(pieces)  # before the agent reads of it, and ends
             await writer.piece(piece)
 
     def _check_size(self, size: int) -> None:

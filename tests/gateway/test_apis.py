@@ -216,6 +216,19 @@ async def test_a_refusal_in_a_stream_of_anthropic_is_a_failure_of_the_endpoint()
     assert result.err_source == MODEL_ENDPOINT
 
 
+async def test_an_error_in_a_stream_that_goes_on_is_noted_before_its_agent_ends():
+    def agent(context):
+        with anthropic_sdk(context, max_retries=0) as client:
+            with client.messages.stream(model="m", max_tokens=1, messages=[QUESTION]) as events:
+                events.get_final_message()
+
+    async with rig(agent, evolve(say("one"), error="overloaded now", hold_after=5)) as it:
+        result = await it.run()
+        assert it.endpoint.requests[0].stalled.is_set()
+    assert "overloaded now" in result.err_message
+    assert result.err_source == MODEL_ENDPOINT
+
+
 async def test_the_key_goes_in_the_header_in_which_the_token_came():
     async def agent(context):
         async with calling(context) as http:

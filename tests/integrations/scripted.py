@@ -263,13 +263,14 @@ class _Connection:
             return step.cut_after is not None
         headers["content-type"] = "text/event-stream; charset=utf-8"
         await self._send(_head(step.status, headers))
-        for number, event in enumerate(answer.events()):
+        for number, event in enumerate([*answer.events(), b""]):
             if number == step.hold_after:
                 await self._hold(request)
                 return True
             if number == step.cut_after:
                 return True
-            await self._send(h11.Data(data=event))
+            if event:
+                await self._send(h11.Data(data=event))
         await self._send(h11.EndOfMessage())
         return False
 

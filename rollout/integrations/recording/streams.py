@@ -326,6 +326,11 @@ class StreamedAnswer:
         self._whole: dict[str, Any] | None = None
         self._error: str | None = None
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing can come that counts: it has said its end, or an error."""
+        return self.done or self._error is not None
+
     def add(self, event: bytes) -> bool:
         """Add an event; return whether it holds nothing but the usage of a chat completion."""
         data = event_data(event)

@@ -405,7 +405,7 @@ class Reading:
             ends_here = self._streamed.done and not was_done
             if not (ends_here and self.hide_mark) and not (only_usage and self.hide_usage):
                 passed.append(self._rewritten(event))
-        if self._streamed.done:
+        if self._streamed.over:
             self._finish(self._streamed.answer(ended=True))
         return passed
 
