@@ -6,6 +6,7 @@ import os
 import secrets
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,7 +28,7 @@ from rollout.errors import (
 from rollout.evaluation.attempts import Credentials
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import Dataset, DatasetScan, open_dataset
-from rollout.evaluation.folder.journal import EVENTS, read_records, recover
+from rollout.evaluation.folder.journal import EVENTS, read_records, recover, score_again
 from rollout.evaluation.folder.layout import (
     STATE,
     archive,
@@ -140,14 +141,7 @@ def _open(
     check_orphans(folder)
     resumed = (folder / MANIFEST).exists()
     if resumed:
-        manifest = read_manifest(folder)
-        if next(read_records(folder), None) is not None:
-            check_unchanged(folder, manifest, inputs)
-        # Otherwise nothing has ended with the old ones, so a config can be fixed without --fresh.
-        if not same_inputs(manifest, inputs):
-            manifest |= inputs
-            drop_state(folder)
-            write_manifest(folder, manifest)
+        manifest = _resumed(folder, inputs)
     else:
         run_id = f"{now:%Y%m%d}-{secrets.token_hex(_RUN_ID_BYTES)}"
         manifest = new_manifest(run_id, now, inputs)
@@ -182,6 +176,25 @@ def _open(
         retry_failed=retry_failed,
         leftover=leftover,
     )
+
+
+def _resumed(folder: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of a run that goes on, brought to *inputs*."""
+    manifest = read_manifest(folder)
+    threshold = inputs["run"]["pass_threshold"]
+    if next(read_records(folder), None) is not None:
+        check_unchanged(folder, manifest, inputs)
+        if threshold != manifest["run"]["pass_threshold"]:
+            logger.info("attempts on record are scored again: they pass from %g on", threshold)
+            score_again(folder, manifest["run_id"], threshold)
+    # Otherwise nothing has ended with the old ones, so a config can be fixed without --fresh.
+    if not same_inputs(manifest, inputs):
+        drop_state(folder)
+    elif threshold == manifest["run"]["pass_threshold"]:
+        return manifest
+    manifest |= inputs
+    write_manifest(folder, manifest)
+    return manifest
 
 
 def credentials_of(config: EvaluationConfig) -> Credentials:

@@ -5,7 +5,7 @@ is an `AttemptRecord`, and each has a checksum of its own. Lines are only ever a
 process that is killed while it appends can leave one line without its end, at the end of the
 file: that one is cut off (or completed, if nothing but its line break is missing), since it
 had not counted yet. Whatever else does not fit its checksum was changed by somebody, so it is
-refused by its line number and left as it is.
+refused by its line number and left as it is. Another pass threshold replaces the whole file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rollout._checks import is_finite_number
-from rollout._files.atomic import sync_folder
+from rollout._files.atomic import sync_folder, writing_atomic
 from rollout.codec import converter, dump_json
 from rollout.errors import EvaluationDamagedError, EvaluationError
 from rollout.evaluation.index import AttemptIndex
@@ -40,6 +40,7 @@ __all__ = [
     "read_records",
     "record_at",
     "recover",
+    "score_again",
 ]
 
 EVENTS = "events.jsonl"
@@ -300,6 +301,26 @@ def recover(folder: Path, run_id: str) -> Iterator[tuple[int, AttemptRecord]]:
                 yield lines.offset, record
             _cut(file, lines.whole, _head(run_id))
         sync_folder(folder)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def score_again(folder: Path, run_id: str, threshold: float) -> None:
+    """Decide of all records anew whether they passed, and replace the journal. Blocking.
+
+    A process that is killed meanwhile leaves the old one.
+
+    Raises:
+        EvaluationDamagedError: A line is damaged, or the journal is that of another run.
+        EvaluationError: It cannot be read or written.
+    """
+    path = folder / EVENTS
+    try:
+        with open_journal(folder) as file, writing_atomic(path) as anew:
+            anew.write(_head(run_id))
+            for record in () if file is None else _Lines(path, file, run_id).records():
+                passed = record.reward is not None and record.reward >= threshold
+                anew.write(record_line(evolve(record, passed=passed)))
     except OSError as error:
         raise _unusable(path, error) from error
 

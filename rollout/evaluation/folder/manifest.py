@@ -42,8 +42,9 @@ _SCHEMA = "rollout-evaluation/1"
 _SECTIONS = ("dataset", "server", "chat", "run")
 _DIGEST = 8
 """Characters of a digest that are shown."""
-_FREE = frozenset({"dataset.path"})
-"""What may differ when a run is resumed: the same bytes in another place are the same dataset."""
+_FREE = frozenset({"dataset.path", "run.pass_threshold"})
+"""What may differ when a run is resumed: the same bytes in another place are the same dataset, and
+with another threshold what there is is scored again."""
 _SELECTION = frozenset({"dataset.selection", "dataset.limit", "dataset.selected"})
 """What may differ if no row is left out that was selected before."""
 

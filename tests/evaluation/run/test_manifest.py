@@ -10,6 +10,7 @@ from evaluation.run.cases import config_of, keys, run_all, scripted, write_rows
 
 from rollout.errors import EvaluationDamagedError, EvaluationError, EvaluationInputsChangedError
 from rollout.evaluation import summarize
+from rollout.evaluation.folder.journal import read_records
 from rollout.evaluation.folder.manifest import read_manifest
 
 BASE = {
@@ -76,7 +77,6 @@ async def test_manifest(started, tmp_path):
         ({"agent_timeout_sec": 61}, ["run.agent_timeout_sec was 60 and is 61"]),
         ({"agent_timeout_sec": None}, ["run.agent_timeout_sec was 60 and is not given"]),
         ({"grader_timeout_sec": 5}, ["run.grader_timeout_sec was not given and is 5"]),
-        ({"pass_threshold": 0.5}, ["run.pass_threshold was 1.0 and is 0.5"]),
         ({"chat": {"model": "k"}}, ['chat.model was "m" and is "k"']),
         (
             {"chat": {"url": "http://other/v1"}},
@@ -95,7 +95,7 @@ async def test_manifest(started, tmp_path):
             {"dataset": {"columns": {"metadata": ""}}},
             ['dataset.columns.metadata was "metadata" and is ""'],
         ),
-        ({"n": 1, "pass_threshold": 2}, ["run.n was 2 and is 1", "run.pass_threshold was 1.0"]),
+        ({"n": 1, "pass_threshold": 2}, ["run.n was 2 and is 1"]),
     ],
 )
 async def test_each_input_that_changes_is_named(started, tmp_path, changes, named):
@@ -133,6 +133,23 @@ async def test_rows_and_attempts_are_added_to_a_run(started, tmp_path, changes, 
     assert [run.manifest[name] for name in ("run_id", "created_at")] == [
         before[name] for name in ("run_id", "created_at")
     ]
+
+
+async def test_another_threshold_scores_what_is_there_again(started, tmp_path):
+    before = read_manifest(started.folder)
+    rewards = [record.reward for record in read_records(started.folder)]
+    for threshold in (0.25, 1.5, 1.0):
+        config = config_of(tmp_path, server="http://fake", **changed(pass_threshold=threshold))
+        run, records = await run_all(config)
+        assert records == []
+        passed = sum(reward >= threshold for reward in rewards)
+        assert run.metrics.results.attempts.passed == passed
+        assert [record.passed for record in read_records(run.folder)] == [
+            reward >= threshold for reward in rewards
+        ]
+        manifest = read_manifest(run.folder)
+        assert manifest["run"].pop("pass_threshold") == threshold
+        assert manifest | {"run": manifest["run"] | {"pass_threshold": 1.0}} == before
 
 
 async def test_other_bytes_and_another_server(started, tmp_path):
