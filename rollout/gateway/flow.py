@@ -198,11 +198,18 @@ class Caller(Generic[E]):
 
     Attributes:
         upstream: Where its calls go; ``None`` before the first one.
+        broken_at: Where its last call failed, which others are to try first.
         tag: The virtual time at which its next call that has to wait is due.
     """
 
     upstream: UpstreamState[E] | None = None
+    broken_at: UpstreamState[E] | None = None
     tag: float = 0.0
+
+    def avoids(self, upstream: UpstreamState[E], now: float) -> bool:
+        """Whether its next call had better go elsewhere."""
+        broke = upstream is self.broken_at and upstream.failures > 0
+        return broke or upstream.avoided(now)
 
 
 @define(eq=False)
@@ -267,6 +274,8 @@ class Flow(Generic[E]):
                 self._waiting.remove(ticket)
             return
         ticket.upstream.ended(outcome, ticket.sent_at, now)
+        if outcome is not None:
+            ticket.caller.broken_at = ticket.upstream if outcome.broken else None
         self.advance(now)
 
     def leave(self, caller: Caller[E]) -> None:
@@ -308,14 +317,15 @@ class Flow(Generic[E]):
         own = caller.upstream
         return (
             own is not None
-            and own.avoided(now)
-            and any(not each.avoided(now) for each in self.upstreams)
+            and caller.avoids(own, now)
+            and any(not caller.avoids(each, now) for each in self.upstreams)
         )
 
     def choose(self, caller: Caller[E], now: float) -> UpstreamState[E] | None:
         """Return the upstream for a rollout's next call; ``None``: it has to wait."""
         own = caller.upstream
-        usable = [each for each in self.upstreams if not each.avoided(now)] or self.upstreams
+        usable = [each for each in self.upstreams if not caller.avoids(each, now)]
+        usable = usable or self.upstreams
         free = [each for each in usable if each.takes(now)]
         if own is not None and not self.moves(caller, now):
             if own.window.has_room:

@@ -343,6 +343,27 @@ def test_calls_that_fail_together_are_one_failure():
     assert up.failures == 1
 
 
+def test_a_call_that_failed_does_not_find_out_whether_its_upstream_is_back():
+    flow = Flow(["a", "b"], Bounds(maximum=1))
+    first, other = flow.upstreams
+    failed, busy_one, new = Caller(), Caller(), Caller()
+    ticket, held = ask(flow, failed), ask(flow, busy_one)
+    assert (ticket.upstream, held.upstream) == (first, other)
+    flow.end(ticket, GONE, 1.0)
+    again = ask(flow, failed, 10.0)  # the first might be back, but that is for others to see
+    assert again.upstream is None
+    probe = ask(flow, new, 10.0)
+    assert probe.upstream is first
+    flow.end(probe, GONE, 11.0)
+    answer(flow, held, 12.0)
+    assert again.upstream is other
+    answer(flow, again, 13.0)
+    flow.leave(busy_one)
+    assert ask(flow, new, 13.0).upstream is other  # which has the place
+    # It has been answered since, so its next call may be the one that finds out.
+    assert ask(flow, failed, 60.0).upstream is first
+
+
 def test_where_all_have_failed_calls_are_sent_all_the_same():
     flow = Flow("ab", Bounds())
     caller = Caller()
