@@ -276,7 +276,9 @@ def test_nothing_waits_for_idle_upstreams(count, maximum, data):
     steps = st.lists(st.tuples(st.sampled_from([*range(5), "ok", "429", "hold", "gone", "leave"])))
     flying, now = [], 0.0
     for (step,) in data.draw(steps):
-        now += 0.3
+        opens, now = flow.opens_at(now), now + 0.3
+        if opens <= now:
+            flow.advance(now)  # as those that wait do then
         outcome = {"ok": ANSWER, "429": TOO_MANY, "hold": Outcome.of_status(429, 2.0)}
         if isinstance(step, int):
             flying.append(ask(flow, callers[step], now))
