@@ -114,7 +114,7 @@ async def admit_batch(
         registry: Where they are admitted.
         rollouts: The parsed JSON of each `RolloutInitRequest`.
         feed: The feed.
-        traceparents: The spans of their callers, as W3C writes them; as many, or none at all.
+        traceparents: The spans of their callers, as W3C writes them, in the same order.
 
     Returns:
         What `admit` returns of each, in order.

@@ -561,7 +561,11 @@ def _routes(app: RolloutServer, *, authenticated: bool) -> list[tuple[str, str, 
         await trio.lowlevel.checkpoint()
         return Answer(
             dump_json(
-                openapi_document(authenticated=authenticated, limited=app.registry.takes_limits)
+                openapi_document(
+                    authenticated=authenticated,
+                    limited=app.registry.takes_limits,
+                    metrics=app._serves_metrics,  # noqa: SLF001 - as `_metrics` does
+                )
             )
         )
 
@@ -645,15 +649,13 @@ async def _admit_batch(app: RolloutServer, call: Call) -> Answer:
         msg = f"must be a list of at most {MAX_BATCH} objects"
         raise InvalidBodyError([FieldProblem(("rollouts",), msg, "type_error")])
     traceparents = body.get("traceparents") or [call.header(TRACEPARENT.encode())] * len(rollouts)
-    if (
-        not isinstance(traceparents, list)
-        or len(traceparents) != len(rollouts)
-        or not all(each is None or isinstance(each, str) for each in traceparents)
+    if not isinstance(traceparents, list) or not all(
+        each is None or isinstance(each, str) for each in traceparents
     ):
-        msg = "must be a list with a string or null for each rollout"
+        msg = "must be a list of strings, or null for a rollout without a caller's span"
         raise InvalidBodyError([FieldProblem(("traceparents",), msg, "type_error")])
     feed = _feed(app, body, required=False)
-    outcomes = await admit_batch(app.registry, rollouts, feed, traceparents)
+    outcomes = await admit_batch(app.registry, rollouts, feed, traceparents[: len(rollouts)])
     attached = feed is not None and not feed.closed
     return Answer(dump_json({"outcomes": outcomes, "attached": attached}))
 

@@ -73,12 +73,15 @@ _ALWAYS = (400, 431)
 _WITH_BODY = (408, 413)
 
 
-def openapi_document(*, authenticated: bool, limited: bool = True) -> dict[str, Any]:
+def openapi_document(
+    *, authenticated: bool, limited: bool = True, metrics: bool = True
+) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server.
 
     Args:
         authenticated: Whether the server asks for an API key.
         limited: Whether requests may name limits, for which it needs a model gateway.
+        metrics: Whether it serves metrics, for which it needs an extra.
     """
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -93,6 +96,8 @@ def openapi_document(*, authenticated: bool, limited: bool = True) -> dict[str, 
             }
         },
     }
+    if not metrics:
+        del document["paths"]["/metrics"]
     if not limited:
         admission = document["components"]["schemas"]["RolloutInitRequest"]
         admission["properties"]["limits"] = {"type": "null"}

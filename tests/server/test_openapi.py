@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 import pytest
@@ -15,7 +16,8 @@ from rollout.server.feed import FEED_PATH
 from rollout.server.openapi import openapi_document
 from rollout.types._fields import path_segment_problem
 
-DOCUMENT = openapi_document(authenticated=True)
+HAS_METRICS = importlib.util.find_spec("prometheus_client") is not None
+DOCUMENT = openapi_document(authenticated=True, metrics=HAS_METRICS)
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
@@ -24,7 +26,7 @@ async def test_it_is_served_to_who_has_the_key():
         assert (await http.get("/openapi.json")).status_code == 401
         key = {"Authorization": f"Bearer {API_KEY}"}
         served = (await http.get("/openapi.json", headers=key)).json()
-    assert served == openapi_document(authenticated=True, limited=False)
+    assert served == openapi_document(authenticated=True, limited=False, metrics=HAS_METRICS)
     async with in_process_http(make_app()) as http:
         document = (await http.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.1")

@@ -152,8 +152,8 @@ async def test_a_traceparent_that_names_nothing_is_ignored(spans, value):
     assert [span.parent for span in spans.named("invoke_agent")] == [None, None]
 
 
-@pytest.mark.parametrize("value", ["x", [1], [None, None], {"a": 1}])
-async def test_traceparents_of_a_batch_are_one_for_each(value):
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}])
+async def test_traceparents_of_a_batch_are_a_list(value):
     body = {"rollout_id": fresh_id(), "initial_messages": [], "chat_completions_url": CHAT_URL}
     async with served(make_app()) as url, httpx.AsyncClient(base_url=url) as http:
         response = await http.post("/rollouts", json={"rollouts": [body], "traceparents": value})
