@@ -30,6 +30,8 @@ __all__ = [
     "InvalidFieldError",
     "InvalidLeaseError",
     "InvalidTransitionError",
+    "JudgeRefusedError",
+    "JudgeUnreachableError",
     "NotOnTrioError",
     "RolloutAdmissionTimeoutError",
     "RolloutCancelTimeoutError",
@@ -43,12 +45,14 @@ __all__ = [
     "RolloutPollTimeoutError",
     "RolloutProtocolError",
     "RolloutServerError",
+    "RubricError",
     "SampleSourceError",
     "SimulationTimeoutError",
     "StateUnavailableError",
     "TrajectoryError",
     "TrajectoryUnavailableError",
     "UnknownRolloutError",
+    "VerdictError",
 ]
 
 
@@ -283,6 +287,30 @@ class IntegrationError(RolloutError, RuntimeError):
     def __init__(self, message: str, *, status_code: int | None = None) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+class RubricError(RolloutError, RuntimeError):
+    """A rubric cannot be read or used. Base of what judges do wrong, too."""
+
+
+class JudgeUnreachableError(RubricError):
+    """The endpoint of a judge cannot be reached, or did not answer in time."""
+
+
+class JudgeRefusedError(RubricError):
+    """The endpoint of a judge answered with an error, or with something else than a reply.
+
+    Attributes:
+        status_code: The HTTP status of its answer, ``None`` if there is none.
+    """
+
+    def __init__(self, message: str, *, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class VerdictError(RubricError, ValueError):
+    """A judge replied, but gave no verdict that can be read."""
 
 
 class EvaluationError(RolloutError, RuntimeError):

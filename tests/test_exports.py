@@ -51,6 +51,7 @@ FLOORS = {
     "trajectory": 2,
     "integrations": 2,
     "gateway": 2,
+    "graders": 2,
     "client": 3,
     "server": 3,
 }
