@@ -10,7 +10,7 @@ import pytest
 from integrations.scripted import refuse, say, scripted_endpoint
 from support import fresh_id, make_app, served
 
-from rollout import AgentWorkflow, GraderContext, LocalBackend
+from rollout import AgentWorkflow, GraderContext, LocalBackend, RolloutStatus
 from rollout.client import RolloutClient
 from rollout.errors import (
     BackendConfigurationError,
@@ -32,6 +32,7 @@ from rollout.graders.rubric import (
     load_rubric,
 )
 from rollout.integrations.chat import chat
+from rollout.types import MODEL_ENDPOINT
 
 CRITERIA = [
     Criterion(name="correct", description="The answer is right.", weight=3),
@@ -181,6 +182,27 @@ async def test_the_grader_in_a_rollout():
         "score": 0.5,
         "reason": "brief",
     }
+
+
+async def test_a_judge_that_fails_in_a_rollout():
+    class Answer(AgentWorkflow):
+        async def run(self, ctx):
+            return [*ctx.prompt, {"role": "assistant", "content": "13"}]
+
+    async with scripted_endpoint(refuse(401, "no key")) as judge:
+        rubric = Rubric(criteria=CRITERIA, judges=[Judge(url=judge.url)])
+        config = RubricGraderConfig(name="rubric", rubric=rubric)
+        backend = LocalBackend(workflow=Answer, grader=RubricGrader, grader_config=config)
+        async with served(make_app(backend)) as url, RolloutClient(url=url) as client:
+            ended = await client.run_rollout(
+                initial_messages=ASKED[:1],
+                chat_completions_url="http://127.0.0.1:1/v1",
+                rollout_id=fresh_id(),
+                label="13",
+            )
+    assert ended.status is RolloutStatus.FAILURE
+    assert ended.err_source == MODEL_ENDPOINT  # the agent is not at fault
+    assert "the judge policy: the model's endpoint answered 401: no key" in ended.err_message
 
 
 async def test_the_grader_asks_for_its_config_and_a_sample():

@@ -25,6 +25,7 @@ from rollout.evaluation import final_records, read_manifest
 from rollout.evaluation.folder.layout import TRAJECTORIES
 from rollout.graders.agreement import krippendorff_alpha, mean_absolute_difference
 from rollout.graders.rubric import Rubric, RubricResult, judge_messages, load_rubric
+from rollout.integrations.chat import share_connections
 from rollout.trajectory import trajectory_problems
 
 __all__ = ["command"]
@@ -129,7 +130,7 @@ async def _judge(
 
     endpoint = nullcontext() if url is None else RolloutContext(url, key)
     with endpoint:
-        async with trio.open_nursery() as nursery:
+        async with share_connections(), trio.open_nursery() as nursery:
             for _ in range(min(concurrency, len(items))):
                 nursery.start_soon(work)
     return [found[place] for place in range(len(items))]
