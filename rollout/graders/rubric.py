@@ -24,7 +24,7 @@ import httpx
 import trio
 from attrs import field, frozen
 
-from rollout._checks import check_number, check_whole, setting
+from rollout._checks import check_api_key, check_number, check_whole, setting
 from rollout._json.text import utf8
 from rollout._redaction import public_url, redact
 from rollout._tasks import sole_error
@@ -79,6 +79,15 @@ def _filled(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(attribute.name, "must be a text that is not empty")
 
 
+def _variable(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not (
+        isinstance(value, str) and value.isascii() and value.isidentifier()
+    ):
+        raise InvalidFieldError(
+            attribute.name, "takes the name of an environment variable, not a key"
+        )
+
+
 def _filled_or_none(instance: Any, attribute: Any, value: Any) -> None:
     if value is not None:
         _filled(instance, attribute, value)
@@ -123,7 +132,7 @@ class Judge:
 
     model: str = field(default="policy", validator=_filled)
     url: str | None = field(default=None, validator=_filled_or_none, repr=_shown)
-    api_key_env: str | None = field(default=None, validator=_filled_or_none)
+    api_key_env: str | None = field(default=None, validator=_variable)
     temperature: float | None = field(
         default=0.0, validator=setting(check_number, least=0, none=True)
     )
@@ -400,8 +409,13 @@ def _endpoint(judge: Judge) -> RolloutContext:
         return context
     key = None
     if judge.api_key_env is not None:
-        key = os.environ.get(judge.api_key_env)
-        if not key:
+        try:
+            key = check_api_key(os.environ.get(judge.api_key_env))
+        except InvalidFieldError as error:
+            raise RubricError(
+                f"the key in the environment variable {judge.api_key_env} {error.reason}"
+            ) from None
+        if key is None:
             raise RubricError(
                 f"the judge {judge.name} needs its key in the environment variable "
                 f"{judge.api_key_env}, which is not set"

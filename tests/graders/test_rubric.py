@@ -131,6 +131,13 @@ async def test_a_judge_without_key_or_endpoint(monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(RubricError, match="JUDGE_KEY, which is not set"):
         await judged(say(""), api_key_env="JUDGE_KEY")
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
+    with pytest.raises(RubricError, match="JUDGE_KEY has white space") as refused:
+        await judged(say(""), api_key_env="JUDGE_KEY")
+    assert KEY not in str(refused.value)
+    with pytest.raises(InvalidFieldError, match="api_key_env takes the name of") as refused:
+        Judge(url="http://127.0.0.1:1/v1", api_key_env=KEY)
+    assert KEY not in str(refused.value)
     with pytest.raises(RubricError, match="has no url, and no rollout"):
         await judge_messages(Rubric(criteria=CRITERIA), ASKED)
 
