@@ -10,7 +10,9 @@ import copy
 import logging
 import math
 import os
+from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import trio
@@ -200,20 +202,54 @@ class LocalBackend(SlotBackend):
         if not request.grade or workflow.status is not RolloutStatus.SUCCESS:
             return ExecutionOutcome(workflow=workflow)
         execution.enter_phase(RolloutStatus.GRADING, context)
+        grader = await self._grade(request, execution, context, workflow.sample)
+        return ExecutionOutcome(workflow=workflow, grader=grader)
+
+    async def grade(
+        self,
+        request: ExecutionRequest,
+        sample: RolloutSample,
+        *,
+        artifacts_dir: Callable[[], Path | None] | None = None,
+    ) -> ExecutionResult:
+        """Run the grader alone, on a sample of earlier; nothing of it is saved.
+
+        Args:
+            request: The rollout.
+            sample: What its workflow had made.
+            artifacts_dir: Makes its folder of artifacts; ``None`` if there is none.
+        """
+        problem = self._grading_problem(request)
+        if problem is not None:
+            await trio.lowlevel.checkpoint()
+            return failure(problem, RolloutErrorCategory.VALIDATION_ERROR)
+        execution = Execution(request.id, trio.current_time(), status=RolloutStatus.GRADING)
+        execution.metadata = await _copied(request.metadata)
+        execution.artifacts_dir = None if artifacts_dir is None else cache(artifacts_dir)
+        context = RolloutContext(rollout_id=request.id)
+        return await self._grade(request, execution, context, sample)
+
+    async def _grade(
+        self,
+        request: ExecutionRequest,
+        execution: Execution,
+        context: RolloutContext,
+        sample: RolloutSample | None,
+    ) -> ExecutionResult:
         acquired = await self._grader_slots.acquire(execution, math.inf)
         try:
             execution.grader_at.since = trio.current_time()
             phase = Phase("grader", request.grader_timeout_sec, execution.grader_at.since)
             if not acquired and not execution.cancelled:
                 grader = phase.no_slot()
-                grader.sample = workflow.sample
+                grader.sample = sample
             else:
-                grader = await self._run_grader(request, execution, context, phase, workflow.sample)
+                grader = await self._run_grader(request, execution, context, phase, sample)
             execution.grader_at.until = trio.current_time()
         finally:
             if acquired:
                 self._grader_slots.release(execution)
-        return ExecutionOutcome(workflow=workflow, grader=grader)
+        return grader
 
     def _grading_problem(self, request: ExecutionRequest) -> str | None:
         if not request.grade:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rollout.cli.eval import compare, rubric, run, show
+from rollout.cli.eval import compare, regrade, rubric, run, show
 from rollout.cli.options import help_alone
 
 __all__ = ["command"]
@@ -21,5 +21,12 @@ def command(ctx: click.Context) -> None:
     help_alone(ctx)
 
 
-for _each in (run.command, show.report, show.show, compare.command, rubric.command):
+for _each in (
+    run.command,
+    show.report,
+    show.show,
+    compare.command,
+    regrade.command,
+    rubric.command,
+):
     command.add_command(_each)

@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ __all__ = [
     "record_at",
     "recover",
     "score_again",
+    "write_journal",
 ]
 
 EVENTS = "events.jsonl"
@@ -323,6 +324,20 @@ def score_again(folder: Path, run_id: str, threshold: float) -> None:
                 anew.write(record_line(evolve(record, passed=passed)))
     except OSError as error:
         raise _unusable(path, error) from error
+
+
+def write_journal(folder: Path, run_id: str, records: Iterable[AttemptRecord]) -> None:
+    """Write the journal of a run all of whose records are known. Blocking.
+
+    Raises:
+        EvaluationError: It cannot be written.
+    """
+    try:
+        with writing_atomic(folder / EVENTS) as file:
+            file.write(_head(run_id))
+            file.writelines(map(record_line, records))
+    except OSError as error:
+        raise _unusable(folder / EVENTS, error) from error
 
 
 def _cut(file: IO[bytes], whole: int, head: bytes) -> None:

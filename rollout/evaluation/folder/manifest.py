@@ -27,6 +27,7 @@ from rollout.evaluation.selection import Picker, parse_rows
 __all__ = [
     "MANIFEST",
     "check_unchanged",
+    "describe_app",
     "describe_inputs",
     "differences",
     "digest_change",
@@ -93,15 +94,24 @@ def _server(config: EvaluationConfig) -> dict[str, Any]:
     server = config.server
     if server.app is None:
         return {"url": public_url(server.url or "").rstrip("/")}
-    file = Path(server.app.rpartition(":")[0])
+    return describe_app(server.app)
+
+
+def describe_app(app: str) -> dict[str, Any]:
+    """Describe the application of a run, by the digest of its file if it is one. Blocking.
+
+    Raises:
+        EvaluationError: The file cannot be read.
+    """
+    file = Path(app.rpartition(":")[0])
     if file.suffix != ".py":
-        return {"app": server.app}
+        return {"app": app}
     try:
         data = file.read_bytes()
     except OSError as error:
         raise EvaluationError(f"server.app: {file}: {error.strerror or error}") from None
     return {
-        "app": f"{file.name}:{server.app.rpartition(':')[2]}",
+        "app": f"{file.name}:{app.rpartition(':')[2]}",
         "digest": hashlib.sha256(data).hexdigest(),
     }
 
