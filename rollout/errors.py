@@ -310,7 +310,7 @@ class JudgeRefusedError(RubricError):
 
 
 class VerdictError(RubricError, ValueError):
-    """A judge replied, but gave no verdict that can be read."""
+    """A judge replied, but not with a verdict that can be read."""
 
 
 class EvaluationError(RolloutError, RuntimeError):

@@ -129,7 +129,7 @@ async def follow(wire: Wire, state: LiveState, on_line: Callable[[], None]) -> N
         if answer.status_code in {404, 405, 501}:
             raise CommandError(
                 f"the server at {wire.url} does not stream its live state (GET {_PATH} is "
-                f"{answer.status_code}), or it is no rollout server; rollout health has its counts"
+                f"{answer.status_code}), or is not a rollout server; rollout health has its counts"
             )
         if answer.status_code != httpx.codes.OK:
             code = answer.status_code

@@ -163,7 +163,7 @@ class Rubric:
     Attributes:
         criteria: What is judged, at least one.
         judges: Who judges; by default the model ``policy`` at the rollout's own endpoint.
-        tries: How often a judge is asked before a reply that is no verdict is an error.
+        tries: How often a judge is asked in all, before a reply that cannot be read is an error.
         timeout_sec: How long to wait for each part of a judge's answer, in seconds.
 
     Raises:
@@ -297,7 +297,7 @@ async def judge_messages(
     Raises:
         JudgeUnreachableError: A judge's endpoint cannot be reached, or did not answer in time.
         JudgeRefusedError: It answered with an error.
-        VerdictError: It gave no verdict in `Rubric.tries` replies.
+        VerdictError: None of its `Rubric.tries` replies is a verdict.
         RubricError: The variable with a judge's key is not set, or no rollout is running here
             whose endpoint a judge without a URL could use.
     """
@@ -457,7 +457,7 @@ def _verdict(rubric: Rubric, judge: Judge, text: str) -> Verdict:
     """Read a reply, also where the object stands between other text.
 
     Raises:
-        ValueError: It is no verdict; the text says what it is instead.
+        ValueError: It is not a verdict; the text says what it is instead.
     """
     start, end = text.find("{"), text.rfind("}")
     try:
@@ -496,7 +496,7 @@ class RubricGrader(Grader):
     ``rubric`` with all verdicts. A judge that gives no verdict fails the rollout.
 
     Raises:
-        BackendConfigurationError: The config is no `RubricGraderConfig`.
+        BackendConfigurationError: The config is not a `RubricGraderConfig`.
     """
 
     def __init__(self, config: GraderConfig | None = None) -> None:
@@ -509,7 +509,7 @@ class RubricGrader(Grader):
         """Set reward, metrics and verdicts.
 
         Raises:
-            RubricError: There is no verdict; see `judge_messages`.
+            RubricError: A verdict is missing; see `judge_messages`.
         """
         if ctx.sample is None:
             raise InvalidFieldError("sample", "is missing, so it cannot be judged")
