@@ -22,6 +22,7 @@ __all__ = [
     "check_whole",
     "is_finite",
     "is_finite_number",
+    "is_variable_name",
     "is_whole_from_one",
     "setting",
 ]
@@ -33,6 +34,11 @@ def is_finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def is_variable_name(text: str) -> bool:
+    """Whether a text can be the name of an environment variable, and is not likely to be a key."""
+    return text.isascii() and text.isidentifier()
 
 
 def is_finite_number(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rollout._checks import check_api_key
+from rollout._checks import check_api_key, is_variable_name
 from rollout._logs import JSONFormatter, configure_logging
 from rollout.cli.failures import CommandError
 from rollout.cli.text import not_json
@@ -40,7 +40,6 @@ FILE_PATH = click.Path(readable=False)
 
 _HIGHEST_PORT = 65_535
 _PORT = re.compile(r"[0-9]{1,5}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def seconds(value: str) -> float:
@@ -171,7 +170,7 @@ def secret_from_env(option: str, name: str | None) -> str | None:
     """
     if name is None:
         return None
-    if not _VARIABLE.fullmatch(name):
+    if not is_variable_name(name):
         raise CommandError(f"{option} takes the name of an environment variable, not a key")
     value = os.environ.get(name)
     if value is None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import attrs
 from attrs import field, frozen
 
-from rollout._checks import is_finite_number, is_whole_from_one
+from rollout._checks import is_finite_number, is_variable_name, is_whole_from_one
 from rollout.client.http import check_url
 from rollout.codec import converter, structure
 from rollout.errors import (
@@ -38,7 +38,6 @@ __all__ = [
 T = TypeVar("T")
 
 _text = instance_of(str, name="a string")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _MOST_ATTEMPTS = 1_000_000
 _NEAR = 0.75
 """How much of a name must be right for a guess at what was meant."""
@@ -53,7 +52,7 @@ def _filled(_: Any, attribute: Any, value: Any) -> None:
 
 def _variable(_: Any, attribute: Any, value: Any) -> None:
     _text(None, attribute, value)
-    if not _VARIABLE.fullmatch(value):
+    if not is_variable_name(value):
         raise InvalidFieldError(
             attribute.name, "takes the name of an environment variable, not a key"
         )

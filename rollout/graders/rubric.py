@@ -24,7 +24,7 @@ import httpx
 import trio
 from attrs import field, frozen
 
-from rollout._checks import check_api_key, check_number, check_whole, setting
+from rollout._checks import check_api_key, check_number, check_whole, is_variable_name, setting
 from rollout._json.text import utf8
 from rollout._redaction import public_url, redact
 from rollout._tasks import sole_error
@@ -80,9 +80,7 @@ def _filled(_: Any, attribute: Any, value: Any) -> None:
 
 
 def _variable(_: Any, attribute: Any, value: Any) -> None:
-    if value is not None and not (
-        isinstance(value, str) and value.isascii() and value.isidentifier()
-    ):
+    if value is not None and not (isinstance(value, str) and is_variable_name(value)):
         raise InvalidFieldError(
             attribute.name, "takes the name of an environment variable, not a key"
         )
