@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -13,12 +13,12 @@ from rollout.codec import MAX_JSON_DEPTH, parse_json
 from rollout.errors import InvalidBodyError
 from rollout.trajectory.content import put
 
-__all__ = ["RAW_ARGUMENTS", "Call", "read_call", "take_id"]
+__all__ = ["Call", "raw_arguments", "read_call", "take_id"]
 
 _ARGUMENTS_DEPTH = MAX_JSON_DEPTH - 10
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters")
 _ID_KEYS = ("call_id", "id", "tool_call_id")
-RAW_ARGUMENTS = "_raw"
+_RAW = "_raw"
 """The argument that stands for a text that is not an object, as in the official package."""
 
 _PLAIN_TYPES = frozenset({"function", "function_call", "custom", "tool_use", "tool_call"})
@@ -70,6 +70,12 @@ def read_call(raw: dict[str, Any]) -> Call:
     return Call(call_id, call)
 
 
+def raw_arguments(arguments: Mapping[str, Any]) -> str | None:
+    """Return the text that a call of ATIF has for arguments; ``None`` if they are an object."""
+    raw = arguments.get(_RAW)
+    return raw if isinstance(raw, str) and len(arguments) == 1 else None
+
+
 def take_id(keys: Iterable[str], rest: dict[str, Any], extra: dict[str, Any]) -> str | None:
     """Remove the id of a call from *rest*, under the first of *keys* that has one.
 
@@ -92,7 +98,7 @@ def _arguments(value: Any, extra: dict[str, Any]) -> dict[str, Any]:
         return value
     if isinstance(value, str):
         parsed = _parse(value)
-        return {RAW_ARGUMENTS: value} if parsed is None else parsed
+        return {_RAW: value} if parsed is None else parsed
     put(extra, "arguments", value)
     return {}
 

@@ -8,7 +8,7 @@ from typing import Any
 from rollout._json.fit import fit
 from rollout.codec import dump_json
 from rollout.errors import TrajectoryError
-from rollout.trajectory.calls import RAW_ARGUMENTS
+from rollout.trajectory.calls import raw_arguments
 from rollout.trajectory.checker import trajectory_problems
 from rollout.trajectory.steps import COPIED, Steps
 
@@ -85,9 +85,8 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     arguments = call["arguments"]
-    if arguments.keys() == {RAW_ARGUMENTS}:
-        text = arguments[RAW_ARGUMENTS]
-    else:
+    text = raw_arguments(arguments)
+    if text is None:
         text = dump_json(arguments).decode()
     function = {"name": call["function_name"], "arguments": text}
     made = {"id": call["tool_call_id"], "type": "function", "function": function}

@@ -23,7 +23,7 @@ from rollout.backend.harbor.plan import TrialPlan
 from rollout.codec import parse_json
 from rollout.errors import InvalidBodyError
 from rollout.trajectory import trajectory_problems
-from rollout.trajectory.calls import RAW_ARGUMENTS
+from rollout.trajectory.calls import raw_arguments
 
 __all__ = ["Adoption", "adopt_trajectory", "messages_from"]
 
@@ -150,10 +150,8 @@ def _assistant(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(call: Mapping[str, Any]) -> str:
-    raw = call["arguments"].get(RAW_ARGUMENTS)
-    if isinstance(raw, str) and len(call["arguments"]) == 1:
-        return raw  # they were a text that is not an object
-    return json.dumps(call["arguments"], ensure_ascii=False)
+    raw = raw_arguments(call["arguments"])
+    return json.dumps(call["arguments"], ensure_ascii=False) if raw is None else raw
 
 
 def _results(step: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
