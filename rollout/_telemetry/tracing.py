@@ -13,6 +13,7 @@ import sys
 from collections.abc import Generator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 from attrs import define
@@ -59,6 +60,7 @@ def _api() -> Any:
     return sys.modules["opentelemetry.trace"]
 
 
+@cache
 def _propagator() -> Any:
     module = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
     return module.TraceContextTextMapPropagator()
@@ -169,7 +171,7 @@ class RolloutTrace:
 
         Args:
             attributes: Attributes that are known by now.
-            error: What kind of failure it is; ``None`` if it is none.
+            error: What kind of failure it is; ``None`` for a success.
             scores: What it has been given, by name.
         """
         self.enter(None)

@@ -206,20 +206,20 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         """Send a request to the endpoint, and record it."""
         recorder = self.recorder
         parent = tracing.current_parent() if self.parent is None else self.parent
-        tracing.inject(parent, request.headers)
         if self.endpoint.records:
             named = "" if recorder is None else self.conversation
             request.headers[CONVERSATION_HEADER] = quote(named)
             # One for this call alone; the streams are read along as ever.
             recorder = recorder and ConversationRecorder()
-        if recorder is None or request.method != "POST":
-            return await self.send(request)
-        path = request.url.path
-        api = next((api for end, api in self.apis.items() if path.endswith(end)), None)
-        if api is None:
-            for end, warn in _UNRECORDABLE.items():
+        api = None
+        if recorder is not None and request.method == "POST":
+            path = request.url.path
+            api = next((api for end, api in self.apis.items() if path.endswith(end)), None)
+            for end, warn in _UNRECORDABLE.items() if api is None else ():
                 if not self.endpoint.records and path.endswith(end):
                     recorder.note_unrecorded(path, warn=warn)
+        if recorder is None or api is None:
+            tracing.inject(parent, request.headers)
             return await self.send(request)
         content = await request.aread()
         body = request.extensions.get(BODY)
@@ -238,7 +238,7 @@ class WatchingTransport(httpx.AsyncBaseTransport):
         span = None
         if not self.endpoint.records:  # else the gateway has a span of it
             span = tracing.begin_call(parent, request.url, body, anthropic=api == "messages")
-            tracing.inject(tracing.context_with(span), request.headers)
+        tracing.inject(parent if span is None else tracing.context_with(span), request.headers)
         reading = Reading(
             recorder,
             call,
