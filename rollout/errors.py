@@ -301,7 +301,7 @@ class JudgeRefusedError(RubricError):
     """The endpoint of a judge answered with an error, or with something else than a reply.
 
     Attributes:
-        status_code: The HTTP status of its answer, ``None`` if there is none.
+        status_code: The HTTP status of its answer, ``None`` without an answer.
     """
 
     def __init__(self, message: str, *, status_code: int | None = None) -> None:

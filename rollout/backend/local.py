@@ -217,7 +217,7 @@ class LocalBackend(SlotBackend):
         Args:
             request: The rollout.
             sample: What its workflow had made.
-            artifacts_dir: Makes its folder of artifacts; ``None`` if there is none.
+            artifacts_dir: Makes its folder of artifacts; ``None`` if nothing is kept.
         """
         problem = self._grading_problem(request)
         if problem is not None:

@@ -543,8 +543,8 @@ class RolloutClient:
         (`RolloutRetry`), the id is that of the result.
 
         Raises:
-            TrajectoryUnavailableError: There is none: the rollout has not ended, is unknown or
-                forgotten, nothing was kept, or the server does not hand out trajectories.
+            TrajectoryUnavailableError: The rollout has not ended, is unknown or forgotten, nothing
+                was kept, or the server does not hand out trajectories.
             TrajectoryError: What the server has breaks a rule of the format.
             RolloutProtocolError: The server answered outside of the protocol.
             httpx.TransportError: The request failed, and the retries that it may have.

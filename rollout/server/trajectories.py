@@ -45,7 +45,7 @@ async def stored_trajectory(
         compress: Whether to compress it with gzip.
 
     Raises:
-        TrajectoryUnavailableError: There is none.
+        TrajectoryUnavailableError: It was not kept, or is gone.
         StateUnavailableError: The storage fails.
 
     Cancelling this leaves a thread behind that still reads.
