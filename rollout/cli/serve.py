@@ -380,7 +380,7 @@ def make_front(server: RolloutServer, source: WorkerSource) -> None:
             "gateway cannot have an advertise_url"
         )
     pool = PoolBackend(source, max_queue_depth=getattr(backend, "max_queue_depth", None))
-    pool.artifact_root = backend.artifact_root
+    pool.artifact_root = server.artifact_root
     server.become_front(pool)
 
 
@@ -467,8 +467,8 @@ async def _serve(
                     if not worker:
                         last_resort.start_with_signals()
                         click.echo(f"listening on {' '.join(urls)}")
-                    if app.backend.artifact_root is not None and not quiet:
-                        folder = one_line(str(app.backend.artifact_root))
+                    if app.artifact_root is not None and not quiet:
+                        folder = one_line(str(app.artifact_root))
                         note = f"files of rollouts are kept in {folder}"
                         logger.info("%s", note) if json_logs else click.echo(note, err=True)
                     if address_fd is not None:

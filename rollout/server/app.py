@@ -23,6 +23,7 @@ from contextlib import (
 )
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -334,6 +335,12 @@ class RolloutServer(QuartTrio):
         """Ask `rollout.server.serve` to shut down in stages, as a SIGTERM does."""
         self.shutdown_requested.set()
 
+    @property
+    def artifact_root(self) -> Path | None:
+        """Below which folder files of rollouts are kept; ``None`` if they are not kept."""
+        files = self.registry.files
+        return self.backend.artifact_root if files is None else files.root
+
     def become_front(self, backend: ExecutionBackend) -> None:
         """Run rollouts on another backend, whose workers serve the same application.
 
@@ -342,7 +349,7 @@ class RolloutServer(QuartTrio):
         """
         self.backend = self.registry.backend = backend
         self.registry.hands_limits_on = self.gateway is not None
-        self.registry.gateway = None
+        self.registry.gateway = self.registry.files = None
         self._user_lifespan = None
 
     def become_worker(self, api_key: str, *, workers: int = 1) -> None:
@@ -735,7 +742,7 @@ async def _trajectory(app: RolloutServer, call: Call, rollout_id: str, token: st
     headers = {"Vary": "Accept-Encoding"}
     if compress := encodings.quality("gzip") > 0:
         headers["Content-Encoding"] = "gzip"
-    root, started = app.backend.artifact_root, result.agent_started_at
+    root, started = app.artifact_root, result.agent_started_at
     try:
         async with call.body.watched():
             body = await stored_trajectory(root, rollout_id, started, compress=compress)

@@ -57,6 +57,14 @@ async def test_the_files_of_a_backend_that_keeps_none(tmp_path):
     assert notes["timings"]["total_sec"] >= 0
 
 
+async def test_the_trajectory_can_be_fetched(tmp_path):
+    app = make_app(Echo(), artifact_root=tmp_path)
+    async with served(app) as url, RolloutClient(url=url) as client:
+        await client.run_rollout(prompt(), "http://model/v1", "r", grade=False)
+        trajectory = await client.fetch_trajectory("r")
+    assert trajectory.document == read(tmp_path, "trajectory.json")
+
+
 async def test_the_files_of_an_execution_that_raised(tmp_path):
     result = await run(make_app(Echo(), artifact_root=tmp_path), label="raise", grade=False)
     assert result.status is RolloutStatus.FAILURE
