@@ -43,6 +43,14 @@ _FRAMEWORK = Framework(
     openai=("3", "4"),
 )
 
+_COUNTS = (
+    "input_tokens",
+    "input_tokens_details",
+    "output_tokens",
+    "output_tokens_details",
+    "total_tokens",
+)
+
 
 @cache
 def _sdk() -> Any:
@@ -70,6 +78,7 @@ def rollout_model(
     record: bool = True,
     timeout_sec: float | None = 600.0,
     max_retries: int = 2,
+    streamed: bool = True,
     model_options: Mapping[str, Any] | None = None,
     **client_options: Any,
 ) -> Any:
@@ -85,6 +94,8 @@ def rollout_model(
             long as it takes.
         max_retries: How often a request is tried again after 408, 409, 429, 5xx and lost
             connections.
+        streamed: Whether `run_agent`, too, asks for streams, and puts each answer together;
+            ``False`` for an endpoint that does not stream.
         model_options: Further arguments of ``agents.OpenAIChatCompletionsModel``.
         client_options: Further arguments of ``openai.AsyncOpenAI``.
 
@@ -96,9 +107,31 @@ def rollout_model(
     client = rollout_client(
         record=record, timeout_sec=timeout_sec, max_retries=max_retries, **client_options
     )
-    return sdk.OpenAIChatCompletionsModel(
-        model=model, openai_client=client, **(model_options or {})
-    )
+    kind = _streamed_model(sdk) if streamed else sdk.OpenAIChatCompletionsModel
+    return kind(model=model, openai_client=client, **(model_options or {}))
+
+
+@cache
+def _streamed_model(sdk: Any) -> Any:
+    """Return the class of models that get their whole answers as streams."""
+
+    class StreamedChatCompletionsModel(sdk.OpenAIChatCompletionsModel):  # type: ignore[misc]
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            answer: Any = None
+            async for event in self.stream_response(*args, **options):
+                if event.type == "response.completed":
+                    answer = event.response
+            usage = answer.usage  # None if the endpoint does not count
+            request_id = answer._request_id  # noqa: SLF001 - there is nothing public with it
+            counts = {name: getattr(usage, name) for name in _COUNTS} if usage else {}
+            return sdk.ModelResponse(
+                output=answer.output,
+                usage=sdk.Usage(requests=1, **counts),
+                response_id=None,
+                request_id=request_id,
+            )
+
+    return StreamedChatCompletionsModel
 
 
 async def run_agent(

@@ -18,7 +18,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from rollout.errors import InvalidFieldError
@@ -57,6 +57,7 @@ def rollout_model(
     record: bool = True,
     timeout_sec: float | None = 600.0,
     max_retries: int = 2,
+    streamed: bool = True,
     model_options: Mapping[str, Any] | None = None,
     **client_options: Any,
 ) -> Any:
@@ -72,6 +73,8 @@ def rollout_model(
             long as it takes.
         max_retries: How often a request is tried again after 408, 409, 429, 5xx and lost
             connections.
+        streamed: Whether `run_agent`, too, asks for streams, and puts each answer together;
+            ``False`` for an endpoint that does not stream.
         model_options: Further arguments of ``pydantic_ai.models.openai.OpenAIChatModel``, such as
             ``profile`` and ``settings``.
         client_options: Further arguments of ``openai.AsyncOpenAI``.
@@ -87,7 +90,22 @@ def rollout_model(
         record=record, timeout_sec=timeout_sec, max_retries=max_retries, **client_options
     )
     provider = providers.OpenAIProvider(openai_client=client)
-    return models.OpenAIChatModel(model, provider=provider, **(model_options or {}))
+    kind = _streamed_model(models) if streamed else models.OpenAIChatModel
+    return kind(model, provider=provider, **(model_options or {}))
+
+
+@cache
+def _streamed_model(models: Any) -> Any:
+    """Return the class of models that get their whole answers as streams."""
+
+    class StreamedChatModel(models.OpenAIChatModel):  # type: ignore[misc]
+        async def request(self, *args: Any, **more: Any) -> Any:
+            async with self.request_stream(*args, **more) as stream:
+                async for _ in stream:
+                    pass
+                return stream.get()
+
+    return StreamedChatModel
 
 
 async def run_agent(

@@ -5,6 +5,7 @@ A test module of a framework imports all names from here and provides the fixtur
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -71,6 +72,48 @@ async def test_an_agent_from_admission_to_reward(kit, workflow):
         ("system", "You are brief."),
         ("user", "What is 6 + 7?"),
     ]
+
+
+async def test_a_model_that_only_streams(kit):
+    def add(left: int, right: int) -> str:
+        """Add."""
+        return str(left + right)
+
+    outputs = []
+
+    class Solve(AgentWorkflow):
+        async def run(self, ctx):
+            agent = kit.agent(kit.adapter.rollout_model("policy"), (add,))
+            outputs.append(await kit.adapter.run_agent(agent, ctx.prompt))
+
+    def script(request):
+        if not request.body.get("stream"):
+            return refuse(400, "this endpoint only streams")
+        return [call("add", left=6, right=7), say("It is 13")][request.number]
+
+    async with scripted_endpoint(script) as endpoint, serving(Solve) as client:
+        result = await run(client, endpoint)
+    assert result.status is RolloutStatus.SUCCESS, result.err_message
+    assert kit.output(outputs[0]) == kit.text(result.sample.messages[-1]) == "It is 13"
+    known = [each["usage"] for each in result.sample.extra_fields["reply_details"]]
+    assert [each["completion_tokens"] for each in known] == [1, 3]
+    assert kit.tokens(outputs[0]) == (sum(each["prompt_tokens"] for each in known), 4)
+
+
+async def test_a_model_that_does_not_stream(kit):
+    if "streamed" not in inspect.signature(kit.adapter.rollout_model).parameters:
+        pytest.skip("this framework always asks for streams")
+
+    class Solve(AgentWorkflow):
+        async def run(self, ctx):
+            model = kit.adapter.rollout_model("policy", streamed=False)
+            await kit.adapter.run_agent(kit.agent(model, ()), ctx.prompt)
+
+    async with scripted_endpoint(say("It is 13")) as endpoint, serving(Solve) as client:
+        result = await run(client, endpoint)
+    assert result.status is RolloutStatus.SUCCESS, result.err_message
+    assert not endpoint.requests[0].body.get("stream")
+    assert kit.text(result.sample.messages[-1]) == "It is 13"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

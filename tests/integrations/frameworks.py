@@ -35,6 +35,7 @@ class Kit:
         agent: Makes an agent out of a model and plain functions as tools.
         output: The text that a result ends with.
         text: The text that the last message of a sample says, in the framework's form.
+        tokens: The tokens of prompts and replies that a result counts.
         piece: The piece of text that an event brings, ``None`` if it brings none.
         tool_errors_end_runs: Whether an error of a tool ends the run.
     """
@@ -43,6 +44,7 @@ class Kit:
     agent: Callable[..., Any]
     output: Callable[[Any], str]
     text: Callable[[dict[str, Any]], str]
+    tokens: Callable[[Any], tuple[int, int]]
     piece: Callable[[Any], str | None]
     tool_errors_end_runs: bool
 

@@ -30,6 +30,11 @@ def piece(event):
     return event.data.delta if delta else None
 
 
+def tokens(result):
+    usage = result.context_wrapper.usage
+    return usage.input_tokens, usage.output_tokens
+
+
 @pytest.fixture
 def kit():
     return Kit(
@@ -37,6 +42,7 @@ def kit():
         agent=make_agent,
         output=lambda result: result.final_output,
         text=lambda item: item["content"][0]["text"],
+        tokens=tokens,
         piece=piece,
         tool_errors_end_runs=True,
     )

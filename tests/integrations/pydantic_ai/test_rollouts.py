@@ -37,6 +37,7 @@ def kit():
         agent=make_agent,
         output=lambda result: result.output,
         text=lambda message: message["parts"][0]["content"],
+        tokens=lambda result: (result.usage.input_tokens, result.usage.output_tokens),
         piece=piece,
         tool_errors_end_runs=True,
     )

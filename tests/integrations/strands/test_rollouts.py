@@ -24,6 +24,11 @@ def make_agent(model, tools, **options):
     return strands.Agent(model=model, tools=tools, callback_handler=None, **options)
 
 
+def tokens(result):
+    usage = result.metrics.accumulated_usage
+    return usage["inputTokens"], usage["outputTokens"]
+
+
 @pytest.fixture
 def kit():
     return Kit(
@@ -31,6 +36,7 @@ def kit():
         agent=make_agent,
         output=lambda result: str(result).strip(),
         text=lambda message: message["content"][0]["text"],
+        tokens=tokens,
         piece=lambda event: event.get("data"),
         tool_errors_end_runs=False,
     )
