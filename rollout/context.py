@@ -70,6 +70,16 @@ class SampleSource(ABC):
     async def get_sample(self) -> RolloutSample:
         """Return the sample as it stands."""
 
+    async def get_preview(self, max_messages: int) -> RolloutSample | None:  # noqa: ARG002
+        """Return a copy of the last messages, for those who watch the rollout run.
+
+        Somebody may ask for it once a second, so it should return within one, and must not change
+        the sample. ``None``, as by default, shows nothing. The extra field
+        ``_preview_truncated`` says whether there are messages before these.
+        """
+        await trio.lowlevel.checkpoint()
+        return None
+
 
 class RolloutProgress(Protocol):
     """Receives the reports of a context; the server provides it."""
@@ -132,6 +142,7 @@ class RolloutContext:
         info: Notes of the rollout's own code; they are kept in its trajectory and never travel.
         gateway_source: Where the model gateway records, if the endpoint is one; the sample comes
             from there if there is no other source.
+        preview_enabled: Whether the conversation may be watched while the rollout runs.
     """
 
     chat_completions_url: str = field(default="", repr=public_url)
@@ -141,6 +152,7 @@ class RolloutContext:
     progress: RolloutProgress | None = field(default=None, repr=False)
     info: dict[str, Any] = field(factory=dict, repr=False, kw_only=True)
     gateway_source: SampleSource | None = field(default=None, repr=False, kw_only=True)
+    preview_enabled: bool = field(default=True, repr=False, kw_only=True)
     _started_at: datetime | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:

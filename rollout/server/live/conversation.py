@@ -1,7 +1,7 @@
 """``GET /rollout/{rollout_id}/live``: the conversation of one rollout as it unfolds.
 
-A running rollout's recorder has the messages so far, and an encoded result has all of them. What a
-worker runs is passed on from there.
+A running rollout's recorder has the messages so far, another sample source may show its last
+ones, and an encoded result has all of them. What a worker runs is passed on from there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx
 import trio
+from attrs import frozen
 
+from rollout._json.fit import fit
 from rollout._page.conversation import view
 from rollout._threads import BODIES, run_off_loop
 from rollout.backend.base import ExecutionBackend
@@ -29,9 +31,21 @@ from rollout.types import RolloutSample, RolloutStatus
 
 __all__ = ["ConversationStream"]
 
+_MOST_MESSAGES = 100
+"""How many messages a sample source is asked for."""
+
 _UNRECORDED = (
     "the calls of its agent are not recorded, so what it says is known once the rollout has ended"
 )
+_PRIVATE = "its workflow lets nobody watch it, so what it says is known once the rollout has ended"
+
+
+@frozen
+class _Preview:
+    """The last messages of a sample source, as JSON, and a note for whoever reads them."""
+
+    messages: list[Any] | None = None
+    note: str | None = None
 
 
 class ConversationStream(EndlessBody):
@@ -56,13 +70,14 @@ class ConversationStream(EndlessBody):
     async def _write(self) -> AsyncGenerator[bytes, None]:
         entry, seen, said_at = self._entry, None, -SILENCE_SEC
         while True:
+            preview = await self._preview()
             ended = entry.record.result is not None
             passed_on = None if ended else self._backend.live_conversation(entry.rollout_id)
-            state: Any = ended, entry.record.status, passed_on is None, self._revision()
+            state: Any = ended, entry.record.status, passed_on is None, self._revision(), preview
             now = trio.current_time()
             if state != seen or now >= said_at + SILENCE_SEC:
                 seen, said_at = state, now
-                yield dump_json(await self._update()) + b"\n"
+                yield dump_json(await self._update(preview)) + b"\n"
             if ended or self._live.closed.is_set():
                 return
             if passed_on is not None:
@@ -78,14 +93,36 @@ class ConversationStream(EndlessBody):
 
     def _recorder(self) -> ConversationRecorder | None:
         context = self._entry.context
-        source = None if context is None else context.source or context.gateway_source
+        if context is None or not context.preview_enabled:
+            return None
+        source = context.source or context.gateway_source
         return source if isinstance(source, ConversationRecorder) else None
 
     def _revision(self) -> tuple[int, int] | None:
         recorder = self._recorder()
         return None if recorder is None else recorder.revision
 
-    async def _update(self) -> dict[str, Any]:
+    async def _preview(self) -> _Preview:
+        """Return the last messages of a sample source that is no recorder."""
+        context = self._entry.context
+        source = None if context is None else context.sample_source
+        if context is not None and not context.preview_enabled:
+            return _Preview(note=_PRIVATE)
+        if context is None or source is None or isinstance(source, ConversationRecorder):
+            return _Preview()
+        try:
+            with trio.fail_after(UPDATE_SEC):
+                sample = await source.get_preview(_MOST_MESSAGES)
+            if sample is None or not sample.trajectory_messages or not context.preview_enabled:
+                return _Preview()
+            take = partial(fit, list(sample.trajectory_messages))
+            messages, _ = await run_off_loop(take, BODIES)
+            truncated = bool(sample.extra_fields.get("_preview_truncated"))
+        except Exception as error:  # noqa: BLE001 - users' code may raise anything
+            return _Preview(note=f"the preview of its sample source failed: {type(error).__name__}")
+        return _Preview(messages, "messages before these are not shown" if truncated else None)
+
+    async def _update(self, preview: _Preview) -> dict[str, Any]:
         """Return the line that says how things stand."""
         entry, recorder = self._entry, self._recorder()
         line: dict[str, Any] = {"now": self._live.time(), "status": entry.record.status}
@@ -94,12 +131,15 @@ class ConversationStream(EndlessBody):
             make = partial(_of_body, entry.body, entry.rollout_id)
         else:
             prompt = [] if entry.request is None else entry.request.initial_messages
-            if recorder is None and entry.record.status is not RolloutStatus.QUEUED:
+            messages: Any = preview.messages
+            if preview.note is not None:
+                line["note"] = preview.note
+            elif entry.record.status is not RolloutStatus.QUEUED and not (recorder or messages):
                 line["note"] = _UNRECORDED
             if recorder is not None:
                 line["calls_in_flight"] = recorder.revision[1]
                 sample = await recorder.get_sample()
-            messages = [] if sample is None else sample.trajectory_messages
+                messages = sample.trajectory_messages
             own = [] if entry.context is None else entry.context.secrets
             make = partial(
                 _of_sample, messages or prompt, sample, entry.rollout_id, [*entry.secrets, *own]

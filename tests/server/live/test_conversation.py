@@ -12,10 +12,11 @@ from server.faults import LLM_KEY, admit, assert_refused, served_http
 from server.live.test_stream import simulated
 from support import Compare, Script, local_backend, make_app, prompt
 
-from rollout import AgentWorkflow
+from rollout import AgentWorkflow, SampleSource, get_rollout_context
 from rollout.client.wire import Wire
 from rollout.integrations.chat import get_recorder
 from rollout.integrations.recording.calls import read_body
+from rollout.types import RolloutSample
 
 
 class Talk(AgentWorkflow[Any]):
@@ -109,6 +110,74 @@ async def test_without_a_recorder_it_is_known_at_the_end(autojump_clock):
                 await live.update()
             assert live.texts == ["What is 6 * 7?", "42"]
             assert "note" not in live.last
+
+
+class Own(SampleSource):
+    """Shows its last message, or fails to."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+
+    async def get_sample(self) -> RolloutSample:
+        return RolloutSample(messages=list(self.said))
+
+    async def get_preview(self, max_messages: int) -> RolloutSample | None:
+        assert max_messages > 1
+        if self.error is not None:
+            raise self.error
+        return RolloutSample(
+            messages=self.said[-1:], extra_fields={"_preview_truncated": len(self.said) > 1}
+        )
+
+
+def own_app(source: Own, over: trio.Event, *, watched: bool = True) -> Any:
+    class Speak(AgentWorkflow[Any]):
+        async def run(self, ctx: Any) -> None:
+            context = get_rollout_context()
+            assert context is not None
+            context.preview_enabled = watched
+            context.set_sample_source(source)
+            await over.wait()
+
+    return make_app(local_backend(Speak, Compare))
+
+
+async def test_a_sample_source_may_show_its_last_messages(autojump_clock):
+    source, over = Own(), trio.Event()
+    async with simulated(own_app(source, over)) as http:
+        rollout_id, _ = await admit(http)
+        async with follow(http, rollout_id) as answer:
+            live = Conversation(answer.data)
+            source.said.append({"role": "assistant", "content": f"one, with {LLM_KEY}"})
+            while live.texts != ["one, with [redacted]"]:
+                await live.update()
+            assert "note" not in live.last
+            source.said.append({"role": "assistant", "content": "two"})
+            while live.texts != ["two"]:
+                await live.update()
+            assert "before these" in live.last["note"]
+            source.error = ValueError("odd")
+            while "failed: ValueError" not in live.last.get("note", ""):
+                await live.update()
+            source.error = None
+            over.set()
+            while live.last["status"] != "success":
+                await live.update()
+            assert len(live.steps) == 2
+            assert await live.feed.rest() == []
+
+
+async def test_a_rollout_that_is_not_to_be_watched(autojump_clock):
+    source, over = Own(), trio.Event()
+    source.said.append({"role": "assistant", "content": "private"})
+    async with simulated(own_app(source, over, watched=False)) as http:
+        rollout_id, _ = await admit(http)
+        async with follow(http, rollout_id) as answer:
+            live = Conversation(answer.data)
+            while "nobody watch" not in live.last.get("note", ""):
+                await live.update()
+            assert live.texts == ["What is 6 * 7?"]
 
 
 async def test_a_rollout_that_is_unknown_is_refused():
