@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rollout.errors import BackendConfigurationError
 from rollout.types import BaseConfig
 
-__all__ = ["application_of", "class_with", "config_of", "resolve_object"]
+__all__ = ["application_of", "class_with", "config_of", "resolve_object", "split_reference"]
 
 TBaseConfig = TypeVar("TBaseConfig", bound=BaseConfig)
 
@@ -28,11 +28,7 @@ def resolve_object(reference: Any, *, name: str) -> Any:
     """
     if not isinstance(reference, str):
         return reference
-    module_name, colon, path = reference.partition(":")
-    if not colon or not all(map(str.isidentifier, module_name.split(".") + path.split("."))):
-        raise BackendConfigurationError(
-            f"{name} must be an object or 'module:attr', not {reference!r}"
-        )
+    module_name, path = split_reference(reference, name=name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -45,6 +41,20 @@ def resolve_object(reference: Any, *, name: str) -> Any:
         raise BackendConfigurationError(
             f"{name}: module {module_name!r} has no attribute {path!r}"
         ) from None
+
+
+def split_reference(reference: str, *, name: str) -> tuple[str, str]:
+    """Return the module and the path in it that a ``"module:attr"`` string names.
+
+    Raises:
+        BackendConfigurationError: The string has another form.
+    """
+    module_name, colon, path = reference.partition(":")
+    if not colon or not all(map(str.isidentifier, module_name.split(".") + path.split("."))):
+        raise BackendConfigurationError(
+            f"{name} must be an object or 'module:attr', not {reference!r}"
+        )
+    return module_name, path
 
 
 def class_with(method: str, reference: Any, name: str) -> type:

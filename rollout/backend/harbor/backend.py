@@ -72,6 +72,9 @@ class HarborBackend(SlotBackend):
             ``concurrency.max_concurrent`` is the number of trials at a time: ``None`` for no
             limit, 4 without a config.
         agent_options: Keyword arguments for one of Harbor's own agents.
+        bundle: A wheel with the workflow that `agent` names as ``"module:Class"``. It goes into
+            the sandbox as it is; nothing of it is imported here.
+        code_dir: A folder with that workflow, which goes in whole; likewise.
         model: The model's name for one of Harbor's own agents, as in ``openai/policy``; a
             rollout's ``metadata["harbor_model"]`` goes before it.
         grader: ``None`` has the task's own tests grade. A `Grader` class or
@@ -114,6 +117,8 @@ class HarborBackend(SlotBackend):
         agent: type[AgentWorkflow[Any]] | str,
         agent_config: AgentWorkflowConfig | str | None = None,
         agent_options: Mapping[str, Any] | None = None,
+        bundle: str | os.PathLike[str] | None = None,
+        code_dir: str | os.PathLike[str] | None = None,
         model: str | None = None,
         grader: type[Grader] | str | None = None,
         grader_config: GraderConfig | str | None = None,
@@ -136,11 +141,15 @@ class HarborBackend(SlotBackend):
             check_whole("max_kept_trials", max_kept_trials, none=True)
             check_number("cancel_grace_sec", cancel_grace_sec, above=0)
             check_number("stop_timeout_sec", stop_timeout_sec, above=0)
-        workflow_config = config_of(agent_config, AgentWorkflowConfig, "agent_config")
+        # A name in a user's own bundle is for the sandbox, and not imported here.
+        is_inside = isinstance(agent_config, str) and (bundle is not None or code_dir is not None)
+        workflow_config = config_of(
+            None if is_inside else agent_config, AgentWorkflowConfig, "agent_config"
+        )
         grading_config = config_of(grader_config, GraderConfig, "grader_config")
         where = EnvironmentSpec(environment)
         self.settings = HarborSettings(
-            agent=agent_spec(agent, agent_config, agent_options),
+            agent=agent_spec(agent, agent_config, agent_options, bundle=bundle, code_dir=code_dir),
             environment=where,
             tasks=TaskSource(
                 tasks_dir,

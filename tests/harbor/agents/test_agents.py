@@ -234,6 +234,31 @@ def test_a_workflow_that_was_not_packaged_cannot_run(module, plan):
         agent_spec(module.Flow, None, None).fields(plan())
 
 
+@pytest.mark.parametrize("given", ["bundle", "code_dir"])
+def test_code_of_a_users_own_is_not_imported_here(tmp_path, given):
+    path = tmp_path / given
+    path.write_text("") if given == "bundle" else path.mkdir()
+    spec = agent_spec("only_inside.flows:Flow", "only_inside:CONFIG", None, **{given: path})
+    assert spec.name == "only_inside.flows:Flow"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "words"),
+    [
+        (("oracle", None), {"code_dir": "."}, "for a workflow"),
+        (("m:Flow", None), {"code_dir": ".", "bundle": "x.whl"}, "exclude each other"),
+        (("m:Flow", None), {"code_dir": "/no/such/folder"}, "code_dir is not a folder"),
+        (("m:Flow", None), {"bundle": "/no/such.whl"}, "bundle is not a file"),
+        (("m:", None), {"code_dir": "."}, "agent must be an object or 'module:attr'"),
+        (("m:Flow", "CONFIG"), {"code_dir": "."}, "agent_config must be an object or 'module:attr"),
+        (("m:Flow", 7), {"code_dir": "."}, "agent_config must be an instance"),
+    ],
+)
+def test_code_that_does_not_fit(arguments, given, words):
+    with pytest.raises(BackendConfigurationError, match=words):
+        agent_spec(*arguments, None, **given)
+
+
 def test_python_paths_hold_this_python():
     found = python_paths()
     assert all(Path(path).is_dir() for path in found)

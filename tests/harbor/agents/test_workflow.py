@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -12,8 +13,9 @@ import pytest
 import trio
 
 from rollout import AgentWorkflowConfig, ConcurrencyConfig, Grader
-from rollout.backend.harbor import python_paths
+from rollout.backend.harbor import HarborBackend, python_paths
 from rollout.backend.harbor.agents import agent_spec
+from rollout.errors import BackendConfigurationError
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.types import RolloutErrorCategory, RolloutStatus
 
@@ -249,6 +251,27 @@ async def test_a_sample_out_of_a_source(workflows, make_task, run_trial, caplog)
     assert sample.extra_fields == {"deep": [{"a": [1, None]}]}
     assert sample.remove_sample
     assert "metrics: lost: of type object" in caplog.text
+
+
+async def test_a_workflow_out_of_a_wheel_that_is_not_installed_here(make_task, run_trial, tmp_path):
+    path = tmp_path / "only_inside-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("only_inside/__init__.py", "")
+        archive.writestr("only_inside/flows.py", SOURCE)
+        archive.writestr("helper_of_the_workflow.py", "ANSWER = 42")
+        archive.writestr("only_inside-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: o\n")
+    spec = agent_spec("only_inside.flows:Plain", "only_inside.flows:CONFIG", None, bundle=path)
+    await trio.to_thread.run_sync(spec.prepare)
+    ran = await run_trial(spec, make_task(), grade=False)
+    assert said(ran)["config"] == ["by reference", "servus", []]
+    assert "only_inside" not in sys.modules
+
+
+def test_a_backend_with_a_folder_of_code_imports_nothing_of_it(tmp_path):
+    names = {"agent": "only_inside:Flow", "agent_config": "only_inside:CONFIG"}
+    assert HarborBackend(**names, code_dir=tmp_path).max_concurrent == 4
+    with pytest.raises(BackendConfigurationError, match="no module 'only_inside'"):
+        HarborBackend(**names)
 
 
 @pytest.mark.parametrize(

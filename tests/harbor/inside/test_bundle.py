@@ -154,6 +154,108 @@ def test_a_script_becomes_a_module(project):
     assert own(make_bundle([], main=("serve_it", script))) == {"serve_it.py", "bundled_b.py"}
 
 
+# --- a user's own code --------------------------------------------------------------------------
+
+
+def code(folder, **files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def wheel(path, **files):
+    """A wheel as build backends write it; ``requires`` has its requirements."""
+    lines = [f"Requires-Dist: {each}\n" for each in files.pop("requires", [])]
+    files["given-1.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: given\n{''.join(lines)}"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_a_folder_of_code_goes_in_whole_and_goes_before_what_can_be_imported(project, tmp_path):
+    project("HERE = 'on this machine'", **{"bundled_a.py": ""})
+    folder = code(
+        tmp_path / "code",
+        **{
+            "pyproject.toml": '[project]\nname = "x"\ndependencies = ["not-here-0815>=2"]\n',
+            "bundled_flow.py": "HERE = 'given'\nimport bundled_a, quart",
+            "bundled_plugins/late.py": "",
+            "bundled_plugins/prompt.txt": "be brief",
+            ".venv/x.so": "",
+        },
+    )
+    bundle = make_bundle(["bundled_flow"], code=folder)
+    assert own(bundle) == {
+        "bundled_flow.py", "bundled_plugins/late.py", "bundled_plugins/prompt.txt"
+    }  # fmt: skip
+    assert b"given" in bundle.files["bundled_flow.py"]
+    # What it depends on is declared, so its imports are not followed.
+    assert [need.requirement for need in bundle.needs] == ["not-here-0815>=2"]
+    assert "quart" not in names(bundle)
+
+
+def test_a_folder_without_dependencies_has_its_imports_followed(project, tmp_path):
+    project("", **{"bundled_a.py": ""})
+    folder = code(tmp_path / "code", **{"src/bundled_x/__init__.py": "import bundled_a, attr"})
+    (folder / "bundled_outside_of_src.py").write_text("")
+    assert own(make_bundle(["bundled_x"], code=folder)) == {"bundled_x/__init__.py", "bundled_a.py"}
+
+
+def test_a_wheel_goes_in_with_what_it_requires(tmp_path):
+    path = wheel(
+        tmp_path / "given-1-py3-none-any.whl",
+        **{
+            "bundled_flow/__init__.py": "import pytest",
+            "bundled_flow/deep.py": "",
+            "given-1.data/scripts/run": "",
+            "given-1.dist-info/RECORD": "",
+        },
+        requires=["quart", "not-here-0815>=2", "not-asked-for; extra == 'dev'"],
+    )
+    bundle = make_bundle(["bundled_flow.deep"], code=path)
+    assert own(bundle) == {"bundled_flow/__init__.py", "bundled_flow/deep.py"}
+    assert {name for name in bundle.files if name.startswith("given")} == {
+        "given-1.dist-info/METADATA"
+    }
+    assert {"quart", "werkzeug"} <= names(bundle)
+    assert "pytest" not in names(bundle)
+    assert "MarkupSafe" in bundle.needs[0].requirement
+    assert [need.requirement for need in bundle.needs[1:]] == ["not-here-0815>=2"]
+
+
+def test_code_that_cannot_go_in(tmp_path):
+    torn = tmp_path / "torn.whl"
+    torn.write_bytes(b"PK")
+    fast = wheel(tmp_path / "fast.whl", **{"bundled_fast/core.so": ""})
+    with zipfile.ZipFile(tmp_path / "plain.zip", "w") as archive:
+        archive.writestr("bundled_flow.py", "")
+    broken = code(tmp_path / "broken", **{"pyproject.toml": "["})
+    listed = code(tmp_path / "listed", **{"pyproject.toml": "[project]\ndependencies = [1]"})
+    whole = code(tmp_path / "whole", **{"bundled_flow/__init__.py": ""})
+    for path, module, words in (
+        (torn, "x", "not a wheel that can be read"),
+        (tmp_path / "plain.zip", "x", "not a wheel, since it has no metadata"),
+        (fast, "x", r"core\.so is compiled"),
+        (broken, "x", "not valid TOML"),
+        (listed, "x", "not a list of strings"),
+        (whole, "no_such_module_at_all", "it is not in .*whole, and cannot be imported here"),
+        (whole, "bundled_flow.gone", r"module 'bundled_flow\.gone' is not in .*whole"),
+    ):
+        with pytest.raises(BackendConfigurationError, match=words):
+            make_bundle([module], code=path)
+
+
+def test_a_wheel_that_is_too_large(tmp_path):
+    path = tmp_path / "large.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bundled_data.bin", bytes(65 * 1024 * 1024))
+    with pytest.raises(BackendConfigurationError, match="larger than 64 MiB"):
+        make_bundle([], code=path)
+
+
 def test_a_bundle_is_enough_for_a_python_without_packages(project, tmp_path):
     project("import rollout, httpx, trio\nprint(rollout.AgentWorkflow.__name__)")
     site = tmp_path / "site"

@@ -22,7 +22,12 @@ from rollout.backend.harbor.inside.documents import (
     read_result,
 )
 from rollout.backend.harbor.plan import TrialPlan
-from rollout.backend.references import class_with, config_of, resolve_object
+from rollout.backend.references import (
+    class_with,
+    config_of,
+    resolve_object,
+    split_reference,
+)
 from rollout.errors import BackendConfigurationError
 from rollout.types import AgentWorkflowConfig, RolloutSample
 
@@ -46,6 +51,8 @@ class WorkflowAgent(AgentSpec):
         options: ``python``: which Python to run it on, by its name or path in the sandbox.
             ``requirements``: more distributions that it needs, as requirement strings, where
             no import statement shows them. ``modules``: more modules of the same kind.
+        code: A folder of code or a wheel that goes into the sandbox whole. What is named by a
+            string, agent or config, is then not imported here.
 
     Raises:
         BackendConfigurationError: The class cannot be found by a name, or the config cannot
@@ -54,7 +61,9 @@ class WorkflowAgent(AgentSpec):
 
     on_host = False
 
-    def __init__(self, agent: Any, config: Any, options: dict[str, Any]) -> None:
+    def __init__(
+        self, agent: Any, config: Any, options: dict[str, Any], code: Path | None = None
+    ) -> None:
         unknown = sorted(set(options) - _OPTIONS)
         if unknown:
             raise BackendConfigurationError(
@@ -66,13 +75,19 @@ class WorkflowAgent(AgentSpec):
             raise BackendConfigurationError("agent_options.python must be a name or a path")
         self._requirements = _strings("requirements", options)
         modules = _strings("modules", options)
-        cls = class_with("run", agent, "agent")
+        self._code = code
         self._main: tuple[str, Path] | None = None
-        self.reference: str = agent if isinstance(agent, str) else self._name(cls, "agent")
-        modules += [self.reference.partition(":")[0], self._module(cls)]
-        config_of(config, AgentWorkflowConfig, "agent_config")
+        if code is not None and isinstance(agent, str):
+            self.reference = agent
+            modules.append(split_reference(agent, name="agent")[0])
+        else:
+            cls = class_with("run", agent, "agent")
+            self.reference = agent if isinstance(agent, str) else self._name(cls, "agent")
+            modules += [self.reference.partition(":")[0], self._module(cls)]
+        if code is None or not isinstance(config, str):
+            config_of(config, AgentWorkflowConfig, "agent_config")
         if isinstance(config, str):
-            modules.append(config.partition(":")[0])
+            modules.append(split_reference(config, name="agent_config")[0])
             self._config = dump_config(config, None)
         elif config is not None:
             modules.append(self._module(type(config)))
@@ -137,7 +152,9 @@ class WorkflowAgent(AgentSpec):
             importlib.import_module(_AGENT.partition(":")[0])
         except ImportError as error:
             raise BackendConfigurationError(f"Harbor cannot be imported: {error}") from error
-        bundle = make_bundle(self._modules, main=self._main, requirements=self._requirements)
+        bundle = make_bundle(
+            self._modules, main=self._main, requirements=self._requirements, code=self._code
+        )
         # Not closed by a with block: it stays until this object goes.
         folder = tempfile.TemporaryDirectory(prefix=PREFIX)
         weakref.finalize(self, _clean_up, folder, Claim(Path(folder.name)))

@@ -3,7 +3,8 @@
 A sandbox may have no network, so nothing is built by a build backend or fetched from an index:
 files that are here go into one archive. Sources that are not part of an installed distribution
 are followed through their import statements. Distributions of pure Python come along. Compiled
-ones do not: the sandbox has to have them, or gets them from an index.
+ones do not: the sandbox has to have them, or gets them from an index. A user's own folder of code
+or wheel goes in whole instead, with what it declares to depend on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import re
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -91,6 +93,7 @@ def make_bundle(
     *,
     main: tuple[str, Path] | None = None,
     requirements: Iterable[str] = (),
+    code: Path | None = None,
 ) -> Bundle:
     """Collect modules and their dependencies. Blocking: reads all files.
 
@@ -99,19 +102,30 @@ def make_bundle(
         main: A file that runs as ``__main__`` here, and the module's name in the sandbox.
         requirements: More distributions, for what no import statement shows. One that is not
             installed here is left to the sandbox.
+        code: A folder of code, or a wheel; its modules go before those that can be imported here.
 
     Raises:
-        BackendConfigurationError: A module cannot be found, is too large, or is compiled.
+        BackendConfigurationError: A module cannot be found, is too large, or is compiled, or
+            *code* is not what it should be.
     """
     search = _Search()
     search.require(_CORE)
     search.require(requirements, from_index=True)
+    if code is not None and code.is_dir():
+        search.add_folder(code)
+    elif code is not None:
+        search.add_wheel(code)
     if main is not None:
         search.add_file(*main)
     for module in modules:
         top = module.partition(".")[0]
         if not search.visit(top):
-            raise BackendConfigurationError(f"module {top!r} has no source that can be packaged")
+            where = "" if code is None else f": it is not in {code}, and cannot be imported here"
+            raise BackendConfigurationError(
+                f"module {top!r} has no source that can be packaged{where}"
+            )
+        if top in search.given and not search.has(module):
+            raise BackendConfigurationError(f"module {module!r} is not in {code}")
     return search.bundle()
 
 
@@ -156,7 +170,7 @@ def tree_files(root: Path, below: str) -> dict[str, bytes]:
 
     Args:
         root: The folder.
-        below: What the folder is called in the sandbox.
+        below: What the folder is called in the sandbox; empty if its files stand at the top.
 
     Raises:
         BackendConfigurationError: They are too large, or compiled for one platform.
@@ -170,18 +184,69 @@ def tree_files(root: Path, below: str) -> dict[str, bytes]:
         ):
             continue
         if path.suffix in _COMPILED:
-            raise BackendConfigurationError(
-                f"{path} is compiled for this machine, so package {below!r} cannot be brought "
-                "into a sandbox"
-            )
+            raise _compiled(path)
         size += path.stat().st_size
         if size > _MOST_BYTES:
-            raise BackendConfigurationError(
-                f"package {below!r} in {root} is larger than {_MOST_BYTES // 1024**2} MiB, too "
-                "large to be brought into each sandbox; keep data out of it"
-            )
-        files[f"{below}/{inner.as_posix()}"] = _read(path)
+            raise _too_large(root)
+        files[PurePosixPath(below, inner.as_posix()).as_posix()] = _read(path)
     return files
+
+
+def _compiled(path: object) -> BackendConfigurationError:
+    return BackendConfigurationError(
+        f"{path} is compiled for one platform, so it cannot be brought into a sandbox; take an "
+        "image that has it"
+    )
+
+
+def _too_large(path: Path) -> BackendConfigurationError:
+    return BackendConfigurationError(
+        f"{path} is larger than {_MOST_BYTES // 1024**2} MiB, too large to be brought into each "
+        "sandbox; keep data out of it"
+    )
+
+
+def _wheel(path: Path) -> tuple[dict[str, bytes], list[str]]:
+    """Return the files of a wheel, but for scripts and data, and what it requires."""
+    files: dict[str, bytes] = {}
+    size = 0
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                parts = PurePosixPath(entry.filename).parts
+                if entry.is_dir() or parts[0].endswith(".data"):
+                    continue
+                if PurePosixPath(entry.filename).suffix in _COMPILED:
+                    raise _compiled(f"{path}: {entry.filename}")
+                size += entry.file_size
+                if size > _MOST_BYTES:
+                    raise _too_large(path)
+                if parts[-1] not in _OF_THIS_INSTALLATION:
+                    files[entry.filename] = archive.read(entry)
+            info = next((name for name in files if name.endswith(f".dist-info/{_METADATA}")), None)
+            if info is None:
+                raise BackendConfigurationError(f"not a wheel, since it has no metadata: {path}")
+            place = zipfile.Path(archive, info.removesuffix(_METADATA))
+            return files, metadata.PathDistribution(place).requires or []
+    except (OSError, zipfile.BadZipFile) as error:
+        raise BackendConfigurationError(f"not a wheel that can be read: {path}: {error}") from error
+
+
+def _declared(folder: Path) -> list[str] | None:
+    """Return the dependencies that a project declares, ``None`` if it declares none."""
+    file = folder / "pyproject.toml"
+    if not file.is_file():
+        return None
+    try:
+        project = tomllib.loads(_read(file).decode()).get("project", {})
+    except ValueError as error:
+        raise BackendConfigurationError(f"{file} is not valid TOML: {error}") from error
+    found = project.get("dependencies")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise BackendConfigurationError(f"{file}: project.dependencies is not a list of strings")
+    return found
 
 
 def _read(path: Path) -> bytes:
@@ -199,6 +264,7 @@ class _Search:
     distributions: set[str] = field(factory=set)
     needs: dict[str, Need] = field(factory=dict)
     seen: set[str] = field(factory=set)
+    given: set[str] = field(factory=set)
     required: set[tuple[str, str]] = field(factory=set)
     owners: Mapping[str, list[str]] = field(factory=_owners)
 
@@ -249,6 +315,35 @@ class _Search:
             if path.endswith(".py"):
                 for top in _imports(data):
                     self.visit(top)
+
+    def add_folder(self, folder: Path) -> None:
+        """Add all of a folder of code, or of the ``src`` in it, and its dependencies."""
+        root = folder / "src" if (folder / "src").is_dir() else folder
+        files = tree_files(root, "")
+        self._give(files)
+        declared = _declared(folder)
+        if declared is None:
+            self._add(files)
+        else:
+            self.sources |= files
+            self.require(declared, from_index=True)
+
+    def add_wheel(self, path: Path) -> None:
+        """Add all of a wheel, and what it requires."""
+        files, requires = _wheel(path)
+        self._give(files)
+        self.sources |= files
+        self.require(requires, from_index=True)
+
+    def _give(self, files: Iterable[str]) -> None:
+        """Keep the modules of these files from being searched for on this machine."""
+        self.given |= {path.partition("/")[0].removesuffix(".py") for path in files}
+        self.seen |= self.given
+
+    def has(self, module: str) -> bool:
+        """Whether a module, or a package of that name, is among the sources."""
+        stem = module.replace(".", "/")
+        return any(path == f"{stem}.py" or path.startswith(f"{stem}/") for path in self.sources)
 
     # --- distributions ------------------------------------------------------------------------
 
