@@ -40,14 +40,15 @@ class EnvironmentSpec:
             `rollout.backend.harbor.namespace.NamespaceEnvironment`; ``None`` is Harbor's own
             default, ``docker``. Or a mapping with the fields of Harbor's ``EnvironmentConfig``
             (``type`` or ``import_path``, ``kwargs``, ``env``, ...), where ``type`` may be
-            ``"namespace"`` too, and ``"shares_host_network": True`` says that processes of the
-            environment reach the loopback of this machine. Or a mapping with one name and its
-            keyword arguments, as in ``{"namespace": {"read_only_paths": ["/srv/models"]}}``. Or
-            an ``EnvironmentConfig``.
+            ``"namespace"`` too, and ``"shares_host_network": False`` says that processes of an
+            environment by import path do not reach the loopback of this machine. Or a mapping with
+            one name and its keyword arguments, as in
+            ``{"namespace": {"read_only_paths": ["/srv/models"]}}``. Or an ``EnvironmentConfig``.
 
     Attributes:
         name: What it is called in health and messages: the type, or the import path.
-        shares_host_network: Whether its processes reach the loopback of this machine.
+        shares_host_network: Whether its processes reach the loopback of this machine, as far as
+            is known: an environment by import path counts as one that does.
 
     Raises:
         BackendConfigurationError: There is no such type, or Harbor refuses the fields. No value
@@ -73,7 +74,7 @@ class EnvironmentSpec:
             kind = OPENSANDBOX
         self.name = str(kind or path)
         self.shares_host_network = (
-            self.name in _SHARES_HOST_NETWORK if shares is None else bool(shares)
+            self.name in _SHARES_HOST_NETWORK or kind is None if shares is None else shares
         )
         self._values = fields
         _check(fields)

@@ -105,6 +105,8 @@ async def test_terminus_2(make_task, make_backend, serving, tmp_path):
     assert [message["role"] for message in result.sample.messages][:2] == ["user", "assistant"]
     assert "echo 42" in json.dumps(result.sample.messages)
     assert kept(tmp_path, "diagnostics.json")["harbor"]["usage"]["prompt_tokens"] == 21
+    assert result.sample.metrics["input_tokens"] == 21
+    assert result.sample.metrics["output_tokens"] == 9
     assert kept(tmp_path, "trajectory.json")["agent"]["name"] == "terminus-2"
     assert refused.err_category is RolloutErrorCategory.VALIDATION_ERROR
 
@@ -162,6 +164,44 @@ async def test_a_workflow_with_a_grader_of_ours(
         extra_fields={"deep": [{"a": [1, None]}], "why": "as the label says"},
     )
     assert (tmp_path / "kept/r/artifacts/logs/artifacts/note.txt").read_text() == "kept"
+
+
+PRESET = """
+from rollout import AgentWorkflow, RolloutSample, SampleSource, get_rollout_context
+
+
+class Source(SampleSource):
+    def __init__(self, changes):
+        self.changes = changes
+
+    async def get_sample(self):
+        return RolloutSample(messages=[{"role": "assistant", "content": "42"}], **self.changes)
+
+
+class Agent(AgentWorkflow):
+    async def run(self, ctx):
+        get_rollout_context().set_sample_source(Source(ctx.metadata))
+"""
+
+
+async def test_a_removed_sample_and_a_preset_reward_need_none_of_the_tests(
+    make_task, make_backend, serving, tmp_path, monkeypatch
+):
+    make_task(
+        tests="#!/bin/bash\nmkdir -p /logs/verifier\n"
+        """echo '{"style": 0.25}' > /logs/verifier/reward.json\n"""
+    )
+    (tmp_path / "preset_of_backend_test.py").write_text(PRESET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with serving(make_backend(agent="preset_of_backend_test:Agent")) as rollouts:
+        removed = await rollouts.run("a", metadata={"remove_sample": True})
+        preset = await rollouts.run("b", metadata={"reward": 0.75})
+        neither = await rollouts.run("c", metadata={})
+    assert (removed.err_message, removed.sample.remove_sample) == (None, True)
+    assert (preset.err_message, preset.sample.reward) == (None, 0.75)
+    assert preset.sample.extra_fields == {"rewards": {"style": 0.25}}
+    assert neither.err_category is RolloutErrorCategory.VALIDATION_ERROR
+    assert list((tmp_path / "trials").iterdir()) != []
 
 
 async def test_several_channels(make_task, make_backend, serving):

@@ -65,8 +65,8 @@ def test_specs(spec, name, fields):
 
 @pytest.mark.parametrize(
     ("spec", "shares"),
-    [("docker", False), ("namespace", True), ("singularity", True), ("m:E", False),
-     ({"import_path": "m:E", "shares_host_network": True}, True),
+    [("docker", False), ("namespace", True), ("singularity", True), ("m:E", True),
+     ({"import_path": "m:E", "shares_host_network": False}, False),
      ({"type": "singularity", "shares_host_network": False}, False),
      ("opensandbox", False)],
 )  # fmt: skip
@@ -137,5 +137,8 @@ def test_a_configuration_of_harbor_itself():
     config = EnvironmentConfig(type="modal", env={"MY_API_KEY": SECRET}, kwargs={"a": 1})
     fields = EnvironmentSpec(config).fields({})
     assert fields == {"type": "modal", "env": {"MY_API_KEY": SECRET}, "kwargs": {"a": 1}}
+    own = EnvironmentSpec(EnvironmentConfig(import_path="m:E", kwargs={"a": 1}))
+    assert (own.name, own.shares_host_network) == ("m:E", True)
+    assert own.fields({}) == {"import_path": "m:E", "kwargs": {"a": 1}}
     default = EnvironmentSpec(EnvironmentConfig())
     assert (default.name, default.fields({})) == ("docker", {"type": "docker"})

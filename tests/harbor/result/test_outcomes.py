@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+import attrs
 import pytest
 
 from rollout.backend.harbor.errors import GraderError, WorkflowError
@@ -32,11 +33,59 @@ def test_a_verified_reward_is_the_reward():
     assert SAMPLE.reward is None  # the agent's sample itself is left alone
 
 
-def test_a_reward_needs_no_conversation():
-    outcome = outcome_of(TrialFacts(rewards={"reward": 1}), None, grade=True, secrets=[])
-    assert outcome.workflow.sample is None
-    assert outcome.result.sample.reward == 1.0
-    assert outcome.result.sample.messages == []
+@pytest.mark.parametrize(
+    "errors", [(), (TrialError(type="GraderError", message="no sample", in_verifier=True),)]
+)
+def test_a_grading_needs_a_sample(errors):
+    facts = TrialFacts(rewards={"reward": 1}, errors=errors)
+    outcome = outcome_of(facts, None, grade=True, secrets=[], missing="it left no trajectory")
+    assert outcome.workflow.status is RolloutStatus.SUCCESS
+    assert outcome.result.err_category is RolloutErrorCategory.VALIDATION_ERROR
+    assert outcome.result.err_message == "there is no sample to grade: it left no trajectory"
+    ungraded = outcome_of(TrialFacts(), None, grade=False, secrets=[], missing="as above")
+    assert (ungraded.result.status, ungraded.result.sample) == (RolloutStatus.SUCCESS, None)
+
+
+def test_a_removed_sample_needs_no_reward():
+    removed = attrs.evolve(SAMPLE, remove_sample=True)
+    for rewards in (None, {}, {"style": 0.25}, {"reward": None}):
+        result = outcome_of(TrialFacts(rewards=rewards), removed, grade=True, secrets=[]).result
+        assert (result.status, result.sample.reward) == (RolloutStatus.SUCCESS, None)
+        assert result.sample.remove_sample
+
+
+def test_a_reward_that_the_agent_set_stays_without_the_verifiers():
+    preset = attrs.evolve(SAMPLE, reward=0.75)
+
+    def reward(rewards):
+        facts = TrialFacts(rewards=rewards)
+        return outcome_of(facts, preset, grade=True, secrets=[]).result.sample.reward
+
+    assert reward({"style": 0.25}) == 0.75
+    assert reward({"reward": 0.5}) == 0.5
+
+
+@pytest.mark.parametrize("changes", [{"reward": 0.75}, {"remove_sample": True}])
+def test_a_damaged_reward_fails_whatever_the_agent_set(changes):
+    facts = TrialFacts(rewards={"reward": float("nan")})
+    sample = attrs.evolve(SAMPLE, **changes)
+    assert outcome_of(facts, sample, grade=True, secrets=[]).result.status == "failure"
+
+
+def test_tokens_and_cost_are_metrics_that_the_agents_own_go_before():
+    usage = {"prompt_tokens": 7, "cached_tokens": None, "completion_tokens": 3, "cost_usd": 0.25}
+    own = attrs.evolve(SAMPLE, metrics={"turns": 2, "output_tokens": 4})
+    expected = {"input_tokens": 7, "output_tokens": 4, "cost_usd": 0.25, "turns": 2}
+    graded = attrs.evolve(own, reward=1.0)
+    for grade, judged in ((True, None), (True, graded), (False, None)):
+        facts = TrialFacts(rewards={"reward": 1.0}, usage=usage)
+        outcome = outcome_of(facts, own, grade=grade, secrets=[], graded=judged)
+        assert outcome.result.sample.metrics == expected
+        assert outcome.workflow.sample.metrics == expected
+    error = TrialError(type="AgentTimeoutError")
+    failed = outcome_of(TrialFacts(errors=(error,), usage=usage), own, grade=True, secrets=[])
+    assert failed.workflow.sample.metrics == expected
+    assert own.metrics == {"turns": 2, "output_tokens": 4}
 
 
 def test_other_channels_are_kept_beside_the_reward():

@@ -17,7 +17,7 @@ from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
 from rollout.backend.harbor.result.facts import TrialError, TrialFacts
 from rollout.backend.harbor.result.scrub import ScrubReport
-from rollout.backend.harbor.result.settle import Settled, settle
+from rollout.backend.harbor.result.settle import Settled, agent_sample, settle
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.saving import RolloutFiles
 from rollout.context import RolloutContext
@@ -184,6 +184,34 @@ def test_failed_trials_stay(plan, store, tmp_path, facts, more, stays):
     if stays:
         assert (plan.trial_dir / "agent" / "log.txt").read_text() == "called with [redacted]"
         assert (plan.trial_dir / "artifacts" / "out.txt").exists()
+
+
+@pytest.mark.parametrize(("document", "why"), [
+    (None, "the agent left no trajectory"),
+    ("{", "agent/trajectory.json is not adopted: it is not JSON"),
+])  # fmt: skip
+def test_an_agent_that_calls_a_model_needs_a_trajectory(plan, store, document, why):
+    if document is not None:
+        write(plan, "agent/trajectory.json", document)
+    result = settled(plan, store, agent=NativeAgent("terminus-2", {}))
+    assert result.sample is None
+    assert result.missing.startswith(f"terminus-2 left no conversation: {why}")
+    assert plan.trial_dir.exists()
+    assert agent_sample(plan, NativeAgent("terminus-2", {}), None) is None
+    assert agent_sample(plan, NativeAgent("oracle", {}), None).messages[0]["content"] == "Do it."
+
+
+@pytest.mark.parametrize(
+    ("graded", "stays"),
+    [
+        ({"remove_sample": True}, False),
+        ({"reward": 0.5}, False),
+        ({}, True),
+    ],
+)
+def test_a_sample_that_needs_no_reward_of_the_verifier_has_not_failed(plan, store, graded, stays):
+    settled(plan, store, TrialFacts(), graded=RolloutSample(**graded))
+    assert plan.trial_dir.exists() is stays
 
 
 def test_without_a_grading_no_reward_is_missed(plan, store):

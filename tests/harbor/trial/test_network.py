@@ -126,9 +126,8 @@ def test_a_loopback_url_leads_back_into_the_sandbox():
     check_chat_url(found, agent_on_host=True, environment=DOCKER)
     check_chat_url(found, agent_on_host=False, environment=NAMESPACE)
     own = {"import_path": "my.module:Environment"}
-    refused(found, EnvironmentSpec(own))
-    shared = EnvironmentSpec(own | {"shares_host_network": True})
-    check_chat_url(found, agent_on_host=False, environment=shared)
+    check_chat_url(found, agent_on_host=False, environment=EnvironmentSpec(own))
+    refused(found, EnvironmentSpec(own | {"shares_host_network": False}))
 
 
 @pytest.mark.parametrize("environment", [DOCKER, NAMESPACE])

@@ -113,6 +113,9 @@ class NativeAgent(AgentSpec):
         name: Its name.
         options: Keyword arguments for it; they go before what this library sets.
 
+    Attributes:
+        calls_model: Whether it calls a model, so that it has a conversation to write down.
+
     Raises:
         BackendConfigurationError: The agent is unknown.
     """
@@ -129,6 +132,7 @@ class NativeAgent(AgentSpec):
         self.options = options
         self._native = NATIVE_AGENTS[name]
         self.on_host = self._native.on_host
+        self.calls_model = self._native.wire is not None
 
     def prepare(self) -> None:
         """Import Harbor and its model library, which takes seconds; see `AgentSpec.prepare`."""

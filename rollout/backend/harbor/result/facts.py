@@ -17,8 +17,14 @@ from rollout._json.fit import plain_number
 
 __all__ = ["TrialError", "TrialFacts", "facts_of"]
 
-
 USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_usd")
+_METRICS = {
+    "prompt_tokens": "input_tokens",
+    "cached_tokens": "cached_tokens",
+    "completion_tokens": "output_tokens",
+    "cost_usd": "cost_usd",
+}
+"""The usage's names in a sample's metrics, by which the official package has them."""
 
 
 @frozen(kw_only=True)
@@ -58,6 +64,12 @@ class TrialFacts:
     usage: dict[str, float | None] = field(factory=dict)
     agent: tuple[str, str] | None = None
     timings: dict[str, float] = field(factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The usage as metrics of a sample, without what was not counted."""
+        found = ((name, self.usage.get(key)) for key, name in _METRICS.items())
+        return {name: value for name, value in found if value is not None}
 
 
 def facts_of(result: Any, raised: Iterable[BaseException] = ()) -> TrialFacts:

@@ -26,7 +26,7 @@ from rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["REWARD", "STORAGE_ERRORS", "categorize_trial_error", "outcome_of"]
+__all__ = ["REWARD", "STORAGE_ERRORS", "categorize_trial_error", "lacks_reward", "outcome_of"]
 
 STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """What says that this machine's storage is full or broken, for which no agent is to blame."""
@@ -94,17 +94,21 @@ def outcome_of(
     grade: bool,
     secrets: list[str | None],
     graded: RolloutSample | None = None,
+    missing: str | None = None,
 ) -> ExecutionOutcome:
     """Return the outcome of a rollout whose trial was not cancelled.
 
     Args:
         facts: What the trial left behind.
-        sample: What the agent made, if anything; it gets the reward.
+        sample: What the agent made, if anything; it gets the reward, and the trial's tokens and
+            cost among its metrics.
         grade: Whether a grading was asked for.
         secrets: What may not stand in a message.
         graded: The sample as a user's grader left it; ``None`` if none graded. It may be
             without a reward if the grader marked it as removed.
+        missing: Why there is no sample.
     """
+    sample, graded = _measured(facts, sample), _measured(facts, graded)
     first = facts.errors[0] if facts.errors else None
     if first is not None and not first.in_verifier:
         workflow = _failed(first, secrets)
@@ -115,6 +119,12 @@ def outcome_of(
     workflow = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
     if not grade:
         return ExecutionOutcome(workflow=workflow)
+    if sample is None:
+        grader = failure(
+            f"there is no sample to grade: {missing or 'the agent left none'}",
+            RolloutErrorCategory.VALIDATION_ERROR,
+        )
+        return ExecutionOutcome(workflow=workflow, grader=grader)
     if first is not None:
         grader = _failed(first, secrets)
         grader.sample = sample
@@ -135,15 +145,33 @@ def _failed(error: TrialError, secrets: list[str | None]) -> ExecutionResult:
     return failure(text if error.type in text else f"{error.type}: {text}", category)
 
 
+def _measured(facts: TrialFacts, sample: RolloutSample | None) -> RolloutSample | None:
+    """Add the trial's tokens and cost to a sample's metrics, whose own values go first."""
+    if sample is None or not facts.metrics:
+        return sample
+    return attrs.evolve(sample, metrics={**facts.metrics, **sample.metrics})
+
+
+def lacks_reward(rewards: dict[str, Any] | None, sample: RolloutSample | None) -> bool:
+    """Whether a rollout that was to be graded has no usable reward.
+
+    The verifier's goes first. Without one, a reward that the agent's code has set counts, and a
+    sample that is marked as removed needs none.
+    """
+    reward = (rewards or {}).get(REWARD)
+    if reward is not None:
+        return isinstance(reward, bool) or plain_number(reward) is None
+    return sample is None or (sample.reward is None and not sample.remove_sample)
+
+
 def _reward(facts: TrialFacts) -> float | None:
     return plain_number((facts.rewards or {}).get(REWARD))
 
 
 def _graded(facts: TrialFacts, sample: RolloutSample | None) -> ExecutionResult:
-    """Return the grader's result for a verifier's rewards; the sample may be missing."""
+    """Return the grader's result for a verifier's rewards."""
     rewards = facts.rewards or {}
-    reward: Any = rewards.get(REWARD)
-    if isinstance(reward, bool) or plain_number(reward) is None:
+    if sample is None or lacks_reward(rewards, sample):
         channels = ", ".join(sorted(map(str, rewards))) or "none"
         result = failure(
             f"the verifier gave no finite number as its {REWARD!r} (its channels: {channels})",
@@ -152,10 +180,10 @@ def _graded(facts: TrialFacts, sample: RolloutSample | None) -> ExecutionResult:
         result.sample = sample
         return result
     extra = {name: value for name, value in rewards.items() if name != REWARD}
-    sample = sample or RolloutSample()
+    reward = rewards.get(REWARD)
     graded = attrs.evolve(
         sample,
-        reward=reward,
+        reward=sample.reward if reward is None else reward,
         extra_fields=sample.extra_fields | ({"rewards": extra} if extra else {}),
     )
     return ExecutionResult(status=RolloutStatus.SUCCESS, sample=graded)

@@ -25,7 +25,7 @@ from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.plan import TrialPlan
 from rollout.backend.harbor.result.facts import USAGE, TrialFacts
-from rollout.backend.harbor.result.outcomes import REWARD
+from rollout.backend.harbor.result.outcomes import lacks_reward
 from rollout.backend.harbor.result.scrub import ScrubReport, scrub_folder
 from rollout.backend.harbor.result.trajectories import Adoption, adopt_trajectory
 from rollout.backend.harbor.settings import HarborSettings
@@ -50,6 +50,7 @@ class Settled:
         diagnostics: What went on, for the rollout's ``diagnostics.json``.
         document: The one trajectory document that was adopted.
         facts: What Harbor said of the trial.
+        missing: Why there is no sample, if there is none.
         step: What is being done with what it left.
     """
 
@@ -57,6 +58,7 @@ class Settled:
     diagnostics: dict[str, Any] = field(factory=dict)
     document: dict[str, Any] | None = field(default=None, repr=False)
     facts: TrialFacts | None = None
+    missing: str | None = None
     step: str = "reading its sample"
 
     def note(self, name: str, value: Any) -> None:
@@ -73,6 +75,7 @@ def settle(
     *,
     keep_failed: bool,
     recorded: RolloutSample | None = None,
+    graded: RolloutSample | None = None,
     error: BaseException | None = None,
 ) -> None:
     """Finish a trial in its workspace: sample, scrubbing, archive, removal.
@@ -88,6 +91,7 @@ def settle(
         watch: The trial's environment, and how its stop went.
         keep_failed: Whether the folder of a failed trial stays.
         recorded: What a model gateway has recorded, if the rollout had one.
+        graded: The sample as a user's grader left it; ``None`` if none graded.
         error: What the trial raised, rather than recorded.
     """
     redactor = Redactor(plan.secrets)
@@ -117,7 +121,9 @@ def settle(
                 report.reason,
             )
     undecided = adoption is not None and adoption.undecided
-    keep = clean and ((keep_failed and _failed(plan, facts, error)) or undecided)
+    keep = clean and (
+        (keep_failed and _failed(plan, facts, error, graded or settled.sample)) or undecided
+    )
     if clean:
         settled.document = None if adoption is None else adoption.document
         settled.step = "archiving it"
@@ -147,6 +153,7 @@ def _take_sample(
         settled.sample = None
         text = redactor.text(describe_exception(error, plan.secrets))
         settled.note("sample", text)
+        settled.missing = text
         logger.warning("rollout %s: its agent's result is not a sample: %s", plan.request.id, text)
     if settled.sample is None and recorded is not None:
         settled.sample = recorded
@@ -155,8 +162,9 @@ def _take_sample(
         return None
     adoption = adopt_trajectory(plan)
     settled.note("trajectory", adoption.note)
-    if adoption.messages or isinstance(agent, NativeAgent):
+    if adoption.messages or _needs_no_conversation(agent):
         settled.sample = _conversation(plan, adoption)
+    settled.missing = settled.missing or f"{agent.name} left no conversation: {adoption.note}"
     return adoption
 
 
@@ -175,13 +183,18 @@ def _facts(plan: TrialPlan, facts: TrialFacts) -> dict[str, Any]:
     }
 
 
-def _failed(plan: TrialPlan, facts: TrialFacts, error: BaseException | None) -> bool:
+def _failed(
+    plan: TrialPlan,
+    facts: TrialFacts,
+    error: BaseException | None,
+    sample: RolloutSample | None,
+) -> bool:
     """Whether a trial failed, so that its folder is worth keeping."""
     if any(each.type == _CANCELLED for each in facts.errors):
         return False
     if error is not None or facts.errors:
         return True
-    return plan.request.grade and plain_number((facts.rewards or {}).get(REWARD)) is None
+    return plan.request.grade and (sample is None or lacks_reward(facts.rewards, sample))
 
 
 def _tamed(folder: Path) -> list[str] | None:
@@ -255,15 +268,21 @@ def agent_sample(
     """Return the sample of a trial's agent, for its grader. Blocking.
 
     What a workflow handed back; what a model gateway has recorded; the conversation that one of
-    Harbor's own agents wrote down, or the instruction alone where it wrote none.
+    Harbor's own agents wrote down; the instruction alone of one that calls no model.
 
     Raises:
         InvalidFieldError: What came out of the sandbox is not a sample.
     """
     sample = agent.sample(plan) or recorded
     if sample is None and isinstance(agent, NativeAgent):
-        return _conversation(plan, adopt_trajectory(plan))
+        adoption = adopt_trajectory(plan)
+        if adoption.messages or _needs_no_conversation(agent):
+            return _conversation(plan, adoption)
     return sample
+
+
+def _needs_no_conversation(agent: AgentSpec) -> bool:
+    return isinstance(agent, NativeAgent) and not agent.calls_model
 
 
 def _conversation(plan: TrialPlan, adoption: Adoption) -> RolloutSample:

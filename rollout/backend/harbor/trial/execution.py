@@ -304,6 +304,7 @@ class TrialExecution:
                 self.trial.watch,
                 keep_failed=settings.keep_failed_trials and not cancelled and not self.late,
                 recorded=recorded,
+                graded=self._graded(),
                 error=self.error,
             )
             if "kept_in" in settled.diagnostics.get("harbor", {}):
@@ -313,6 +314,9 @@ class TrialExecution:
             settled.note("unsettled", f"{settled.step} failed ({type(error).__name__})")
             # Nobody knows whether it is free of the key.
             remove_workspace(self.request.id, workspace)
+
+    def _graded(self) -> RolloutSample | None:
+        return None if self.handover is None else self.handover.graded
 
     def _unsettled(self) -> Settled:
         """Return the prompt as the sample, for a rollout whose trial left nothing."""
@@ -338,7 +342,8 @@ class TrialExecution:
                 settled.sample,
                 grade=self.request.grade,
                 secrets=self._secrets(),
-                graded=None if self.handover is None else self.handover.graded,
+                graded=self._graded(),
+                missing=settled.missing,
             )
         error = self.error or RuntimeError("the trial ended without a result")
         text = describe_exception(error, self._secrets())

@@ -87,6 +87,5 @@ def check_chat_url(plan: TrialPlan, *, agent_on_host: bool, environment: Environ
             "into the sandbox. Serve the model on an address that the sandbox reaches and name "
             "that (with Docker on this machine often host.docker.internal or 172.17.0.1), use "
             "environment='namespace', which shares the network of this machine, or an agent "
-            "that calls its model from the host. An environment of your own that does share it "
-            'says so with "shares_host_network": True',
+            "that calls its model from the host",
         )
