@@ -15,6 +15,9 @@ share of what it is without in the same round. Nothing is asserted.
     opentelemetry-exporter-otlp-proto-http.
 ``sampled``
     The same with one trace in ten.
+``sdk``
+    No rollout at all: the SDK makes and sends as many spans with as many attributes, in a loop.
+    Its share of ``without`` is what no library can save that has them made.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from rollout.server import create_rollout_server, serve
 from rollout.server.entry import Entry
 
 ENDPOINT = Path(__file__).parent / "comparison" / "endpoint.py"
-WAYS = ("without", "metrics", "traces", "sampled")
+WAYS = ("without", "metrics", "traces", "sampled", "sdk")
 CALLS = 4
 PROMPT = [{"role": "user", "content": "What is 6 * 7?"}]
 SCRAPE_SEC = 1.0
@@ -73,7 +76,7 @@ class Reward(Grader):
 def set_up(way: str, receiver: str) -> None:
     if way == "without":
         Entry._count = lambda _: None  # type: ignore[method-assign] # noqa: SLF001
-    if way not in {"traces", "sampled"}:
+    if way not in {"traces", "sampled", "sdk"}:
         return
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -81,10 +84,34 @@ def set_up(way: str, receiver: str) -> None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-    sampler = ParentBased(TraceIdRatioBased(1.0 if way == "traces" else 0.1))
+    sampler = ParentBased(TraceIdRatioBased(0.1 if way == "sampled" else 1.0))
     provider = TracerProvider(sampler=sampler)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=receiver)))
     trace.set_tracer_provider(provider)
+
+
+def make_spans() -> None:
+    """Have the SDK make the spans of a rollout: itself, three phases, and its calls."""
+    from opentelemetry import trace
+
+    tracer = trace.get_tracer("sdk")
+    rollout = tracer.start_span("invoke_agent a", attributes=dict.fromkeys("abcd", "text"))
+    below = trace.set_span_in_context(rollout)
+    for phase in ("queued", "running", "grading"):
+        tracer.start_span(phase, below).end()
+    for _ in range(CALLS):
+        tracer.start_span("chat policy", below, attributes=dict.fromkeys("abcdefghi", "text")).end()
+    rollout.add_event("gen_ai.evaluation.result", {"name": "reward", "score": 1.0})
+    rollout.end()
+
+
+def run_sdk(rollouts: int) -> None:
+    for _ in sys.stdin:
+        began = time.process_time()
+        for _ in range(rollouts):
+            make_spans()
+            time.sleep(0.001)  # the exporter has a thread, and a bounded queue
+        print((time.process_time() - began) / rollouts * 1e3, flush=True)
 
 
 async def scrape(url: str) -> None:
@@ -212,6 +239,9 @@ def main() -> None:
         receive()
     elif options.child is not None:
         set_up(options.child, options.receiver)
+        if options.child == "sdk":
+            run_sdk(options.rollouts)
+            return
         trio.run(run_child, options.child, options.chat_url, options.rollouts, options.in_flight)
     else:
         rounds = take_turns(options)
@@ -219,7 +249,8 @@ def main() -> None:
         print(f"{'one rollout':12} {'processor ms':>12} {'of ' + first:>12}")
         for way in options.ways:
             spent = median(each[way] for each in rounds)
-            shares = sorted(each[way] / each[first] - 1 for each in rounds)
+            base = 0 if way == "sdk" else 1
+            shares = sorted(each[way] / each[first] - base for each in rounds)
             print(f"{way:12} {spent:12.2f} {median(shares):+12.1%}", flush=True)
 
 
