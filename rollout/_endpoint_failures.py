@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["endpoint_failure", "is_refusal", "mark_error", "mark_response"]
+__all__ = [
+    "endpoint_failure",
+    "is_refusal",
+    "mark_error",
+    "mark_response",
+    "refuses_key",
+    "status_of",
+]
 
 _MARK = "rollout_endpoint_failure"
 _REFUSALS = frozenset({401, 402, 403, 404, 408, 429})
+_OF_KEYS = frozenset({401, 403})
 _SERVER_ERROR = 500
 _LIMIT_HEADER = "x-rollout-limit"
 
@@ -27,6 +35,20 @@ _LIMIT_HEADER = "x-rollout-limit"
 def is_refusal(status_code: int) -> bool:
     """Whether a status says that the endpoint is not usable, whatever is asked of it."""
     return status_code in _REFUSALS or status_code >= _SERVER_ERROR
+
+
+def refuses_key(status_code: int | None) -> bool:
+    """Whether a status says that the endpoint does not take the key."""
+    return status_code in _OF_KEYS
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the status of the answer that an exception is about, ``None`` without one."""
+    with suppress(Exception):  # the attributes of foreign exceptions may do anything
+        response = getattr(error, "response", None)
+        status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
+        return status if isinstance(status, int) else None
+    return None
 
 
 def mark_error(error: BaseException) -> None:

@@ -23,6 +23,7 @@ from rollout._redaction import public_url, url_secrets
 from rollout.errors import InvalidFieldError, SampleSourceError
 from rollout.types import (
     MODEL_ENDPOINT,
+    MODEL_KEY,
     AgentWorkflowConfig,
     ExecutionOutcome,
     RolloutResultResponse,
@@ -57,6 +58,9 @@ class SampleSource(ABC):
 
     endpoint_failed: bool = False
     """Whether the model's endpoint failed at the call that ended last, where that is known."""
+
+    key_refused: bool = False
+    """Whether that failure was a refusal of the key."""
 
     limit_reached: str | None = None
     """The limit for which the gateway refused a call, if it did."""
@@ -263,7 +267,7 @@ class RolloutContext:
         if source is None or agent.status is not RolloutStatus.FAILURE:
             return
         if source.endpoint_failed and agent.err_source is None:
-            agent.err_source = MODEL_ENDPOINT
+            agent.err_source = MODEL_KEY if source.key_refused else MODEL_ENDPOINT
         said = f"the rollout has reached its limit of {source.limit_reached}"
         if source.limit_reached is not None and said not in (agent.err_message or ""):
             agent.err_message = f"{agent.err_message}; {said}" if agent.err_message else said

@@ -378,8 +378,9 @@ class EvaluationLockedError(EvaluationError):
 
 
 class EvaluationStoppedError(EvaluationError):
-    """The circuit breaker stopped an evaluation: every attempt failed for one outside reason.
+    """An evaluation was stopped before its end: each further attempt would fail in the same way.
 
-    What had finished is kept. Attempts that failed like this run again with
-    ``retry_failed``.
+    That is by its circuit breaker, by the end of its server, or since the model's endpoint refuses
+    the key. What had finished is kept. Attempts that failed until the breaker stopped it run again
+    with ``retry_failed``.
     """

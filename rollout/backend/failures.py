@@ -10,11 +10,11 @@ from itertools import islice
 
 import trio
 
-from rollout._endpoint_failures import endpoint_failure
+from rollout._endpoint_failures import endpoint_failure, refuses_key, status_of
 from rollout._json.text import utf8
 from rollout._logs import Lines
 from rollout._redaction import redact
-from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory
+from rollout.types import MODEL_ENDPOINT, MODEL_KEY, RolloutErrorCategory
 
 __all__ = [
     "categorize_exception",
@@ -60,7 +60,10 @@ def source_of(error: BaseException, chat_url: str) -> str | None:
         error: The exception.
         chat_url: The rollout's endpoint, to recognise calls that were made with httpx by hand.
     """
-    return None if endpoint_failure(error, chat_url) is None else MODEL_ENDPOINT
+    failed = endpoint_failure(error, chat_url)
+    if failed is None:
+        return None
+    return MODEL_KEY if refuses_key(status_of(failed)) else MODEL_ENDPOINT
 
 
 def _categorize_plain(error: BaseException) -> RolloutErrorCategory:

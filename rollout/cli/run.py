@@ -37,6 +37,7 @@ from rollout.errors import InvalidBodyError, RolloutError
 from rollout.trajectory.build import DETAILS
 from rollout.types import (
     MODEL_ENDPOINT,
+    MODEL_KEY,
     RolloutErrorCategory,
     RolloutResultResponse,
     RolloutSample,
@@ -198,7 +199,7 @@ def _failed(result: RolloutResultResponse, request: dict[str, Any]) -> CommandEr
     advice = "the server's log says more"
     if result.err_category is not None:
         advice = _ADVICE.get(result.err_category, advice)
-    if result.err_source == MODEL_ENDPOINT:
+    if result.err_source in {MODEL_ENDPOINT, MODEL_KEY}:
         advice = "look at --chat-url, the key and the model's endpoint"
     elif result.err_category is RolloutErrorCategory.VALIDATION_ERROR and request["grade"]:
         advice += "; --no-grade runs the agent alone"

@@ -20,6 +20,7 @@ from rollout.codec import parse_json, structure
 from rollout.errors import EvaluationError, RolloutServerError
 from rollout.server.state import KeptRollout, is_held, read_state
 from rollout.types import (
+    MODEL_KEY,
     SERVER_RESTART,
     RolloutErrorCategory,
     RolloutResultResponse,
@@ -82,7 +83,7 @@ def results_of(
             continue
         result = structure(parse_json(row.body or b""), RolloutResultResponse)
         expired = result.err_category is RolloutErrorCategory.LEASE_EXPIRED
-        if not expired and result.err_source != SERVER_RESTART:
+        if not expired and result.err_source not in {SERVER_RESTART, MODEL_KEY}:
             yield (int(match[1]), int(match[2])), result
 
 

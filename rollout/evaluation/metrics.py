@@ -132,7 +132,7 @@ class EvaluationResults:
         attempts: How many ended how.
         outcomes: How many attempts had which `AttemptOutcome`; all four are there.
         error_categories: How many failed attempts had which category; those that the model's
-            endpoint failed are counted apart, as `rollout.types.MODEL_ENDPOINT`.
+            endpoint failed are counted apart, as `rollout.types.MODEL_ENDPOINT` or `MODEL_KEY`.
         pass_rate: Passed attempts out of the counted ones, see
             `rollout.evaluation.intervals.cluster_rate`.
         mean_reward: Mean over the attempts that have a reward, see

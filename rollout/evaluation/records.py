@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from rollout.types import MODEL_ENDPOINT, WORKER_LOST
+from rollout.types import MODEL_ENDPOINT, MODEL_KEY, WORKER_LOST
 from rollout.types._fields import count, instance_of, optional, utc_time
 
 __all__ = ["AttemptOutcome", "AttemptRecord"]
@@ -121,7 +121,8 @@ class AttemptRecord:
         if not self.failed:
             return False
         broken = self.outcome is AttemptOutcome.ERROR and self.may_have_run
-        return broken or self.reason in {"http_error", "unreachable", MODEL_ENDPOINT, WORKER_LOST}
+        outside = {"http_error", "unreachable", MODEL_ENDPOINT, MODEL_KEY, WORKER_LOST}
+        return broken or self.reason in outside
 
 
 FIELDS = tuple(attribute.name for attribute in attrs.fields(AttemptRecord))

@@ -68,6 +68,7 @@ from rollout.evaluation.rules import (
 from rollout.evaluation.server import server_process
 from rollout.evaluation.standstill import Standstill
 from rollout.rules.retry import shortened
+from rollout.types import MODEL_KEY
 
 __all__ = ["EvaluationProgress", "EvaluationRun", "evaluate"]
 
@@ -114,7 +115,8 @@ async def evaluate(
         EvaluationInputsChangedError: The folder holds a run with other inputs.
         EvaluationDamagedError: A file in the folder is damaged.
         EvaluationLockedError: Another process runs an evaluation there.
-        EvaluationStoppedError: The circuit breaker stopped the run, or its server ended.
+        EvaluationStoppedError: The circuit breaker stopped the run, its server ended, or the
+            model's endpoint refuses the key.
         EvaluationError: A key, the folder or the server's application is not usable, or the model
             cannot be asked (`check_model`).
         InvalidFieldError: A URL or a key cannot be used.
@@ -276,6 +278,7 @@ class EvaluationRun:
         self._leftover = opened.leftover
         self._retry_failed = opened.retry_failed
         self._breaker = CircuitBreaker(config.run.breaker_failures)
+        self._asking = trio.Lock()
         self._running = trio.CapacityLimiter(config.run.max_in_flight)
         ending = max(config.run.max_in_flight, _ENDING_AT_A_TIME)
         self._ending = trio.CapacityLimiter(ending)
@@ -383,13 +386,10 @@ class EvaluationRun:
         """
         record = self._breaker.tripped
         if record is not None:
-            message = record.err_message or "no message"
-            if len(message) > _LONGEST_MESSAGE:
-                message = f"{message[:_LONGEST_MESSAGE]}…"
             raise EvaluationStoppedError(
                 f"{self._breaker.limit} attempts in a row failed for a reason outside of agent "
                 f"and grader, so the run was stopped; the last one: {record.reason}: "
-                f"{message.removesuffix('.')}; once fixed, resume with retry_failed "
+                f"{_shortened(record.err_message)}; once fixed, resume with retry_failed "
                 "(--retry-failed)"
             )
 
@@ -450,6 +450,7 @@ class EvaluationRun:
         else:
             attempt = Attempt.fresh(self.manifest["run_id"], row, number, retry)
             ending = await self._run(client, attempt)
+            await self._check_key(ending.record)
         if ending.record.err_category == UNREACHABLE and self._config.server.app is not None:
             # The run's own server is about to be found dead, and its end is no attempt's fault.
             await trio.sleep(_SERVER_ENDS_SEC)
@@ -472,6 +473,26 @@ class EvaluationRun:
                 self.progress.add(record)
             return record
         raise AssertionError("nothing cancels that scope")
+
+    async def _check_key(self, record: AttemptRecord) -> None:
+        """Stop the run, without the record, if the model's endpoint refuses the key for good.
+
+        The refusal of a single attempt may be about its row: a provider that moderates answers
+        403 as well. So the endpoint is asked once more, and only its answer speaks for the key.
+
+        Raises:
+            EvaluationStoppedError: The endpoint refuses the key.
+        """
+        if record.err_source != MODEL_KEY or not self._breaker.limit:
+            return
+        async with self._asking:
+            try:
+                await check_endpoint(self._config, self._credentials)
+            except EvaluationError:
+                raise EvaluationStoppedError(
+                    "the model's endpoint refuses the key, so the run was stopped, and no attempt "
+                    f"that met this is on record: {_shortened(record.err_message)}"
+                ) from None
 
     async def _run(self, client: RolloutClient, attempt: Attempt) -> Ending:
         def admitted() -> None:
@@ -510,6 +531,14 @@ class EvaluationRun:
         if place.limiter is self._running:
             self.progress.in_flight -= 1
         place.limiter.release_on_behalf_of(place)
+
+
+def _shortened(message: str | None) -> str:
+    """Return what an attempt failed of, as a part of a sentence."""
+    message = message or "no message"
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:_LONGEST_MESSAGE]}…"
+    return message.removesuffix(".")
 
 
 @define(eq=False)

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 import trio
 from attrs import define, evolve, field, frozen
 
-from rollout._endpoint_failures import is_refusal
+from rollout._endpoint_failures import is_refusal, refuses_key
 from rollout._redaction import Redactor
 from rollout._telemetry import tracing
 from rollout.codec import dump_json
@@ -402,6 +402,7 @@ class ModelCall:
             self._outcome = _outcome_of(response)
         except (library.TransportError, _TooLargeError) as error:
             self.session.own_recorder.endpoint_failed = True
+            self.session.own_recorder.key_refused = False
             outcome = "failed"
             lost = (library.NetworkError, library.ConnectTimeout, library.RemoteProtocolError)
             if isinstance(error, lost):
@@ -557,9 +558,11 @@ class ModelCall:
         if isinstance(stream, ReadAlong):
             call = stream.reading.call
             status = call.status_code or 0
-            self.session.own_recorder.endpoint_failed = call.outcome == "failed" and (
+            recorder = self.session.own_recorder
+            recorder.endpoint_failed = call.outcome == "failed" and (
                 status in _OK or is_refusal(status)
             )
+            recorder.key_refused = refuses_key(status)
 
 
 @lru_cache(maxsize=256)

@@ -24,6 +24,7 @@ from rollout.types.protocol import (
 )
 from rollout.types.sample import (
     MODEL_ENDPOINT,
+    MODEL_KEY,
     SERVER_RESTART,
     WORKER_LOST,
     RolloutErrorCategory,
@@ -37,6 +38,7 @@ __all__ = [
     "DURABLE_RESULTS",
     "EXTENSIONS",
     "MODEL_ENDPOINT",
+    "MODEL_KEY",
     "POLLING_LEASE_HEADER",
     "SEEN_STATE_HEADER",
     "SERVER_RESTART",

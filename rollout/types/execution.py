@@ -72,7 +72,7 @@ class ExecutionResult:
         sample: The sample, if there is one.
         err_message: What went wrong, for people.
         err_category: What went wrong, for programs.
-        err_source: Whose failure it was, where that is known: `MODEL_ENDPOINT`.
+        err_source: Whose failure it was, where that is known: `MODEL_ENDPOINT` or `MODEL_KEY`.
         extra_fields: The backend's diagnostics; they never travel.
 
     Raises:

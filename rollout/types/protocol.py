@@ -207,7 +207,7 @@ class RolloutResultResponse:
         agent_started_at: When the agent started (UTC), or ``None`` while it has not. A
             failure without it happened before the agent ran.
         err_source: Whose failure it was, where the server knows: `MODEL_ENDPOINT`,
-            `SERVER_RESTART`, or something newer. It travels only if there is one.
+            `MODEL_KEY`, `SERVER_RESTART`, or something newer. It travels only if there is one.
 
     Raises:
         InvalidFieldError: A field has the wrong type, or the time has no time zone.

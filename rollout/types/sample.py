@@ -20,6 +20,7 @@ from rollout.types._fields import (
 
 __all__ = [
     "MODEL_ENDPOINT",
+    "MODEL_KEY",
     "SERVER_RESTART",
     "WORKER_LOST",
     "RolloutErrorCategory",
@@ -56,8 +57,11 @@ class RolloutErrorCategory(StrEnum):
 
 
 MODEL_ENDPOINT = "model_endpoint"
-"""The source of a failure whose reason is the endpoint of the model: nobody listens, it refuses the
-key, knows no such model, has too much to do, is broken, or does not answer."""
+"""The source of a failure whose reason is the endpoint of the model: nobody listens, it knows no
+such model, has too much to do, is broken, or does not answer."""
+
+MODEL_KEY = "model_key"
+"""The source of a failure whose reason is that the endpoint of the model refuses the key."""
 
 SERVER_RESTART = "server_restart"
 """The source of a failure of a rollout that was in flight when its server died."""

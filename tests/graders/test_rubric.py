@@ -32,7 +32,7 @@ from rollout.graders.rubric import (
     load_rubric,
 )
 from rollout.integrations.chat import chat
-from rollout.types import MODEL_ENDPOINT
+from rollout.types import MODEL_KEY
 
 CRITERIA = [
     Criterion(name="correct", description="The answer is right.", weight=3),
@@ -208,7 +208,7 @@ async def test_a_judge_that_fails_in_a_rollout():
                 label="13",
             )
     assert ended.status is RolloutStatus.FAILURE
-    assert ended.err_source == MODEL_ENDPOINT  # the agent is not at fault
+    assert ended.err_source == MODEL_KEY  # the agent is not at fault
     assert "the judge policy: the model's endpoint answered 401: no key" in ended.err_message
 
 

@@ -54,7 +54,7 @@ async def test_an_endpoint_that_is_of_no_use(kit, workflow, status, streamed):
     assert (result.status, result.err_category, result.err_source) == (
         RolloutStatus.FAILURE,
         RolloutErrorCategory.AGENT_ERROR,
-        "model_endpoint",
+        "model_key" if status == 401 else "model_endpoint",
     )
 
 

@@ -16,7 +16,7 @@ from rollout.errors import IntegrationError
 from rollout.integrations.chat import chat
 from rollout.types import RolloutErrorCategory, RolloutResultResponse
 
-SOURCE = "model_endpoint"
+SOURCE, KEY = "model_endpoint", "model_key"
 
 
 async def ask_chat(messages, **options):
@@ -77,7 +77,8 @@ def seen(result):
 )
 async def test_a_refusal_by_the_endpoint(ask, status, record):
     result = await ended(refuse(status, "no"), run=lambda ctx: ask(ctx.prompt, record=record))
-    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
+    source = KEY if status in {401, 403} else SOURCE
+    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, source)
 
 
 @every_way
@@ -107,7 +108,7 @@ async def test_a_synchronous_client_meets_the_same(url):
         client.chat.completions.create(model="policy", messages=ctx.prompt)
 
     result = await ended(refuse(401, "no"), run=run, url=url, plain=True)
-    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE)
+    assert seen(result) == (RolloutErrorCategory.AGENT_ERROR, SOURCE if url else KEY)
 
 
 @every_way
@@ -149,7 +150,7 @@ async def ask_by_hand(library, messages, *, timeout_sec):
     ("step", "url", "source"),
     [
         (refuse(503, "no"), None, SOURCE),
-        (refuse(401, "no"), None, SOURCE),
+        (refuse(401, "no"), None, KEY),
         (stall(), None, SOURCE),
         (say("13"), CHAT_URL, SOURCE),
         (refuse(400, "too long"), None, None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout.errors import RolloutError
-from rollout.types import MODEL_ENDPOINT, RolloutErrorCategory
+from rollout.types import MODEL_ENDPOINT, MODEL_KEY, RolloutErrorCategory
 
 __all__ = [
     "GraderError",
@@ -43,7 +43,7 @@ class UserCodeError(Exception):
         super().__init__(message)
         known = category in _CATEGORIES
         self.category = category if known else RolloutErrorCategory.AGENT_ERROR
-        self.source = source if source == MODEL_ENDPOINT and not known else None
+        self.source = source if source in {MODEL_ENDPOINT, MODEL_KEY} and not known else None
 
 
 class WorkflowError(UserCodeError):

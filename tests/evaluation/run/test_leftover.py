@@ -31,7 +31,7 @@ from rollout.evaluation.leftover import ended_ids, results_of, wait_released
 from rollout.evaluation.opening import open_run
 from rollout.server.results import encode
 from rollout.server.state import KeptRollout, SQLiteStore, ended_by_restart
-from rollout.types import RolloutErrorCategory, RolloutResultResponse, RolloutStatus
+from rollout.types import MODEL_KEY, RolloutErrorCategory, RolloutResultResponse, RolloutStatus
 
 APP = """
     import os
@@ -152,6 +152,7 @@ async def test_what_was_cut_short_is_not_a_result(tmp_path):
     cancelled = RolloutResultResponse(rollout_id=rollout_id(1), status=RolloutStatus.CANCELLED)
     another = RolloutResultResponse(rollout_id="another-2-0-00", status=RolloutStatus.SUCCESS)
     agent = failure(0, RolloutErrorCategory.AGENT_ERROR)
+    refused_key = evolve(failure(6, RolloutErrorCategory.AGENT_ERROR), err_source=MODEL_KEY)
     state = await state_with(
         tmp_path / "state",
         kept(1, agent),
@@ -160,6 +161,7 @@ async def test_what_was_cut_short_is_not_a_result(tmp_path):
         kept(4, failure(3, RolloutErrorCategory.LEASE_EXPIRED)),
         ended_by_restart(KeptRollout(5, rollout_id(4), b"digest"), 900.0),
         KeptRollout(6, rollout_id(5), b"digest"),
+        kept(7, refused_key),
     )
     ids = ended_ids(state)
     assert rollout_id(0) in ids

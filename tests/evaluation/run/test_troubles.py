@@ -24,6 +24,7 @@ from integrations.scripted import refuse, say, scripted_endpoint
 from support import CHAT_URL, local_backend, make_app, prompt, served
 
 import rollout.evaluation.attempts
+from rollout import AgentWorkflow
 from rollout.errors import (
     DatasetError,
     EvaluationError,
@@ -33,6 +34,8 @@ from rollout.errors import (
 )
 from rollout.evaluation import evaluate, read_records
 from rollout.evaluation.rules import CircuitBreaker
+from rollout.gateway import ModelGateway
+from rollout.integrations.chat import chat
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -506,6 +509,61 @@ async def test_the_model_is_asked_before_anything_starts(
             assert server.tries.total() == 0
     assert len(endpoint.requests) == (0 if step is None else 1)
     assert ("slow down" in caplog.text) is (message is None and "slow" in (step.error or ""))
+
+
+async def test_a_refused_key_ends_the_run_and_no_attempt_pays_for_it(tmp_path, server):
+    refused_key = failure() | {"err_source": "model_key", "err_message": "401: wrong key"}
+
+    async def end(rollout):
+        return success() if rollout.row == 0 else refused_key
+
+    server.end = end
+    async with scripted_endpoint(refuse(401, "wrong key"), say("")) as endpoint:
+        chat = {"url": endpoint.url}
+        config = config_of(
+            tmp_path, server="http://fake", rows=scripted(5), chat=chat, max_in_flight=1
+        )
+        with pytest.raises(EvaluationStoppedError, match=r"refuses the key.*: 401: wrong key$"):
+            await run_all(config)
+        assert keys(read_records(tmp_path / "out")) == [(0, 0)]
+        assert server.tries.total() == 2
+
+        # By the time that somebody asks again the key is taken, so this is about the row.
+        async def end_of_one(rollout):
+            return refused_key if rollout.row == 3 else success()
+
+        server.end = end_of_one
+        run, records = await run_all(config)
+    assert run.complete
+    assert [(each.row, each.reason) for each in records if each.failed] == [(3, "model_key")]
+    assert len(endpoint.requests) == 2
+
+
+async def test_a_breaker_that_is_off_leaves_refused_keys_on_record(tmp_path, server):
+    async def end(_):
+        return failure() | {"err_source": "model_key"}
+
+    server.end = end
+    config = config_of(tmp_path, server="http://fake", rows=scripted(3), breaker_failures=0)
+    run, records = await run_all(config)
+    assert run.complete
+    assert {each.reason for each in records} == {"model_key"}
+
+
+class Asks(AgentWorkflow):
+    async def run(self, ctx):
+        return [*ctx.prompt, (await chat(ctx.prompt, model="policy")).message]
+
+
+@pytest.mark.parametrize("gateway", [None, ModelGateway()], ids=["direct", "gateway"])
+async def test_a_workflow_whose_key_is_refused_ends_the_run(tmp_path, gateway):
+    app = make_app(local_backend(Asks), gateway=gateway)
+    async with scripted_endpoint(lambda _: refuse(403, "no such key")) as endpoint:
+        async with served(app) as url:
+            config = config_of(tmp_path, server=url, rows=scripted(2), chat={"url": endpoint.url})
+            with pytest.raises(EvaluationStoppedError, match=r"refuses the key.*no such key"):
+                await run_all(config)
+    assert not list(read_records(tmp_path / "out"))
 
 
 async def test_a_dead_endpoint_trips_the_breaker_and_is_counted_apart(tmp_path, server):
