@@ -602,8 +602,7 @@ class Activity:
         self._admitted = 0
         self._ended: Counter[str] = Counter()
         self._since: dict[str, float] = {}
-        self._next = registry.hooks.observer
-        registry.hooks.observer = self._observe
+        registry.hooks.observers.append(self._observe)
 
     async def run(self) -> None:
         """Log events until cancelled, then what is left."""
@@ -615,8 +614,6 @@ class Activity:
             self._flush()
 
     def _observe(self, what: str, entry: Entry) -> None:
-        if self._next is not None:
-            self._next(what, entry)
         if what == "admitted":
             self._admitted += 1
             self._since[entry.rollout_id] = trio.current_time()

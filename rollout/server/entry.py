@@ -92,15 +92,15 @@ class RegistryHooks:
     Attributes:
         counts: What is counted.
         wall_clock: The time that `agent_started_at` is taken from; aware.
-        observer: Called with the name of what has just happened to an entry: ``admitted``,
-            ``execution-started``, ``status``, ``agent-started``, ``lease-renewed``,
+        observers: Called in order with the name of what has just happened to an entry:
+            ``admitted``, ``execution-started``, ``status``, ``agent-started``, ``lease-renewed``,
             ``lease-refused``, ``stop-requested``, ``finished``, ``execution-ended``,
-            ``forgotten``. It must return at once, and must not raise.
+            ``forgotten``. They must return at once, and must not raise.
     """
 
     counts: RolloutCounts = field(factory=RolloutCounts)
     wall_clock: Callable[[], datetime] = utc_now
-    observer: Callable[[str, Entry], None] | None = None
+    observers: list[Callable[[str, Entry], None]] = field(factory=list)
 
 
 class EntryListener(Protocol):
@@ -314,13 +314,13 @@ class Entry:
             self.notify()
 
     def emit(self, what: str) -> None:
-        """Count an event, and call the observer, if there is one, with its name."""
+        """Count an event, and call the observers with its name."""
         if what in _COUNTED:
             self._count()
             if self.trace is not None:
                 self._follow(self.trace)
-        if self.hooks.observer is not None:
-            self.hooks.observer(what, self)
+        for observe in self.hooks.observers:
+            observe(what, self)
 
     def _count(self) -> None:
         """Count it as what it is now."""

@@ -98,7 +98,7 @@ class RolloutRegistry:
         files: Where the files of rollouts are kept whose backend keeps none; ``None``: nowhere.
         gateway: What the agents of rollouts call their model through; ``None``: its own endpoint.
         hands_limits_on: Whether the backend hands requests with limits on to such servers.
-        hooks: An observer and a wall clock, both replaceable before the first admission.
+        hooks: Observers and a wall clock, both replaceable before the first admission.
         on_release: Called when no poll is held any longer.
         store: What keeps rollouts beyond the process; ``None`` keeps nothing. May be set before
             `running`.

@@ -214,7 +214,7 @@ def server_of(
         app.registry.hooks.wall_clock = lambda: (
             SIMULATED_EPOCH + timedelta(seconds=trio.current_time() - trace.started)
         )
-        app.registry.hooks.observer = _observe(trace, lambda: number)
+        app.registry.hooks.observers.append(_observe(trace, lambda: number))
         return app
 
     disk = Disk(trace, synced=options.durability == "power")

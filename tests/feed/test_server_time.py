@@ -106,7 +106,7 @@ async def test_leases_of_one_request_end_together(autojump_clock, last):
         elif what == "agent-started":
             began.add(entry.rollout_id)
 
-    app.registry.hooks.observer = observe
+    app.registry.hooks.observers.append(observe)
     bodies = [admission(initial_messages=prompt(sleep=1000)) for _ in range(6)]
     async with http_of(app, math.inf) as http, open_feed(http) as feed:
         outcomes = (await admit_many(http, bodies, feed.token))["outcomes"]

@@ -162,10 +162,12 @@ async def test_without_retention_a_waiting_poll_still_gets_the_result(autojump_c
         assert (await admit(http, rollout_id=rollout_id))[0] == rollout_id
 
 
-async def test_an_observer_is_told_of_each_event(autojump_clock):
+async def test_observers_are_told_of_each_event(autojump_clock):
     app = make_app(result_retention_sec=10)
     told: list[str] = []
-    app.registry.hooks.observer = lambda what, entry: told.append(what)
+    also: list[str] = []
+    for each in (told, also):
+        app.registry.hooks.observers.append(lambda what, entry, to=each: to.append(what))
     async with in_process_http(app) as http:
         rollout = await admit(http, rollout_id="a", initial_messages=prompt(sleep=60))
         await poll(http, *rollout)
@@ -181,6 +183,7 @@ async def test_an_observer_is_told_of_each_event(autojump_clock):
         entry.record.lease.deadline = 0.0
         assert not app.registry.renew(entry, trio.current_time())
         assert told == [*begun, "lease-refused", "finished", "stop-requested"]
+        assert also == [*begun, "lease-renewed", *ended, *told]
 
 
 async def test_nothing_of_a_forgotten_rollout_is_kept(autojump_clock):

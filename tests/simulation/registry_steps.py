@@ -265,7 +265,7 @@ async def execute(steps, model):
     )
     async with registry.running(), trio.open_nursery() as nursery:
         real = Real(registry, backend, nursery)
-        registry.hooks.observer = real.observe
+        registry.hooks.observers.append(real.observe)
         registry.hooks.wall_clock = lambda: EPOCH + timedelta(seconds=trio.current_time())
         try:
             return await do(steps, real)

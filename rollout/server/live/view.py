@@ -9,7 +9,6 @@ marks and nothing else.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -94,7 +93,6 @@ class LiveView:
         self._since = 0.0
         self._wall = 0.0
         self._history = History(0.0)
-        self._next: Callable[[str, Entry], None] | None = None
 
     def open(self) -> None:
         """Begin to observe; called when the server starts."""
@@ -102,7 +100,7 @@ class LiveView:
         self._since = trio.current_time()
         self._wall = hooks.wall_clock().timestamp() - self._since
         self._history = History(self._since)
-        self._next, hooks.observer = hooks.observer, self._observe
+        hooks.observers.append(self._observe)
         self._registry.on_release.append(self.closed.set)
 
     def watch(self) -> Watch:
@@ -198,8 +196,6 @@ class LiveView:
     # --- what happens -----------------------------------------------------------------------------
 
     def _observe(self, what: str, entry: Entry) -> None:
-        if self._next is not None:
-            self._next(what, entry)
         if what == "admitted":
             self._admit(entry)
             return
