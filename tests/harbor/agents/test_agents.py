@@ -89,11 +89,13 @@ def test_options_go_before_what_is_set_here(plan):
 
 def test_opencode_calls_chat_completions_through_a_provider_of_its_own(plan):
     options = {"opencode_config": {"provider": {"rollout": {"options": {"timeout": 1}}}, "x": 1}}
+    options["opencode_config"]["compaction"] = {"prune": True}
     spec = agent_spec("opencode", None, options)
     fields = spec.fields(plan(model="openai/org/policy"))
     assert fields["model_name"] == "rollout/org/policy"
     config = fields["kwargs"]["opencode_config"]
     assert config["x"] == 1
+    assert config["compaction"] == {"auto": False, "prune": True}
     provider = config["provider"]["rollout"]
     assert provider["options"] == {
         "baseURL": URL,

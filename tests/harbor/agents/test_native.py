@@ -135,3 +135,30 @@ async def test_agents_inside_find_endpoint_and_key(make_task, run_trial, chat, m
     assert ran.outcome.result.sample.reward == 1.0, ran.facts
     assert endpoint.keys == ["Bearer sk-hunter2/with+marks-4711"]
     assert ran.files_with("hunter2") == []
+
+
+@pytest.mark.parametrize(("wanted", "there"), [(None, True), ("1.2.3", True), ("1.2.4", False)])
+async def test_opencode_of_the_image_is_not_installed_again(
+    make_task, run_trial, chat, wanted, there
+):
+    task = make_task()
+    program = task.folder / "environment" / "opencode"
+    says = 'import sys\nif "--version" in sys.argv: print("1.2.3"); sys.exit()\n'
+    first, _, rest = FAKES["opencode"].partition("\n")
+    program.write_text(f"{first}\n{says}{rest}{CALL}")
+    program.chmod(0o755)
+    # What an installation would begin with, as in a sandbox without a network.
+    for name in ("apt-get", "curl"):
+        (task.folder / "environment" / name).write_text("#!/bin/sh\nexit 7\n")
+        (task.folder / "environment" / name).chmod(0o755)
+    spec = agent_spec("opencode", None, {} if wanted is None else {"version": wanted})
+    await trio.to_thread.run_sync(spec.prepare)
+    ran = await run_trial(
+        spec, task, url=chat("echo 42 > /app/answer.txt").url,
+        environment={"env": {"PATH": "/app:/usr/local/bin:/usr/bin:/bin"}},
+    )  # fmt: skip
+    if there:
+        assert ran.outcome.result.sample.reward == 1.0, ran.facts
+        assert ran.facts.agent == ("opencode", "1.2.3")
+    else:
+        assert "AGENT_START" not in ran.events

@@ -85,3 +85,15 @@ class RolloutMiniSweAgent(_Inside, MiniSweAgent):  # type: ignore[misc,unused-ig
 
 class RolloutOpenCode(_Inside, OpenCode):  # type: ignore[misc,unused-ignore]
     """``opencode``, which calls the model from inside the sandbox."""
+
+    async def install(self, environment: Any) -> None:
+        """Install the program, unless the image has it in the version that is asked for.
+
+        Newer versions of Harbor look for it by themselves.
+        """
+        # Harbor pipes its output through stdbuf.
+        command = f"command -v stdbuf >/dev/null && {{ {self.get_version_command()}; }}"
+        found = await environment.exec(command=command)
+        version = (found.stdout or "").strip().rpartition("\n")[2]
+        if found.return_code != 0 or self._version not in {None, version} or not version:
+            await super().install(environment)

@@ -94,7 +94,10 @@ def _opencode(model: str, url: str) -> tuple[str, dict[str, Any]]:
         "options": {"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
         "models": {name: {}},
     }
-    return f"rollout/{name}", {"opencode_config": {"provider": {"rollout": provider}}}
+    # Compaction rewrites the conversation, which training wants as it was.
+    compaction = {"auto": False, "prune": False}
+    config = {"provider": {"rollout": provider}, "compaction": compaction}
+    return f"rollout/{name}", {"opencode_config": config}
 
 
 NATIVE_AGENTS = {
