@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 import trio
-from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -17,7 +16,7 @@ from rich.text import Text
 from rollout._tasks import sole_error
 from rollout.cli.failures import EXIT_FAILED, EXIT_USAGE, CommandError, interrupted, run_async
 from rollout.cli.interrupts import interrupts
-from rollout.cli.options import host_of, json_option, seconds, secret_from_env
+from rollout.cli.options import host_of, is_given, json_option, seconds, secret_from_env
 from rollout.cli.remote import quiet_http
 from rollout.cli.terminal import LiveBar
 from rollout.cli.text import one_line, print_json
@@ -209,7 +208,7 @@ def _refuse_idle(ctx: click.Context, others: tuple[str, ...], mode: str) -> None
         click.UsageError: One of *others* was given.
     """
     for name in others:
-        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+        if is_given(ctx, name):
             option = _RENAMED.get(name) or f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} does nothing {mode}", ctx)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from rollout._checks import check_api_key, is_variable_name
 from rollout._logs import JSONFormatter, configure_logging
@@ -23,6 +24,7 @@ __all__ = [
     "api_key_option",
     "help_alone",
     "host_of",
+    "is_given",
     "json_object",
     "json_option",
     "log_format_option",
@@ -68,6 +70,11 @@ def help_alone(ctx: click.Context) -> None:
     """Print the help of a group that was called without a command."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Whether a parameter was given, and does not have its default."""
+    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def url_argument(function: F) -> F:

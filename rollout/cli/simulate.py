@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import asdict, define, field
-from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted
-from rollout.cli.options import json_option, processors
+from rollout.cli.options import is_given, json_option, processors
 from rollout.cli.seeds import Recipe, SeedOutcome, run_seeds
 from rollout.cli.terminal import LiveBar
 from rollout.cli.text import echo_lines, print_json
@@ -139,7 +138,7 @@ def command(
     keep_trace = seed is not None
     recipe = Recipe(faults, rollouts, keep_trace, feed=feed, crashes=crashes, workers=workers)
     if seed is not None:
-        given = [name for name in _MANY if _is_given(ctx, name)]
+        given = [name for name in _MANY if is_given(ctx, name)]
         if given:
             option = given[0].replace("_", "-")
             raise click.UsageError(f"--seed simulates one seed: drop --{option}")
@@ -152,10 +151,6 @@ def command(
         _run(tally, silent=as_json)
         _print_run(tally, as_json=as_json)
     tally.conclude()
-
-
-def _is_given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _run(tally: _Tally, *, silent: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rollout.cli.eval import compare, regrade, rubric, run, show
+from rollout.cli.eval import compare, fuzz_grader, regrade, rubric, run, show
 from rollout.cli.options import help_alone
 
 __all__ = ["command"]
@@ -27,6 +27,7 @@ for _each in (
     show.show,
     compare.command,
     regrade.command,
+    fuzz_grader.command,
     rubric.command,
 ):
     command.add_command(_each)
