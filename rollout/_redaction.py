@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import base64
 import html
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from rollout._json.text import utf8
 
-__all__ = ["RedactedStream", "Redactor", "public_url", "redact", "redactor_of", "url_secrets"]
+__all__ = [
+    "SECRETS_VARIABLE",
+    "RedactedStream",
+    "Redactor",
+    "environment_secrets",
+    "is_too_short",
+    "public_url",
+    "redact",
+    "redactor_of",
+    "url_secrets",
+]
+
+SECRETS_VARIABLE = "ROLLOUT_SECRETS"
+"""Names other environment variables, with commas between them, whose values are secrets."""
 
 _REDACTED = "[redacted]"
 _SHORTEST_WORD = 8
@@ -155,9 +169,13 @@ def redactor_of(secrets: tuple[str | None, ...]) -> Redactor:
     return Redactor(secrets)
 
 
+def is_too_short(text: str) -> bool:
+    """Whether a secret is blanked out as a bearer token alone, for its length."""
+    return len(text) < (_SHORTEST_WORD if _PLAIN.fullmatch(text) else _SHORTEST_OTHER)
+
+
 def _is_secret(text: str) -> bool:
-    shortest = _SHORTEST_WORD if _PLAIN.fullmatch(text) else _SHORTEST_OTHER
-    return len(text) >= shortest and text.lower() not in _DUMMIES
+    return not is_too_short(text) and text.lower() not in _DUMMIES
 
 
 def _forms(secret: str) -> Iterator[str]:
@@ -193,6 +211,13 @@ def _escaped(char: str) -> str:
     # Last, since the character itself may begin the others.
     escapes.append(rf"\\{{0,8}}{re.escape(char)}")
     return f"(?i:{'|'.join(escapes)})"
+
+
+def environment_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield the values of the variables that `SECRETS_VARIABLE` names, and each of their lines."""
+    for name in environment.get(SECRETS_VARIABLE, "").split(","):
+        value = environment.get(name.strip(), "")
+        yield from filter(None, dict.fromkeys((value, *value.splitlines())))
 
 
 class RedactedStream:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import trio
 from attrs import define, field
 
-from rollout._redaction import public_url, url_secrets
+from rollout._redaction import environment_secrets, public_url, url_secrets
 from rollout.errors import InvalidFieldError, SampleSourceError
 from rollout.types import (
     MODEL_ENDPOINT,
@@ -172,8 +172,8 @@ class RolloutContext:
 
     @property
     def secrets(self) -> list[str | None]:
-        """Secrets that nobody may repeat: the key, and those in the endpoint's URL."""
-        return [self.api_key, *url_secrets(self.chat_completions_url)]
+        """Secrets that nobody may repeat: the key, and those in the URL and the environment."""
+        return [self.api_key, *url_secrets(self.chat_completions_url), *environment_secrets()]
 
     def __enter__(self) -> Self:
         _entered.set((*_entered.get(), self))

@@ -12,6 +12,7 @@ from rollout.evaluation.config import (
     DatasetConfig,
     EvaluationConfig,
     RunConfig,
+    SecretsConfig,
     ServerConfig,
     load_config,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "EvaluationProgress",
     "EvaluationRun",
     "RunConfig",
+    "SecretsConfig",
     "ServerConfig",
     "compare_runs",
     "compute_metrics",

@@ -76,16 +76,18 @@ class Credentials:
         server: The rollout server's key.
         chat: The chat endpoint's key.
         urls: The secret parts of both URLs.
+        more: What else must not get into a file.
     """
 
     server: str | None = None
     chat: str | None = None
     urls: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
     @property
     def secrets(self) -> tuple[str | None, ...]:
         """All that must not get into a file."""
-        return (self.chat, self.server, *self.urls)
+        return (self.chat, self.server, *self.urls, *self.more)
 
     def __repr__(self) -> str:
         return "<Credentials>"

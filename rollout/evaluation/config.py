@@ -14,6 +14,7 @@ import attrs
 from attrs import field, frozen
 
 from rollout._checks import is_finite_number, is_variable_name, is_whole_from_one
+from rollout._redaction import SECRETS_VARIABLE
 from rollout.client.http import check_url
 from rollout.codec import converter, structure
 from rollout.errors import (
@@ -31,6 +32,7 @@ __all__ = [
     "DatasetConfig",
     "EvaluationConfig",
     "RunConfig",
+    "SecretsConfig",
     "ServerConfig",
     "load_config",
 ]
@@ -39,6 +41,9 @@ T = TypeVar("T")
 
 _text = instance_of(str, name="a string")
 _MOST_ATTEMPTS = 1_000_000
+MODEL_VARIABLE = "ROLLOUT_MODEL"
+"""What a server that is started for a run finds the model's name in."""
+_OWN_VARIABLES = {MODEL_VARIABLE: "chat.model", SECRETS_VARIABLE: "secrets.required"}
 _NEAR = 0.75
 """How much of a name must be right for a guess at what was meant."""
 FORMATS = ("auto", "jsonl", "csv", "parquet")
@@ -146,6 +151,29 @@ def _delimiter(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidFieldError(
             attribute.name, "must be one character, and neither a quote nor a line break"
         )
+
+
+def _environment(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InvalidFieldError(attribute.name, "must be a table", kind="type_error")
+    for name, text in value.items():
+        if not isinstance(name, str) or not is_variable_name(name):
+            raise InvalidFieldError(attribute.name, f"{name!r} cannot be the name of a variable")
+        if not isinstance(text, str) or "\0" in text:
+            raise InvalidFieldError(
+                attribute.name, f"{name} must be a string without NUL; put numbers in quotes"
+            )
+
+
+def _names(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(name, str) and is_variable_name(name) for name in value
+    ):
+        raise InvalidFieldError(
+            attribute.name, "must be a list of names of environment variables, not of keys"
+        )
+    if len(set(value)) < len(value):
+        raise InvalidFieldError(attribute.name, "has a name twice")
 
 
 def _rows(_: Any, attribute: Any, value: Any) -> None:
@@ -303,6 +331,22 @@ class RunConfig:
 
 
 @frozen(kw_only=True)
+class SecretsConfig:
+    """The secrets of a server that is started for the run; the config has their names alone.
+
+    Attributes:
+        required: Names of environment variables that the server gets. Their values come from
+            outside of the config, see `rollout.evaluation.evaluate`, and are never written
+            anywhere.
+
+    Raises:
+        InvalidFieldError: It is anything but names, each of them once.
+    """
+
+    required: list[str] | tuple[str, ...] = field(default=(), validator=_names)
+
+
+@frozen(kw_only=True)
 class EvaluationConfig:
     """All of it.
 
@@ -311,15 +355,36 @@ class EvaluationConfig:
         chat: The chat endpoint.
         dataset: The prompts.
         run: How the attempts are run.
+        env: Environment variables of a server that is started for the run, which are part of
+            what a run is resumed with, and on record.
+        secrets: Variables whose values are on record nowhere.
 
     Raises:
-        InvalidFieldError: A part is something else.
+        InvalidFieldError: A part is something else, or variables are given that are also secrets,
+            or that a server which runs already would never see.
     """
 
     server: ServerConfig = field(validator=instance_of(ServerConfig, name="a ServerConfig"))
     chat: ChatConfig = field(validator=instance_of(ChatConfig, name="a ChatConfig"))
     dataset: DatasetConfig = field(validator=instance_of(DatasetConfig, name="a DatasetConfig"))
     run: RunConfig = field(validator=instance_of(RunConfig, name="a RunConfig"))
+    env: Mapping[str, str] = field(factory=dict, validator=_environment)
+    secrets: SecretsConfig = field(
+        factory=SecretsConfig, validator=instance_of(SecretsConfig, name="a SecretsConfig")
+    )
+
+    def __attrs_post_init__(self) -> None:
+        for section, names in (("env", self.env), ("secrets", self.secrets.required)):
+            if names and self.server.app is None:
+                raise InvalidFieldError(
+                    section, "goes with server.app; a server that runs has its own variables"
+                )
+            for name, by in _OWN_VARIABLES.items():
+                if name in names:
+                    raise InvalidFieldError(section, f"{name} is set by {by}")
+        both = sorted(set(self.env) & set(self.secrets.required))
+        if both:
+            raise InvalidFieldError("env", f"{both[0]} is also in secrets.required")
 
 
 _SECTIONS: dict[str, Any] = {
@@ -327,7 +392,10 @@ _SECTIONS: dict[str, Any] = {
     "chat": ChatConfig,
     "dataset": DatasetConfig,
     "run": RunConfig,
+    "secrets": SecretsConfig,
 }
+_ENV = "env"
+_OPTIONAL = frozenset({"secrets"})
 
 
 def _structure_path(value: Any, _: Any) -> Path:
@@ -336,6 +404,7 @@ def _structure_path(value: Any, _: Any) -> Path:
 
 converter.register_structure_hook(Path, _structure_path)
 converter.register_structure_hook(int | str | None, lambda value, _: value)  # see `_workers`
+converter.register_structure_hook(list[str] | tuple[str, ...], lambda value, _: value)  # `_names`
 
 
 def load_config(
@@ -348,7 +417,7 @@ def load_config(
     Args:
         path: The file.
         overrides: Values by section and name that replace those of the file. An ``url``
-            replaces an ``app``, and the other way round.
+            replaces an ``app`` with its variables, and the other way round.
 
     Raises:
         EvaluationError: The file cannot be read or is not TOML.
@@ -372,6 +441,9 @@ def load_config(
         for name, others in (("url", ("app", "workers")), ("app", ("url",))):
             for other in others if section == "server" and name in values else ():
                 table.pop(other, None)
+                if other == "app":
+                    tables.pop(_ENV, None)
+                    tables.pop("secrets", None)
         table.update(values)
     return parse_config(tables)
 
@@ -406,19 +478,25 @@ def parse_config(tables: Mapping[str, Any]) -> EvaluationConfig:
         InvalidBodyError: Fields are missing, unknown or break their rules; all are named.
     """
     problems = [
-        FieldProblem((str(name),), f"is not a section; {_meant(str(name), _SECTIONS)}", "unknown")
+        FieldProblem(
+            (str(name),), f"is not a section; {_meant(str(name), (*_SECTIONS, _ENV))}", "unknown"
+        )
         for name in tables
-        if name not in _SECTIONS
+        if name not in _SECTIONS and name != _ENV
     ]
     parts: dict[str, Any] = {}
     for name, kind in _SECTIONS.items():
         if name not in tables:
-            problems.append(FieldProblem((name,), "is required", "missing"))
+            if name not in _OPTIONAL:
+                problems.append(FieldProblem((name,), "is required", "missing"))
             continue
         parts[name] = _section(tables[name], kind, (name,), problems)
     if problems:
         raise InvalidBodyError(problems)
-    return EvaluationConfig(**parts)
+    try:
+        return EvaluationConfig(**parts, env=tables.get(_ENV, {}))
+    except InvalidFieldError as error:
+        raise InvalidBodyError([FieldProblem((error.field,), error.reason, error.kind)]) from None
 
 
 def _section(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from attrs import define, field
 from rollout._checks import check_api_key
 from rollout._endpoint_failures import endpoint_failure
 from rollout._logs import get_logger
-from rollout._redaction import public_url, redact, url_secrets
+from rollout._redaction import (
+    SECRETS_VARIABLE,
+    environment_secrets,
+    public_url,
+    redact,
+    url_secrets,
+)
 from rollout.context import RolloutContext
 from rollout.errors import (
     DatasetError,
@@ -197,8 +204,15 @@ def _resumed(folder: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def credentials_of(config: EvaluationConfig) -> Credentials:
+def credentials_of(
+    config: EvaluationConfig, given: Mapping[str, str], own: Mapping[str, str]
+) -> Credentials:
     """Read the keys that a config names.
+
+    Args:
+        config: The config.
+        given: Values of variables; the environment has those that are missing.
+        own: The secrets of the run's own server.
 
     Raises:
         EvaluationError: A variable is not set, or what it holds cannot be sent as a key.
@@ -207,7 +221,7 @@ def credentials_of(config: EvaluationConfig) -> Credentials:
     def read(section: str, name: str | None) -> str | None:
         if name is None:
             return None
-        value = os.environ.get(name, "")
+        value = given.get(name) or os.environ.get(name, "")
         if not value.strip():
             raise EvaluationError(
                 f"{section}.api_key_env: the environment variable {name} is not set"
@@ -223,6 +237,7 @@ def credentials_of(config: EvaluationConfig) -> Credentials:
         server=read("server", config.server.api_key_env),
         chat=read("chat", config.chat.api_key_env),
         urls=(*url_secrets(config.chat.url), *url_secrets(config.server.url or "")),
+        more=tuple(environment_secrets({SECRETS_VARIABLE: ",".join(own), **own})),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from attrs import define, evolve
 
 from rollout._checks import check_flag
 from rollout._logs import get_logger
+from rollout._redaction import SECRETS_VARIABLE
 from rollout._tasks import background_tasks
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE
 from rollout.client import RolloutClient
@@ -38,8 +39,9 @@ from rollout.evaluation.attempts import (
     keep_attempt,
     run_rollout,
 )
-from rollout.evaluation.config import EvaluationConfig
+from rollout.evaluation.config import MODEL_VARIABLE, EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
+from rollout.evaluation.environment import secrets_of
 from rollout.evaluation.folder.journal import Journal
 from rollout.evaluation.folder.layout import (
     ROLLOUTS,
@@ -91,6 +93,7 @@ async def evaluate(
     fresh: bool = False,
     retry_failed: bool = False,
     check_model: bool = False,
+    secrets: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[EvaluationRun, None]:
     """Run an evaluation, or go on with one, for the length of the block.
 
@@ -109,6 +112,8 @@ async def evaluate(
         fresh: Move an earlier run in the folder to ``archive/`` and start anew.
         retry_failed: Run attempts again that are on record as failed.
         check_model: Ask the model for one token before anything is started.
+        secrets: Values of secrets and keys that the config has by the names of their variables;
+            the environment has those that are missing.
 
     Raises:
         DatasetError: The dataset cannot be read, or a row of it cannot be taken.
@@ -128,7 +133,8 @@ async def evaluate(
     check_flag("fresh", fresh)
     check_flag("retry_failed", retry_failed)
     check_flag("check_model", check_model)
-    credentials = credentials_of(config)
+    own = secrets_of(config, secrets or {})
+    credentials = credentials_of(config, secrets or {}, own)
     lock = locked(config.run.output)
     await trio.to_thread.run_sync(lock.__enter__)
     try:
@@ -140,7 +146,9 @@ async def evaluate(
             if run.complete:
                 run.close_records()
             else:
-                client = await _connect(stack, config, credentials, run, resumed=opened.resumed)
+                client = await _connect(
+                    stack, config, credentials, run, secrets=own, resumed=opened.resumed
+                )
                 await stack.enter_async_context(_working(run, client))
             yield run
         run.check_stopped()
@@ -181,10 +189,16 @@ async def _summarizing(run: EvaluationRun, index: AttemptIndex) -> AsyncGenerato
                 leaving.add_note(f"meanwhile: {error}")
 
 
-def _server_environment(config: EvaluationConfig, folder: Path) -> dict[str, str]:
+def _server_environment(
+    config: EvaluationConfig, folder: Path, secrets: Mapping[str, str]
+) -> dict[str, str]:
     """Return what the run's own server finds in its environment, on top of what is there."""
-    environment = {} if config.chat.model is None else {"ROLLOUT_MODEL": config.chat.model}
-    if ARTIFACT_ROOT_VARIABLE not in os.environ:
+    environment = {**config.env, **secrets}
+    if secrets:
+        environment[SECRETS_VARIABLE] = ",".join(secrets)
+    if config.chat.model is not None:
+        environment[MODEL_VARIABLE] = config.chat.model
+    if ARTIFACT_ROOT_VARIABLE not in os.environ | environment:
         environment[ARTIFACT_ROOT_VARIABLE] = str((folder / ROLLOUTS).absolute())
     return environment
 
@@ -195,6 +209,7 @@ async def _connect(
     credentials: Credentials,
     run: EvaluationRun,
     *,
+    secrets: Mapping[str, str],
     resumed: bool,
 ) -> RolloutClient:
     """Start the run's server if it has one of its own, and open a client.
@@ -210,7 +225,7 @@ async def _connect(
                 log=run.folder / SERVER_LOG,
                 workers=config.server.workers,
                 state=await trio.to_thread.run_sync(make_state, run.folder),
-                environment=_server_environment(config, run.folder),
+                environment=_server_environment(config, run.folder, secrets),
                 secrets=credentials.secrets,
             )
         )

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import define, field
 
 from rollout._checks import is_finite
-from rollout._redaction import public_url, url_secrets
+from rollout._redaction import environment_secrets, public_url, url_secrets
 from rollout.errors import InvalidFieldError
 from rollout.types._fields import (
     count,
@@ -140,8 +140,9 @@ class RolloutInitRequest:
 
     @property
     def secrets(self) -> list[str | None]:
-        """Secrets that nobody may repeat: both keys, and those in the endpoint's URL."""
-        return [self.llm_api_key, self.admission_key, *url_secrets(self.chat_completions_url)]
+        """Secrets that nobody may repeat: both keys, and those in the URL and the environment."""
+        url = url_secrets(self.chat_completions_url)
+        return [self.llm_api_key, self.admission_key, *url, *environment_secrets()]
 
 
 @rule(exclusiveMinimum=0)

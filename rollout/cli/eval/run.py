@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import trio
-from attrs import frozen
+from attrs import field, frozen
 
 from rollout._http import is_loopback_host
 from rollout.cli.eval.options import config_options, overrides_of, resume_command
@@ -23,7 +23,7 @@ from rollout.cli.failures import (
     run_async,
 )
 from rollout.cli.interrupts import interrupts
-from rollout.cli.options import host_of, json_option, log_format_option
+from rollout.cli.options import FILE_PATH, host_of, json_option, log_format_option
 from rollout.cli.remote import quiet_http
 from rollout.cli.text import print_json
 from rollout.errors import (
@@ -34,6 +34,7 @@ from rollout.errors import (
     InvalidBodyError,
 )
 from rollout.evaluation import EvaluationConfig, EvaluationRun, evaluate, load_config
+from rollout.evaluation.environment import parse_secrets
 
 if TYPE_CHECKING:
     from rollout.cli.eval.live import LivePage
@@ -58,6 +59,12 @@ class _Remembering(click.Command):
     "--retry-failed", is_flag=True, help="Run attempts again that are on record as failed."
 )
 @click.option("--no-check", is_flag=True, help="Start without a test call of the model.")
+@click.option(
+    "--secrets-file",
+    metavar="FILE",
+    type=FILE_PATH,
+    help="Lines NAME=value with the values of secrets and keys; - reads stdin.",
+)
 @click.option("--live", is_flag=True, help="Serve the report while the run fills it.")
 @click.option(
     "--live-bind",
@@ -74,6 +81,7 @@ def command(
     fresh: bool,
     retry_failed: bool,
     no_check: bool,
+    secrets_file: str | None,
     live: bool,
     live_bind: str | None,
     as_json: bool,
@@ -103,6 +111,7 @@ def command(
         fresh=fresh,
         retry_failed=retry_failed,
         check_model=not no_check,
+        secrets={} if secrets_file is None else _read_secrets(secrets_file),
         live=_live_address(live_bind) if live or live_bind is not None else None,
         path=ctx.command_path,
         arguments=tuple(ctx.obj),
@@ -124,6 +133,7 @@ class _Plan:
     """What to run.
 
     Attributes:
+        secrets: Values of secrets and keys by the names of their variables.
         live: Where the page of the run is served, if it is.
         path: The command that was called.
         arguments: Its arguments.
@@ -133,6 +143,7 @@ class _Plan:
     fresh: bool
     retry_failed: bool
     check_model: bool
+    secrets: dict[str, str] = field(repr=False)
     live: str | None
     path: str
     arguments: tuple[str, ...]
@@ -172,6 +183,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                     fresh=plan.fresh,
                     retry_failed=plan.retry_failed,
                     check_model=plan.check_model,
+                    secrets=plan.secrets,
                 ) as run:
                     view.begin(run.progress)
                     if page is not None:
@@ -206,6 +218,17 @@ async def _live(plan: _Plan, view: EvaluationView) -> AsyncGenerator[LivePage | 
     async with live_page(plan.live) as (page, url):
         view.note(f"live report: {url}")
         yield page
+
+
+def _read_secrets(path: str) -> dict[str, str]:
+    label = "stdin" if path == "-" else path
+    try:
+        with click.open_file(path, encoding="utf-8-sig") as file:
+            return parse_secrets(file.read(), label)
+    except OSError as error:
+        raise CommandError(f"--secrets-file: {label}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise CommandError(f"--secrets-file: {label} is not UTF-8") from None
 
 
 def _live_address(bind: str | None) -> str:

@@ -94,7 +94,12 @@ def _server(config: EvaluationConfig) -> dict[str, Any]:
     server = config.server
     if server.app is None:
         return {"url": public_url(server.url or "").rstrip("/")}
-    return describe_app(server.app)
+    described = describe_app(server.app)
+    if config.env:
+        described["env"] = dict(sorted(config.env.items()))
+    if config.secrets.required:
+        described["secrets"] = sorted(config.secrets.required)
+    return described
 
 
 def describe_app(app: str) -> dict[str, Any]:

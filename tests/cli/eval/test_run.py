@@ -214,7 +214,8 @@ def test_an_option_replaces_a_value_of_the_config(
     assert "seen" in cli.fails(2, "eval", "run", str(files.config(files.rows({}))), option, value)
     ((config, options),) = seen
     assert getattr(getattr(config, section), name) == expected
-    assert options == {"fresh": False, "retry_failed": False, "check_model": True}
+    expected_options = {"fresh": False, "retry_failed": False, "check_model": True}
+    assert options.items() >= expected_options.items()
 
 
 def test_paths_of_options_are_relative_to_the_current_folder(
@@ -592,6 +593,39 @@ def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatc
 
 
 # --- keys -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["secrets.env", "-"])
+def test_a_secrets_file_has_the_keys(cli, files, name):
+    text = "OWN_CHAT_KEY='key-of-the-model-2'\n"
+    if name != "-":
+        name = str(files.folder / name)
+        Path(name).write_text(text)
+    config = str(files.config(files.rows({"raise": "key-of-the-model-2 is wrong"})))
+    options = ("--llm-api-key-env", "OWN_CHAT_KEY", "--secrets-file", name)
+    done = cli("eval", "run", config, *options, stdin=text)
+    assert done.exit_code == 0, done.output
+    assert "agent_error: [redacted] is wrong" in done.stdout
+    for path in files.output.rglob("*"):
+        assert path.is_dir() or b"key-of-the-model-2" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "missing.env: No such file or directory"),
+        (b"sk-live-1", "missing.env, line 1: must be NAME=value"),
+        (b"A=\xff", "missing.env is not UTF-8"),
+    ],
+)
+def test_a_secrets_file_that_cannot_be_read(cli, files, tmp_path, data, words):
+    path = tmp_path / "missing.env"
+    if data is not None:
+        path.write_bytes(data)
+    config = str(files.config(files.rows({})))
+    line = cli.fails(2, "eval", "run", config, "--secrets-file", str(path))
+    assert words in line
+    assert "sk-live-1" not in line
 
 
 def test_keys_stay_out_of_sight(cli, files, on_call):

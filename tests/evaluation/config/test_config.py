@@ -16,6 +16,7 @@ from rollout.evaluation import (
     DatasetConfig,
     EvaluationConfig,
     RunConfig,
+    SecretsConfig,
     ServerConfig,
     load_config,
 )
@@ -74,6 +75,9 @@ pass_threshold = 0.5
 retry_setup_failures = 2
 breaker_failures = 5
 """
+
+
+OWN = {**MINIMAL, "server": {"app": "module:app"}}
 
 
 # --- what is taken ----------------------------------------------------------------------------
@@ -214,7 +218,7 @@ def test_a_problem_is_named_by_section_and_field(section, name, value, reason):
     [
         ("sever", "is server meant?"),
         ("Run", "is run meant?"),
-        ("model", "there are server, chat, dataset, run"),
+        ("model", "there are server, chat, dataset, run, secrets, env"),
     ],
 )
 def test_a_section_that_there_is_not(name, reason):
@@ -350,3 +354,51 @@ def test_a_password_in_a_url_is_not_in_the_repr():
     chat = ChatConfig(url="http://user:password-2@h/v1?key=password-3")
     config = attrs.evolve(parse_config(MINIMAL), server=server, chat=chat)
     assert "password" not in repr(config)
+
+
+# --- variables and secrets --------------------------------------------------------------------
+
+
+def test_variables_and_names_of_secrets(tmp_path):
+    text = FULL + '[env]\nREGION = "eu"\n[secrets]\nrequired = ["SEARCH_KEY", "DB"]\n'
+    config = load_config(write(tmp_path, text))
+    assert config.env == {"REGION": "eu"}
+    assert config.secrets == SecretsConfig(required=["SEARCH_KEY", "DB"])
+    other = load_config(write(tmp_path, text), {"server": {"url": "http://127.0.0.1:8000"}})
+    assert (other.env, other.secrets) == ({}, SecretsConfig())
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ({"env": 1}, "env: must be a table"),
+        ({"env": {"A-B": "x"}}, "env: 'A-B' cannot be the name of a variable"),
+        ({"env": {"A": 1}}, "env: A must be a string without NUL; put numbers in quotes"),
+        ({"env": {"A": "\0"}}, "env: A must be a string without NUL; put numbers in quotes"),
+        ({"env": {"ROLLOUT_MODEL": "m"}}, "env: ROLLOUT_MODEL is set by chat.model"),
+        (
+            {"env": {"A": "x"}, "secrets": {"required": ["B", "A"]}},
+            "env: A is also in secrets.required",
+        ),
+        ({"secrets": {"KEY": "sk-1"}}, "secrets.KEY: is unknown; there are required"),
+        ({"secrets": {"required": ["A", "A"]}}, "secrets.required: has a name twice"),
+        (
+            {"secrets": {"required": ["sk-1"]}},
+            "secrets.required: must be a list of names of environment variables, not of keys",
+        ),
+        (
+            {"secrets": {"required": "A"}},
+            "secrets.required: must be a list of names of environment variables, not of keys",
+        ),
+        (
+            {"server": MINIMAL["server"], "env": {"A": "x"}},
+            "env: goes with server.app; a server that runs has its own variables",
+        ),
+        (
+            {"server": MINIMAL["server"], "secrets": {"required": ["A"]}},
+            "secrets: goes with server.app; a server that runs has its own variables",
+        ),
+    ],
+)
+def test_variables_that_cannot_be_used(tables, problem):
+    assert problems_of({**OWN, **tables}) == [problem]
