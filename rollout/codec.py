@@ -175,7 +175,10 @@ converter.register_unstructure_hook(
 converter.register_unstructure_hook(
     RolloutResultResponse,
     make_dict_unstructure_fn(
-        RolloutResultResponse, converter, err_source=override(omit_if_default=True)
+        RolloutResultResponse,
+        converter,
+        err_source=override(omit_if_default=True),
+        err_phase=override(omit_if_default=True),
     ),
 )
 converter.register_unstructure_hook(

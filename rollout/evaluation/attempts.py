@@ -322,6 +322,7 @@ def _facts(
         "removed": removed,
         "err_category": None if result.err_category is None else result.err_category.value,
         "err_source": result.err_source,
+        "err_phase": result.err_phase,
         "err_message": message,
         "agent_started_at": result.agent_started_at,
         "may_have_run": result.agent_started_at is not None,
@@ -348,6 +349,8 @@ def _trajectory(
         error = {"category": record.err_category, "message": record.err_message}
         if record.err_source is not None:
             error["source"] = record.err_source
+        if record.err_phase is not None:
+            error["phase"] = record.err_phase
         ended |= {"reward": None, "error": error}
     messages = attempt.row.initial_messages
     if sample is not None and sample.messages:

@@ -53,6 +53,8 @@ class AttemptRecord:
         err_category: A `rollout.types.RolloutErrorCategory`; ``unreachable`` or ``protocol``
             with the outcome `error`; ``None`` for a success.
         err_source: Whose failure it was, where the server knows; see `RolloutResultResponse`.
+        err_phase: ``grading`` if the agent had succeeded and its grader failed; ``None`` also if
+            the server does not say.
         err_message: What went wrong, for people.
         submitted_at: When the request was made (wall clock, UTC).
         agent_started_at: When the agent started, as the server says.
@@ -82,6 +84,7 @@ class AttemptRecord:
     removed: bool = field(default=False, validator=instance_of(bool, name="a boolean"))
     err_category: str | None = field(default=None, validator=optional(_text))
     err_source: str | None = field(default=None, validator=optional(_text))
+    err_phase: str | None = field(default=None, validator=optional(_text))
     err_message: str | None = field(default=None, validator=optional(_text))
     agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
     prompt_tokens: int | None = field(default=None, validator=optional(count))

@@ -61,7 +61,7 @@ async def regrade_run(
 ) -> EvaluationMetrics:
     """Grade the attempts of a run again with the grader of *backend*; no agent runs.
 
-    Attempts that did not succeed stay as they are, and cancelled ones are left out. An attempt
+    Attempts whose agent failed stay as they are, and cancelled ones are left out. An attempt
     whose sample cannot be rebuilt from its trajectory ends as an `error`.
 
     Args:
@@ -166,17 +166,20 @@ class _Grading:
         self._run: dict[str, Any] = manifest["run"]
 
     async def grade(self, record: AttemptRecord) -> AttemptRecord:
-        """Grade an attempt that succeeded; keep another as it is."""
+        """Grade an attempt whose agent succeeded; keep another as it is."""
+        succeeded = record.outcome is AttemptOutcome.SUCCESS
         try:
             document = await trio.to_thread.run_sync(self._read, record)
         except TrajectoryError as error:
-            if record.outcome is not AttemptOutcome.SUCCESS:
+            if not succeeded and record.err_phase is None:
                 return evolve(record, trajectory=None, retry=0)
             return _broken(record, error)
-        if record.outcome is not AttemptOutcome.SUCCESS:
+        if not succeeded and record.err_phase is None:
             return await trio.to_thread.run_sync(self._keep, record, document)
         try:
             request, sample = _rebuilt(record, document, self._run["grader_timeout_sec"])
+            if not succeeded and not _has_reply(sample):
+                return await trio.to_thread.run_sync(self._keep, record, document)
             artifacts = await trio.to_thread.run_sync(self._artifacts, record.rollout_id)
         except (TrajectoryError, InvalidFieldError) as error:
             return await trio.to_thread.run_sync(self._keep, _broken(record, error), document)
@@ -193,6 +196,7 @@ class _Grading:
             removed=removed,
             err_category=None if result.err_category is None else result.err_category.value,
             err_source=result.err_source,
+            err_phase=None if success else "grading",
             err_message=result.err_message,
             metrics={k: v for k, v in graded.metrics.items() if is_finite_number(v)},
         )
@@ -232,6 +236,8 @@ class _Grading:
             extra["error"] = {"category": record.err_category, "message": record.err_message}
             if record.err_source is not None:
                 extra["error"]["source"] = record.err_source
+            if record.err_phase is not None:
+                extra["error"]["phase"] = record.err_phase
         name = f"{record.row}-{record.attempt}-0.json"
         path = self.folder / TRAJECTORIES / name
         try:
@@ -266,6 +272,11 @@ def _rebuilt(
     return request, sample
 
 
+def _has_reply(sample: RolloutSample) -> bool:
+    """Whether the agent left anything: of a grading without a sample, the prompt is kept."""
+    return any(message.get("role") == "assistant" for message in sample.messages)
+
+
 def _broken(record: AttemptRecord, error: Exception) -> AttemptRecord:
     return evolve(
         record,
@@ -274,6 +285,8 @@ def _broken(record: AttemptRecord, error: Exception) -> AttemptRecord:
         passed=False,
         removed=False,
         err_category="protocol",
+        err_source=None,
+        err_phase=None,
         err_message=f"it cannot be graded again: {error}",
         trajectory=None,
         retry=0,

@@ -522,7 +522,10 @@ def _passed_on(attempt: Attempt, result: RolloutResultResponse) -> ExecutionOutc
         err_category=result.err_category,
         err_source=result.err_source,
     )
-    return ExecutionOutcome(workflow=passed_on, encoded=encoded)
+    if result.err_phase is None:
+        return ExecutionOutcome(workflow=passed_on, encoded=encoded)
+    agent = ExecutionResult(status=RolloutStatus.SUCCESS)
+    return ExecutionOutcome(workflow=agent, grader=passed_on, encoded=encoded)
 
 
 def _ended_in_queue(

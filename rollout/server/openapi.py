@@ -48,7 +48,7 @@ _RESPONSES = (
 )
 _ENUMS = (RolloutStatus, RolloutErrorCategory)
 _NEVER_SENT = {"trajectory_messages"}
-_SENT_UNLESS_NULL = {"err_source"}
+_SENT_UNLESS_NULL = {"err_source", "err_phase"}
 _SCALARS: dict[Any, Schema] = {
     str: {"type": "string"},
     bool: {"type": "boolean"},

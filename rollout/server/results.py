@@ -62,10 +62,17 @@ def result_of(
         else redact(utf8(str(result.err_message)), secrets),
         err_category=_category(result.err_category),
         err_source=result.err_source,
+        err_phase=_phase(outcome),
     )
     if isinstance(result.sample, RolloutSample):
         _attach_sample(response, result.sample)
     return response
+
+
+def _phase(outcome: ExecutionOutcome) -> str | None:
+    grader = outcome.grader
+    failed = grader is not None and grader.status is RolloutStatus.FAILURE
+    return "grading" if failed and outcome.result is grader else None
 
 
 def _is_end(status: Any) -> bool:

@@ -209,6 +209,8 @@ class RolloutResultResponse:
             failure without it happened before the agent ran.
         err_source: Whose failure it was, where the server knows: `MODEL_ENDPOINT`,
             `MODEL_KEY`, `SERVER_RESTART`, or something newer. It travels only if there is one.
+        err_phase: ``grading`` if the agent had succeeded and its grader failed, else ``None``. It
+            travels only if there is one.
 
     Raises:
         InvalidFieldError: A field has the wrong type, or the time has no time zone.
@@ -228,6 +230,7 @@ class RolloutResultResponse:
     )
     agent_started_at: datetime | None = field(default=None, validator=optional(utc_time))
     err_source: str | None = optional_field(str, "a string or None")
+    err_phase: str | None = optional_field(str, "a string or None")
 
 
 @rule(minLength=1)

@@ -50,6 +50,16 @@ async def test_rollouts_run_on_both_workers_and_come_out_as_they_are():
                 assert theirs.agent_started_at == result.agent_started_at
 
 
+async def test_where_a_rollout_failed_is_passed_on():
+    async with net() as servers:
+        worker = await servers.serve(worker_app())
+        async with front_over(PoolBackend([worker.url])) as (client, _):
+            graded = await ask(client, "graded", metadata={"grader": {"raise": "odd"}})
+            assert (graded.err_phase, graded.err_category) == ("grading", "agent_error")
+            ran = await ask(client, "ran", **{"raise": "odd"})
+            assert (ran.err_phase, ran.err_category) == (None, "agent_error")
+
+
 async def test_statuses_are_passed_on_in_their_order():
     async with net() as servers:
         worker = await servers.serve(worker_app())

@@ -108,6 +108,27 @@ def test_a_grader_that_fails_and_a_trajectory_that_is_missing(cli, finished, gra
     assert "no good" in second.err_message
 
 
+def test_failed_gradings_are_graded_again(cli, finished, graders, tmp_path):
+    failed, new = tmp_path / "failed", tmp_path / "new"
+    arguments = ("--app", f"{graders}:broken", "--output", str(failed))
+    assert cli("eval", "regrade", str(finished), *arguments).exit_code == 0
+    assert [record.err_phase for record in final_records(failed)] == [
+        "grading" if record.outcome == "success" else None for record in final_records(finished)
+    ]
+    document = json.loads((failed / "trajectories/0-0-0.json").read_text())
+    assert document["extra"]["error"]["phase"] == "grading"
+    del document["steps"][-1]  # as if the agent had left nothing
+    (failed / "trajectories/0-0-0.json").write_text(json.dumps(document))
+    arguments = ("--app", f"{graders}:lenient", "--output", str(new))
+    assert cli("eval", "regrade", str(failed), *arguments).exit_code == 0
+    records = list(final_records(new))
+    assert [each.reward for each in records] == [None, 1, 1, 1, None, None, 1, 1, 1, 1]
+    assert [each.err_phase for each in records] == ["grading", *[None] * 9]
+    assert [each.outcome for each in records] == ["failure", *["success"] * 3, *["failure"] * 2] + [
+        "success"
+    ] * 4
+
+
 def test_artifacts_are_graded_as_copies(cli, finished, graders, tmp_path):
     for record in final_records(finished):
         folder = finished / "rollouts" / record.rollout_id / "artifacts"

@@ -34,12 +34,14 @@ async def test_everything_is_written(tmp_path):
         config = config_of(tmp_path, server=url, rows=rows, n=2, chat={"model": "m"})
         run, records = await run_all(config)
     assert keys(records) == all_keys(4, n=2)
-    facts = {(r.row, str(r.outcome), r.reward, r.passed, r.err_category) for r in records}
+    facts = {
+        (r.row, str(r.outcome), r.reward, r.passed, r.err_category, r.err_phase) for r in records
+    }
     assert facts == {
-        (0, "success", 1.0, True, None),
-        (1, "success", 0.0, False, None),
-        (2, "failure", None, False, "agent_error"),
-        (3, "failure", None, False, "validation_error"),
+        (0, "success", 1.0, True, None, None),
+        (1, "success", 0.0, False, None, None),
+        (2, "failure", None, False, "agent_error", None),
+        (3, "failure", None, False, "validation_error", "grading"),
     }
     assert all(r.agent_started_at is not None and r.may_have_run for r in records)
     assert {r.err_message for r in records if r.row == 2} == {"it broke"}
