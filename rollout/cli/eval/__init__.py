@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rollout.cli.eval import compare, fuzz_grader, regrade, rubric, run, show
+from rollout.cli.eval import compare, export, fuzz_grader, regrade, rubric, run, show
 from rollout.cli.options import help_alone
 
 __all__ = ["command"]
@@ -28,6 +28,7 @@ for _each in (
     compare.command,
     regrade.command,
     fuzz_grader.command,
+    export.command,
     rubric.command,
 ):
     command.add_command(_each)
