@@ -25,6 +25,7 @@ _REGISTRY = "rollout.server.create_rollout_server, whose registry is its own"
 
 ELSEWHERE = {
     "agent_workflow": {"AgentWorkflow": "rollout.workflow:AgentWorkflow"},
+    "backend.harbor.tasks": {"TaskMode": "rollout.backend.harbor:TaskMode"},
     "backend.local.backend": {"LocalBackend": "rollout.backend:LocalBackend"},
     "client.client": {
         "POLLING_LEASE_HEADER": "rollout.types:POLLING_LEASE_HEADER",
@@ -54,8 +55,6 @@ ELSEWHERE = {
 
 INSTEAD = {
     "backend.harbor.artifacts": _HARBOR,
-    "backend.harbor.TaskMode": "HarborBackend(tasks=...), see docs/harbor-tasks.md",
-    "backend.harbor.tasks.TaskMode": "HarborBackend(tasks=...), see docs/harbor-tasks.md",
     "backend.harbor.diagnostics": f"{_HARBOR} and writes diagnostics.json",
     "backend.harbor.evidence": _HARBOR,
     "backend.harbor.harness_agent": _SANDBOX,

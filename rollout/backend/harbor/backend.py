@@ -13,7 +13,7 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -29,16 +29,17 @@ from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.agents.workflow import PREFIX as AGENT_PREFIX
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
 from rollout.backend.harbor.settings import HarborSettings
-from rollout.backend.harbor.tasks.source import TaskSource
+from rollout.backend.harbor.tasks.source import TaskMode, TaskSource
 from rollout.backend.harbor.trial.execution import TrialExecution
 from rollout.backend.harbor.trial.logs import harbor_logs
 from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
+from rollout.backend.harbor.trial.queue import adopt_queue
 from rollout.backend.harbor.trial.runtime import Runtime
 from rollout.backend.harbor.validation import require_harbor
 from rollout.backend.harbor.workspaces import NAMES, prune_kept
 from rollout.backend.references import application_of, class_with, config_of
 from rollout.context import RolloutContext, get_rollout_context
-from rollout.errors import BackendConfigurationError
+from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.grader import Grader
 from rollout.integrations.asyncio_bridge import AsyncioBridge, open_asyncio_bridge
 from rollout.sandbox import remove_abandoned
@@ -89,6 +90,13 @@ class HarborBackend(SlotBackend):
         environment: Where trials run: one of Harbor's types, ``namespace`` for
             `rollout.backend.harbor.namespace.NamespaceEnvironment`, or a mapping with the
             fields of Harbor's ``EnvironmentConfig``.
+        orchestrator: A ``harbor.trial.queue.TrialQueue`` of this backend alone that trials go
+            through, with its hooks and retries. Its ``n_concurrent`` bounds the trials at a time,
+            in place of the default 4. Its hooks are called on Harbor's event loop.
+        agent_setup_timeout_sec: For how long the setup of an agent may take, in seconds; ``None``
+            leaves that to Harbor.
+        verified_tasks: Names of tasks that are known to work, or ``True`` for all: `prewarm` with
+            the mode ``auto`` leaves them out, but for the environment of those with a health check.
         max_queue_depth: How many rollouts may wait; more are refused at admission.
         artifact_root: Where artifacts, logs and trajectories go; see `LocalBackend`.
         trials_dir: Where trials work; by default a folder of this user among the temporary files.
@@ -123,10 +131,13 @@ class HarborBackend(SlotBackend):
         grader: type[Grader] | str | None = None,
         grader_config: GraderConfig | str | None = None,
         tasks_dir: str | os.PathLike[str] | None = None,
-        task_mode: Literal["template", "dataset"] = "template",
+        task_mode: TaskMode | Literal["template", "dataset"] = TaskMode.TEMPLATE,
         allow_any_path: bool = False,
         allow_local_git: bool = False,
         environment: Any = None,
+        orchestrator: Any = None,
+        agent_setup_timeout_sec: float | None = None,
+        verified_tasks: Iterable[str] | bool = False,
         max_queue_depth: int | None = None,
         artifact_root: str | os.PathLike[str] | Literal[False] | None = None,
         trials_dir: str | os.PathLike[str] | None = None,
@@ -141,6 +152,8 @@ class HarborBackend(SlotBackend):
             check_whole("max_kept_trials", max_kept_trials, none=True)
             check_number("cancel_grace_sec", cancel_grace_sec, above=0)
             check_number("stop_timeout_sec", stop_timeout_sec, above=0)
+            check_number("agent_setup_timeout_sec", agent_setup_timeout_sec, above=0, none=True)
+            verified = _verified_tasks(verified_tasks)
         # A name in a user's own bundle is for the sandbox, and not imported here.
         is_inside = isinstance(agent_config, str) and (bundle is not None or code_dir is not None)
         workflow_config = config_of(
@@ -166,6 +179,8 @@ class HarborBackend(SlotBackend):
             keep_failed_trials=keep_failed_trials,
             max_kept_trials=max_kept_trials,
             stop_timeout_sec=stop_timeout_sec,
+            agent_setup_timeout_sec=agent_setup_timeout_sec,
+            verified_tasks=verified,
         )
         self.application = application_of(self.settings.agent.name, self.settings.grader_cls)
         self.artifact_root = self.settings.store.root
@@ -177,8 +192,11 @@ class HarborBackend(SlotBackend):
                 (grading_config, None),
             )
         )
+        if orchestrator is not None:
+            most = adopt_queue(orchestrator)
+            trials = most if workflow_config is None else min(trials or most, most)
         super().__init__(trials, max_queue_depth)
-        self.runtime = Runtime(trio.CapacityLimiter(gradings or math.inf))
+        self.runtime = Runtime(trio.CapacityLimiter(gradings or math.inf), queue=orchestrator)
 
     def health(self) -> dict[str, Any]:
         """Return the status, the slots' counts, and what runs where.
@@ -297,6 +315,16 @@ class HarborBackend(SlotBackend):
         finally:
             if acquired:
                 self.slots.release(execution)
+
+
+def _verified_tasks(value: Any) -> frozenset[str] | bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        names = list(value)
+        if all(isinstance(name, str) for name in names):
+            return frozenset(names)
+    raise InvalidFieldError("verified_tasks", "must be names of tasks, or True or False")
 
 
 def _tidy_up(settings: HarborSettings) -> None:

@@ -24,6 +24,9 @@ NAMESPACE_IMPORT_PATH = "rollout.backend.harbor.namespace:NamespaceEnvironment"
 OPENSANDBOX = "opensandbox"
 _DEFAULT = "docker"
 
+_DAYTONA = {"auto_stop_interval_mins": 60, "auto_delete_interval_mins": 0}
+"""Has Daytona delete a sandbox an hour after a server that was killed has left it."""
+
 _SHARES_HOST_NETWORK = frozenset({NAMESPACE, "singularity"})
 """Singularity gives a container the network of its host by default."""
 
@@ -101,6 +104,8 @@ class EnvironmentSpec:
         fields: dict[str, Any] = _copied(self._values)
         if self.is_opensandbox:
             fields["kwargs"] = with_defaults(fields.get("kwargs") or {}, environ)
+        if self.name == "daytona" and fields.get("delete", True):
+            fields["kwargs"] = _DAYTONA | (fields.get("kwargs") or {})
         return fields
 
     def prepare(self) -> None:

@@ -52,6 +52,7 @@ class AgentTime:
     def limit(self, agent: Any) -> None:
         """End an agent's ``run`` with `TimeoutError`, which Harbor takes for its own."""
         run = agent.run
+        self._budget = None  # of a trial that is tried again, the agent gets what is left
 
         @functools.wraps(run)
         async def limited(*args: Any, **kwargs: Any) -> Any:

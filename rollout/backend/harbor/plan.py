@@ -78,6 +78,8 @@ class TrialPlan:
         agent_timeout_sec: What is left for the agent, in seconds; ``None`` leaves it to the
             task.
         grader_timeout_sec: Time for the verifier, likewise.
+        url_inside: The chat endpoint as the agent in the sandbox reaches it; ``None`` if that is
+            the context's.
         more_secrets: Secrets among the settings of the backend.
     """
 
@@ -89,7 +91,13 @@ class TrialPlan:
     model: str | None = None
     agent_timeout_sec: float | None = None
     grader_timeout_sec: float | None = None
+    url_inside: str | None = None
     more_secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def chat_url(self) -> str:
+        """The chat endpoint that the agent calls."""
+        return self.url_inside or self.context.chat_completions_url
 
     @property
     def trials_dir(self) -> Path:

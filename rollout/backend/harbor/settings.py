@@ -34,6 +34,8 @@ class HarborSettings:
         keep_failed_trials: Whether the folder of a failed trial stays.
         max_kept_trials: How many of those stay; ``None`` for no bound.
         stop_timeout_sec: For how long the stop of an environment may take.
+        agent_setup_timeout_sec: Time for the setup of an agent; ``None`` leaves it to Harbor.
+        verified_tasks: Which tasks are known to work, by name, or whether all are.
     """
 
     agent: AgentSpec
@@ -48,3 +50,10 @@ class HarborSettings:
     keep_failed_trials: bool = True
     max_kept_trials: int | None = 100
     stop_timeout_sec: float = 300.0
+    agent_setup_timeout_sec: float | None = None
+    verified_tasks: frozenset[str] | bool = False
+
+    def is_verified(self, task: str) -> bool:
+        """Whether a task is known to work, so that it need not be prewarmed."""
+        verified = self.verified_tasks
+        return verified if isinstance(verified, bool) else task in verified

@@ -44,6 +44,27 @@ SECRET = "hunter2-hunter2"
         ),
         ({"type": SimpleNamespace(value="modal")}, "modal", {"type": "modal"}),
         (
+            "daytona",
+            "daytona",
+            {
+                "type": "daytona",
+                "kwargs": {"auto_stop_interval_mins": 60, "auto_delete_interval_mins": 0},
+            },
+        ),
+        (
+            {"daytona": {"auto_stop_interval_mins": 5}},
+            "daytona",
+            {
+                "type": "daytona",
+                "kwargs": {"auto_stop_interval_mins": 5, "auto_delete_interval_mins": 0},
+            },
+        ),
+        (
+            {"type": "daytona", "delete": False},
+            "daytona",
+            {"type": "daytona", "delete": False},
+        ),
+        (
             SimpleNamespace(
                 model_fields_set={"type", "kwargs"},
                 type=SimpleNamespace(value="modal"),

@@ -67,6 +67,30 @@ async def test_a_good_task(tasks, backend, mode):
     assert made.health()["unfit_tasks"] == 0
 
 
+@pytest.mark.parametrize("mode", ["auto", "full"])
+async def test_tasks_that_are_known_to_work(tasks, backend, tmp_path, monkeypatch, mode):
+    (tmp_path / "agent_of_prewarm_test.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tasks("checked", healthcheck="true")
+    tasks("plain")
+    tasks("torn")
+    (tasks.folder / "torn" / "task.toml").write_text("[")
+    made = backend(
+        agent="agent_of_prewarm_test:Agent",
+        agent_setup_timeout_sec=0.001,
+        verified_tasks=["checked", "plain", "torn"],
+    )
+    async with made.running():
+        if mode == "full":  # sets the agents up, which takes too long
+            with pytest.raises(BackendConfigurationError, match="no environment can be started"):
+                await made.prewarm(mode)
+            return
+        report = await made.prewarm(mode)
+    assert report.skipped == ["plain"]
+    assert report.tried == ["checked", "torn"]
+    assert list(report.failed) == ["torn"]
+
+
 async def test_one_whose_health_check_fails_is_named(tasks, backend):
     tasks("good", healthcheck="true")
     tasks("ill", healthcheck="false")

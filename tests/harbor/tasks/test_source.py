@@ -279,3 +279,12 @@ def test_configuration_errors(dataset, tmp_path):
         TaskSource(dataset)
     with pytest.raises(BackendConfigurationError, match="is a task itself"):
         TaskSource(dataset / "add", "dataset")
+
+
+def test_modes_have_names(dataset):
+    from rollout.backend.harbor import TaskMode
+
+    assert TaskSource(dataset, TaskMode.DATASET).task_mode is TaskMode.DATASET
+    assert TaskSource(dataset, "dataset").task_mode is TaskMode.DATASET
+    with pytest.raises(BackendConfigurationError, match="one of 'template', 'dataset'"):
+        TaskSource(dataset, "datasets")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
+import attrs
 import pytest
 
 from rollout._http import is_loopback_host
 from rollout.backend.harbor.environment import EnvironmentSpec
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan
+from rollout.backend.harbor.trial import network
 from rollout.backend.harbor.trial.network import (
     agent_extra_hosts,
     chat_host,
+    chat_url_inside,
     check_chat_url,
 )
 from rollout.context import RolloutContext
@@ -83,6 +87,37 @@ def test_loopback(host):
 )  # fmt: skip
 def test_no_loopback(host):
     assert not is_loopback_host(host)
+
+
+# --- Docker on macOS -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def macos(monkeypatch):
+    monkeypatch.setattr(network, "platform", SimpleNamespace(system=lambda: "Darwin"))
+
+
+@pytest.mark.parametrize(
+    ("url", "inside"),
+    [
+        ("http://127.0.0.1:9000/v1", "http://host.docker.internal:9000/v1"),
+        ("http://u:p@localhost/v1?a=1", "http://u:p@host.docker.internal/v1?a=1"),
+        ("http://[::1]:80/v1", "http://host.docker.internal:80/v1"),
+        ("http://models.example:8000/v1", "http://models.example:8000/v1"),
+        ("", ""),
+    ],
+)
+@pytest.mark.usefixtures("macos")
+def test_docker_on_macos_has_a_name_for_the_hosts_loopback(url, inside):
+    assert chat_url_inside(url, DOCKER) == inside
+    assert chat_url_inside(url, NAMESPACE) == url
+    there = attrs.evolve(plan(url, allowlisted=True), url_inside=inside)
+    check_chat_url(there, agent_on_host=False, environment=DOCKER)
+    assert agent_extra_hosts(there) == ([chat_host(inside)] if inside else [])
+
+
+def test_docker_elsewhere_has_none():
+    assert chat_url_inside("http://127.0.0.1:9000/v1", DOCKER) == "http://127.0.0.1:9000/v1"
 
 
 # --- the allowlist --------------------------------------------------------------------------------

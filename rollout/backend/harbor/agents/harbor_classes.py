@@ -15,6 +15,7 @@ from harbor.agents.installed.opencode import OpenCode
 from harbor.agents.terminus_2.terminus_2 import Terminus2
 
 from rollout.backend.harbor.agents.native import NO_KEY, chat_base
+from rollout.backend.harbor.handover import current_handover
 from rollout.backend.signatures import signature_of
 from rollout.context import RolloutContext, get_rollout_context
 from rollout.errors import BackendConfigurationError
@@ -65,7 +66,7 @@ class _Inside:
             kwargs["skip_install"] = skip_install
         self._is_there = skip_install
         context = _context()
-        url = chat_base(context.chat_completions_url)
+        url = chat_base(current_handover().plan.chat_url)
         wired = dict.fromkeys(self.KEY_NAMES, context.api_key or NO_KEY)
         wired |= {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url}
         env = {**wired, **(extra_env or {})}

@@ -160,7 +160,7 @@ class NativeAgent(AgentSpec):
             fields["import_path"] = f"{_MODULE}:{self._native.make}"
         kwargs: dict[str, Any] = {}
         if self._native.wire is not None:
-            url = chat_base(plan.context.chat_completions_url)
+            url = chat_base(plan.chat_url)
             fields["model_name"], kwargs = self._native.wire(require_model(plan.model), url)
         return {**fields, "kwargs": _merged(kwargs, self.options)}
 

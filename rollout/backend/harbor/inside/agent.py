@@ -192,7 +192,7 @@ class SandboxAgent(BaseAgent):  # type: ignore[misc,unused-ignore]
         context = handover.plan.context
         words = [self._python, f"{self._home}/in/bootstrap.py", "run", self._home]
         env = {
-            CHAT_URL: context.chat_completions_url,
+            CHAT_URL: handover.plan.chat_url,
             API_KEY: context.api_key or "",
             "PYTHONPATH": f"{self._home}/site",
             "PYTHONUNBUFFERED": "1",

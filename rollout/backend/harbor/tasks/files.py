@@ -20,6 +20,7 @@ __all__ = [
     "INSTRUCTION",
     "TASK_FILE",
     "describe",
+    "has_healthcheck",
     "network_modes",
     "read_config",
 ]
@@ -92,6 +93,14 @@ def _harbor_config(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise UnfitTaskError(f"Harbor refuses its {TASK_FILE}: {problems_of(error)}") from None
     return config
+
+
+def has_healthcheck(folder: Path) -> bool:
+    """Whether a task's environment has a health check; ``True`` if its file cannot be read."""
+    try:
+        return bool(_table(read_config(folder), "environment").get("healthcheck"))
+    except (OSError, UnicodeDecodeError, UnfitTaskError):
+        return True
 
 
 def network_modes(config: Mapping[str, Any]) -> set[str]:

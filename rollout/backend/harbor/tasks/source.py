@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,13 +29,21 @@ from rollout.backend.harbor.tasks.references import parse_task, relative_path
 from rollout.errors import BackendConfigurationError, InvalidFieldError
 from rollout.types import ExecutionRequest
 
-__all__ = ["TaskFetchError", "TaskSource", "fetch_task"]
-
-TaskMode = Literal["template", "dataset"]
+__all__ = ["TaskFetchError", "TaskMode", "TaskSource", "fetch_task"]
 
 _TASK = "metadata.harbor_task"
 _TASK_ID = "metadata.harbor_task_id"
 _MODEL = "metadata.harbor_model"
+
+
+class TaskMode(StrEnum):
+    """How a rollout comes by its task; the values can be given as plain strings too."""
+
+    TEMPLATE = "template"
+    """The prompt is written into a copy of one task."""
+
+    DATASET = "dataset"
+    """The rollout's metadata names one of a folder of tasks."""
 
 
 class TaskSource:
@@ -56,16 +65,16 @@ class TaskSource:
     def __init__(
         self,
         tasks_dir: str | os.PathLike[str] | None = None,
-        task_mode: TaskMode = "template",
+        task_mode: TaskMode | Literal["template", "dataset"] = TaskMode.TEMPLATE,
         *,
         allow_any_path: bool = False,
         allow_local_git: bool = False,
     ) -> None:
         with backend_settings():
-            check_choice("task_mode", task_mode, ("template", "dataset"))
+            check_choice("task_mode", task_mode, [mode.value for mode in TaskMode])
             check_flag("allow_any_path", allow_any_path)
             check_flag("allow_local_git", allow_local_git)
-        self.task_mode = task_mode
+        self.task_mode = TaskMode(task_mode)
         self.allow_any_path = allow_any_path
         self.allow_local_git = allow_local_git
         self.tasks_dir = None if tasks_dir is None else _folder(tasks_dir)

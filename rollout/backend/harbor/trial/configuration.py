@@ -27,6 +27,8 @@ def trial_config(settings: HarborSettings, plan: TrialPlan) -> Any:
     hosts = agent_extra_hosts(plan, agent_on_host=settings.agent.on_host)
     if hosts:
         agent["extra_allowed_hosts"] = [*agent.get("extra_allowed_hosts", ()), *hosts]
+    if settings.agent_setup_timeout_sec is not None:
+        agent["override_setup_timeout_sec"] = settings.agent_setup_timeout_sec
     try:
         return TrialConfig.model_validate(
             {

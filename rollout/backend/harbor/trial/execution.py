@@ -29,7 +29,7 @@ from rollout.backend.harbor.result.settle import Settled, agent_sample, settle
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
-from rollout.backend.harbor.trial.network import check_chat_url
+from rollout.backend.harbor.trial.network import chat_url_inside, check_chat_url
 from rollout.backend.harbor.trial.run import TrialRun
 from rollout.backend.harbor.trial.runtime import Runtime
 from rollout.backend.harbor.workspaces import (
@@ -177,7 +177,9 @@ class TrialExecution:
         left = self.phase.deadline - trio.current_time()
         agent_sec = None if math.isinf(left) else left
         with self.handover:
-            await bridge.run(self.trial.run, config, bridge.call_trio_soon, agent_sec)
+            await bridge.run(
+                self.trial.run, config, bridge.call_trio_soon, agent_sec, runtime.queue
+            )
 
     async def _make_plan(self, workspace: Path) -> TrialPlan:
         """Resolve and fetch the task, and check what can be checked before a sandbox starts.
@@ -205,6 +207,9 @@ class TrialExecution:
             if request.agent_timeout_sec is None
             else max(self.phase.deadline - trio.current_time(), 0.0),
             grader_timeout_sec=request.grader_timeout_sec,
+            url_inside=None
+            if settings.agent.on_host
+            else chat_url_inside(self.context.chat_completions_url, settings.environment),
             more_secrets=settings.secrets,
         )
         check_chat_url(plan, agent_on_host=settings.agent.on_host, environment=settings.environment)

@@ -1,4 +1,4 @@
-"""Check that a sandbox reaches the chat endpoint, and allow its host.
+"""Check that a sandbox reaches the chat endpoint, name it as seen from there, allow its host.
 
 Pure: no name is looked up.
 
@@ -9,6 +9,7 @@ before its trial starts.
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from rollout.backend.harbor.environment import EnvironmentSpec
     from rollout.backend.harbor.plan import TrialPlan
 
-__all__ = ["agent_extra_hosts", "chat_host", "check_chat_url"]
+__all__ = ["agent_extra_hosts", "chat_host", "chat_url_inside", "check_chat_url"]
 
 _FIELD = "chat_completions_url"
+_DOCKER_HOST = "host.docker.internal"
 
 
 def chat_host(url: str) -> str:
@@ -42,6 +44,25 @@ def chat_host(url: str) -> str:
     raise InvalidFieldError(_FIELD, "is a URL of HTTP or HTTPS")
 
 
+def chat_url_inside(url: str, environment: EnvironmentSpec) -> str:
+    """Return a chat endpoint's URL as the sandboxes of an environment reach it.
+
+    Docker on macOS runs in a virtual machine, where this machine's loopback has a name of its own.
+    Anything else is returned as it is.
+
+    Raises:
+        InvalidFieldError: The chat endpoint is not a URL of HTTP or HTTPS.
+    """
+    if environment.name != "docker" or platform.system() != "Darwin" or not url:
+        return url
+    if not is_loopback_host(chat_host(url)):
+        return url
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    port = "" if parts.port is None else f":{parts.port}"
+    return parts._replace(netloc=f"{user}{at}{_DOCKER_HOST}{port}").geturl()
+
+
 def agent_extra_hosts(plan: TrialPlan, *, agent_on_host: bool = False) -> list[str]:
     """Return what the agent phase's allowlist gets: the chat endpoint's host.
 
@@ -53,7 +74,7 @@ def agent_extra_hosts(plan: TrialPlan, *, agent_on_host: bool = False) -> list[s
     """
     if not plan.task.allowlisted or plan.task.offline or agent_on_host:
         return []
-    url = plan.context.chat_completions_url
+    url = plan.chat_url
     return [chat_host(url)] if url else []
 
 
@@ -68,7 +89,7 @@ def check_chat_url(plan: TrialPlan, *, agent_on_host: bool, environment: Environ
     Raises:
         InvalidFieldError: It cannot; the message says what helps.
     """
-    url = plan.context.chat_completions_url
+    url = plan.chat_url
     if agent_on_host or not url:
         return
     host = chat_host(url)

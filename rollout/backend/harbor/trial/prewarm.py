@@ -24,6 +24,7 @@ from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.result.facts import TrialError, facts_of
 from rollout.backend.harbor.settings import HarborSettings
+from rollout.backend.harbor.tasks.files import has_healthcheck
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
 from rollout.backend.harbor.trial.runtime import Runtime
@@ -58,11 +59,13 @@ class PrewarmReport:
     Attributes:
         tried: The names of the tasks whose environments were started.
         failed: Why, by name, for those that failed.
+        skipped: The names of the tasks that were left out, since they are known to work.
         seconds: How long it took.
     """
 
     tried: list[str] = field(factory=list)
     failed: dict[str, str] = field(factory=dict)
+    skipped: list[str] = field(factory=list)
     seconds: float = 0.0
 
 
@@ -94,8 +97,12 @@ async def prewarm_tasks(
         return PrewarmReport()
     _ = runtime.bridge  # raises without one
     tasks = await trio.to_thread.run_sync(settings.tasks.known)
+    skipped: list[str] = []
+    if mode == "auto":
+        skipped = await trio.to_thread.run_sync(_known_to_work, settings, tasks)
+        tasks = [task for task in tasks if task.name not in skipped]
     full = mode == "full" or (mode == "auto" and len(tasks) <= _FEW)
-    run = _Prewarm(settings, runtime, full)
+    run = _Prewarm(settings, runtime, full, trusting=mode == "auto")
     slots = trio.CapacityLimiter(min(max_concurrent or _MOST_AT_A_TIME, _MOST_AT_A_TIME))
     async with trio.open_nursery() as nursery:
         for task in tasks if full else tasks[:1]:
@@ -110,8 +117,18 @@ async def prewarm_tasks(
     return PrewarmReport(
         tried=sorted(run.tried),
         failed=dict(sorted(run.failed.items())),
+        skipped=skipped,
         seconds=trio.current_time() - started,
     )
+
+
+def _known_to_work(settings: HarborSettings, tasks: list[ResolvedTask]) -> list[str]:
+    """Return the names of the tasks whose environments need not be started. Blocking."""
+    return [
+        task.name
+        for task in tasks
+        if settings.is_verified(task.name) and not has_healthcheck(task.source["path"])
+    ]
 
 
 @define(eq=False)
@@ -120,6 +137,7 @@ class _Prewarm:
 
     Attributes:
         full: Whether agents are set up, too.
+        trusting: Whether a task that is known to work has its environment started alone.
         tried: The tasks that came to an end.
         failed: Why, for those that failed.
         kinds: Their reasons without what differs from task to task.
@@ -129,6 +147,7 @@ class _Prewarm:
     settings: HarborSettings
     runtime: Runtime
     full: bool
+    trusting: bool = False
     tried: list[str] = field(factory=list)
     failed: dict[str, str] = field(factory=dict)
     kinds: set[str] = field(factory=set)
@@ -212,7 +231,8 @@ class _Prewarm:
             "install_only": True,
             "verifier": config.verifier.model_copy(update={"disable": True}),
         }
-        if not self.full:
+        known = self.trusting and self.settings.is_verified(plan.task.name)
+        if not self.full or known:
             changes["agent"] = AgentConfig(name="nop")
         return config.model_copy(update=changes)
 

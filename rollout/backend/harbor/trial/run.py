@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from attrs import define, field
 
 from rollout._logs import get_logger
 from rollout.backend.harbor.limits import AgentTime, EnvironmentWatch, without_own_limit
+from rollout.backend.harbor.trial.queue import submit
 from rollout.context import RolloutContext
 from rollout.integrations.asyncio_bridge import run_in_trio
 from rollout.types import RolloutStatus
@@ -63,7 +65,11 @@ class TrialRun:
         return "its trial was set up"
 
     async def run(
-        self, config: Any, call_trio_soon: Callable[..., None], agent_sec: float | None = None
+        self,
+        config: Any,
+        call_trio_soon: Callable[..., None],
+        agent_sec: float | None = None,
+        queue: Any = None,
     ) -> Any:
         """Run a trial to its end; an asyncio function.
 
@@ -72,17 +78,26 @@ class TrialRun:
             call_trio_soon: The bridge's way to call a function on the trio thread.
             agent_sec: From now on until the agent has to have ended, in seconds; ``None`` leaves
                 that to the task.
+            queue: A ``harbor.trial.queue.TrialQueue`` that runs it, and may try it again; see
+                `rollout.backend.harbor.trial.queue`.
 
         Returns:
             Harbor's result. Errors of the trial are in it; what keeps it from starting (a
             task that is not there, an import path that leads nowhere) is raised.
         """
-        from harbor.trial.hooks import TrialEvent  # noqa: PLC0415 - an extra
         from harbor.trial.trial import Trial  # noqa: PLC0415 - an extra
 
         if agent_sec is not None:
             self.agent_time = AgentTime(asyncio.get_running_loop().time() + agent_sec)
+        if queue is not None:
+            return await submit(queue, config, partial(self._set_up, call_trio_soon))
         trial = await Trial.create(config)
+        self._set_up(call_trio_soon, trial)
+        return await trial.run()
+
+    def _set_up(self, call_trio_soon: Callable[..., None], trial: Any) -> None:
+        from harbor.trial.hooks import TrialEvent  # noqa: PLC0415 - an extra
+
         self.watch.watch(trial.agent_environment)
         self.watch.record(trial.agent, "setup", "run")
         without_own_limit(trial.agent)
@@ -90,7 +105,6 @@ class TrialRun:
             self.agent_time.limit(trial.agent)
         for event in TrialEvent:
             trial.add_hook(event, self._hook(event.name, call_trio_soon))
-        return await trial.run()
 
     def _hook(self, name: str, call_trio_soon: Callable[..., None]) -> Any:
         async def hook(event: Any) -> None:

@@ -27,6 +27,7 @@ class Runtime:
     Attributes:
         grader_slots: What a user's grader waits for.
         open_bridge: The loop that trials run on; ``None`` while the backend is not running.
+        queue: The caller's own ``TrialQueue``, if trials go through one.
         threads: Bounds the threads that rollouts work in.
         problem: Why no trial can run any more.
         unfit_tasks: Tasks that `HarborBackend.prewarm` found out of order, and why.
@@ -34,6 +35,7 @@ class Runtime:
 
     grader_slots: trio.CapacityLimiter
     open_bridge: AsyncioBridge | None = None
+    queue: Any = None
     threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(_MOST_THREADS))
     problem: str | None = None
     unfit_tasks: dict[str, str] = field(factory=dict)
