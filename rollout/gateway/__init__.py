@@ -7,6 +7,7 @@ recorded where it passes, whatever program made it.
 
 from rollout.gateway.gateway import ModelGateway, Upstream
 from rollout.gateway.limits import Price
+from rollout.gateway.litellm import LiteLLMUpstream
 from rollout.types.limits import Limits
 
-__all__ = ["Limits", "ModelGateway", "Price", "Upstream"]
+__all__ = ["Limits", "LiteLLMUpstream", "ModelGateway", "Price", "Upstream"]

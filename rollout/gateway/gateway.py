@@ -18,7 +18,7 @@ from collections.abc import (
     Mapping,
     MutableMapping,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -33,6 +33,7 @@ from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.gateway.counts import ModelCounts
 from rollout.gateway.flow import Bounds, Flow
 from rollout.gateway.limits import Price, tighter
+from rollout.gateway.litellm import LiteLLMUpstream
 from rollout.gateway.places import flow_state
 from rollout.gateway.policy import Policy
 from rollout.gateway.proxy import CallSettings, ModelCall, Session
@@ -115,18 +116,23 @@ class Upstream:
         return Endpoint.of(self.url, self.api_key)
 
 
-def _upstreams(given: Iterable[Upstream | str] | None) -> tuple[Upstream, ...] | None:
+_KINDS = (Upstream, LiteLLMUpstream)
+
+
+def _upstreams(
+    given: Iterable[Upstream | LiteLLMUpstream | str] | None,
+) -> tuple[Upstream | LiteLLMUpstream, ...] | None:
     """Convert the upstreams of a gateway, which may be plain URLs."""
     if given is None:
         return None
-    if isinstance(given, (str, Upstream)) or not isinstance(given, Iterable):
+    if isinstance(given, (str, *_KINDS)) or not isinstance(given, Iterable):
         raise InvalidFieldError("upstreams", "must be a list of URLs and Upstream, or None")
-    upstreams: list[Upstream] = []
+    upstreams: list[Upstream | LiteLLMUpstream] = []
     for index, each in enumerate(given):
-        if not isinstance(each, (str, Upstream)):
+        if not isinstance(each, (str, *_KINDS)):
             raise InvalidFieldError("upstreams", f"item {index} must be a URL or an Upstream")
         try:
-            upstreams.append(each if isinstance(each, Upstream) else Upstream(each))
+            upstreams.append(each if isinstance(each, _KINDS) else Upstream(each))
         except InvalidFieldError as error:
             raise InvalidFieldError("upstreams", f"item {index} {error.reason}") from None
     if not upstreams:
@@ -158,9 +164,9 @@ class ModelGateway:
         max_answer_bytes: How large an answer may be.
         stream_usage: Whether to ask for the usage of streams whose agent does not; ``False`` for
             endpoints that cannot say it (``stream_options``).
-        upstreams: The policy's endpoints, as URLs or `Upstream`, in place of those that requests
-            name. A rollout stays with one and moves when that fails; new ones go to that with
-            least to do.
+        upstreams: The policy's endpoints, as URLs, `Upstream` or `LiteLLMUpstream`, in place of
+            those that requests name. A rollout stays with one and moves when that fails; new ones
+            go to that with least to do.
         max_calls_in_flight: The most calls that are in flight to each endpoint; the others wait.
             ``None`` for no bound.
         min_calls_in_flight: The least to which their number falls when an endpoint is overloaded.
@@ -186,7 +192,9 @@ class ModelGateway:
     pause_wait_sec: float = field(default=600.0, validator=setting(check_number, least=0))
     max_answer_bytes: int = field(default=64 * _MEBIBYTE, validator=setting(check_whole))
     stream_usage: bool = field(default=True, validator=setting(check_flag))
-    upstreams: tuple[Upstream, ...] | None = field(default=None, converter=_upstreams)
+    upstreams: tuple[Upstream | LiteLLMUpstream, ...] | None = field(
+        default=None, converter=_upstreams
+    )
     max_calls_in_flight: int | None = field(default=None, validator=setting(check_whole, none=True))
     min_calls_in_flight: int = field(default=1, validator=setting(check_whole))
     retries: int = field(default=2, validator=setting(check_whole, least=0))
@@ -255,12 +263,16 @@ class ModelGateway:
         """Keep connections to endpoints within the block.
 
         Raises:
-            RolloutServerError: No agent could reach the gateway.
+            RolloutServerError: No agent could reach the gateway, or LiteLLM cannot be used.
         """
         _ = self.base_url
         self._connections = Connections(kept=True)
         try:
-            yield
+            async with AsyncExitStack() as stack:
+                for each in self.upstreams or ():
+                    if isinstance(each, LiteLLMUpstream):
+                        await stack.enter_async_context(each.serving(self._connections))
+                yield
         finally:
             await self._connections.aclose()
 

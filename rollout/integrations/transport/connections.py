@@ -52,16 +52,23 @@ class Connections:
     kept: bool
     _pools: dict[tuple[Any, str, str | None], SpreadTransport] = field(factory=dict)
     _of_hosts: dict[tuple[Any, str, str], SpreadTransport] = field(factory=dict)
+    _transports: dict[str, httpx.AsyncBaseTransport] = field(factory=dict)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send a request over a pool of the library that it was made with, httpx or httpx2."""
         url = request.url
+        if self._transports and url.host in self._transports:
+            return await self._transports[url.host].handle_async_request(request)
         place = library_of(request), url.scheme, url.host
         pools = self._of_hosts.get(place)
         if pools is None:
             pools = self.pools(url.scheme, proxy_for(str(url)), library=place[0])
             self._of_hosts[place] = pools
         return await pools.handle_async_request(request)
+
+    def answer_for(self, host: str, transport: httpx.AsyncBaseTransport) -> None:
+        """Hand requests to a host to a transport instead of the network, over plain HTTP."""
+        self._transports[host] = transport
 
     def pools(self, scheme: str, proxy: str | None, *, library: Any) -> SpreadTransport:
         """Return the pools of a library for a scheme and a proxy, ``None`` for none."""
