@@ -24,7 +24,7 @@ from rollout.cli.reference import load_app
 from rollout.cli.terminal import LiveBar
 from rollout.cli.text import one_line, print_json
 from rollout.codec import unstructure
-from rollout.evaluation import DatasetConfig, DatasetRow, open_dataset
+from rollout.evaluation import DatasetConfig, DatasetRow, load_config, open_dataset
 from rollout.evaluation.fuzzing import (
     FAMILIES,
     Finding,
@@ -142,6 +142,8 @@ def command(
     Answers that deserve nothing must not pass, right ones in other forms must, and the grader
     must not fail. What is wrong is shrunk to the smallest answer and written to a file that
     --replay, or a test, grades again. No agent runs. Exits with 1 if anything is wrong.
+
+    DATASET may be the config of an evaluation (.toml), for its dataset and its pass threshold.
     """
     if replay is not None:
         given = [name for name in ctx.params if name not in _REPLAYED and is_given(ctx, name)]
@@ -152,7 +154,10 @@ def command(
     if dataset is None or app is None:
         missing = "DATASET" if dataset is None else "--app"
         raise click.UsageError(f"{missing} is missing; give DATASET with --app, or --replay FILE")
-    backend, taken = _inputs(app, dataset, rows, limit, output)
+    config, threshold = _dataset(Path(dataset), rows, limit)
+    if threshold is not None and not is_given(ctx, "pass_threshold"):
+        settings["pass_threshold"] = threshold
+    backend, taken = _inputs(app, config, output)
     found = GraderFindings(
         app=app,
         dataset=dataset,
@@ -188,14 +193,21 @@ def _backend(app: str) -> LocalBackend:
     return backend
 
 
-def _inputs(
-    app: str, dataset: str, rows: str | None, limit: int, output: Path
-) -> tuple[LocalBackend, list[DatasetRow]]:
+def _dataset(path: Path, rows: str | None, limit: int) -> tuple[DatasetConfig, float | None]:
+    """Return the dataset, and the pass threshold where *path* is the config of an evaluation."""
+    if path.suffix != ".toml":
+        return DatasetConfig(path=path, rows=rows, limit=limit), None
+    config = load_config(path)
+    few = min(limit, config.dataset.limit or limit)
+    taken = evolve(config.dataset, rows=rows or config.dataset.rows, limit=few)
+    return taken, config.run.pass_threshold
+
+
+def _inputs(app: str, config: DatasetConfig, output: Path) -> tuple[LocalBackend, list[DatasetRow]]:
     if os.path.lexists(output):
         raise CommandError(f"{output} is there already; name another file with --output")
     if not output.parent.is_dir():
         raise CommandError(f"--output: there is no folder {output.parent}")
-    config = DatasetConfig(path=Path(dataset), rows=rows, limit=limit)
     taken = list(open_dataset(config).rows())  # before a file of the user's is imported
     return _backend(app), taken
 

@@ -21,9 +21,10 @@ from rollout.integrations.recording.responses import text_of
 
 __all__ = ["RIGHT", "WRONG", "Case"]
 
-_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+", re.ASCII)
-_MOST_DIGITS = 30
-"""A longer number is an identifier, or a grader's limit that `huge` is for."""
+_NUMBER = re.compile(r"[+-]?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?|[+-]?\.\d+", re.ASCII)
+"""Without zeros in front, which an identifier has."""
+_MOST_DIGITS = 25
+"""A longer number is an identifier as well; `decimal.Decimal` is exact up to 28 digits."""
 _MOST_BLANKS = 6
 _LONGEST = 100_000
 _MOST_PIECES = 20
@@ -109,7 +110,7 @@ def _full_stop(case: Case) -> Answers | None:
 
 
 def _punctuation(case: Case) -> Answers | None:
-    marks = ('"{}"', "'{}'", "**{}**", "`{}`", "({})", "*{}*", "\u201c{}\u201d", "{}!")
+    marks = ('"{}"', "'{}'", "**{}**", "`{}`", "({})", "*{}*", "\u201c{}\u201d")
     return _one_of([case.formed(each.format(case.label)) for each in marks])
 
 
@@ -129,11 +130,12 @@ def _number(case: Case) -> Answers | None:
         return None
     plain = f"{number:f}"
     forms = [f"{plain}0", f"{plain}00"] if "." in plain else [f"{plain}.0", f"{plain}.00"]
+    forms.append(f"{number.normalize():f}")
     if number >= 0:
         forms.append(f"+{plain.removeprefix('+')}")
     else:
         forms.append(f"\u2212{plain.removeprefix('-')}")
-    if "0." in plain[:3]:
+    if plain.startswith(("0.", "-0.")):
         forms.append(plain.replace("0.", ".", 1))
     forms.append(f"{number.normalize():e}".replace("e+", "e"))
     return _one_of([case.formed(each) for each in forms if each != case.label])
@@ -197,10 +199,10 @@ def _denial(case: Case) -> Answers | None:
 
 
 def _candidates(case: Case) -> Answers | None:
-    if case.number is not None and case.number == case.number.to_integral_value():
-        wrong = [str(int(case.number) + off) for off in (1, -1, 2, 10)]
+    if case.number is not None:
+        wrong = [f"{case.number + off:f}" for off in (1, -1, 2, 10)]
     else:
-        wrong = [*case.others[:4], "something else"]
+        wrong = [*(each for each in case.others if not case.is_label(each)), "something else"]
 
     def joined(others: list[str], place: int, joiner: str, *, apart: bool) -> str:
         said = [*others]
@@ -228,7 +230,7 @@ _SCRIPTS.append(str.maketrans(_ASCII_DIGITS, _SUPERSCRIPTS))
 
 
 def _digits(case: Case) -> Answers | None:
-    if not any(each in _ASCII_DIGITS for each in case.label):
+    if case.number is None:
         return None
     return _placed(case, st.sampled_from([case.label.translate(each) for each in _SCRIPTS]))
 

@@ -107,6 +107,31 @@ def test_json(cli, folder):
     assert json.loads(again.stdout) == {"replayed": 3, "findings": document["findings"]}
 
 
+def test_the_config_of_an_evaluation_has_columns_and_threshold(cli, folder):
+    Path("rows.csv").write_text("question;answer\n6 * 7?;42\n")
+    Path("eval.toml").write_text("""
+[server]
+app = "fuzzed.py:contains"
+[chat]
+url = "http://127.0.0.1:9/v1"
+[dataset]
+path = "rows.csv"
+delimiter = ";"
+columns = { user_prompt = "question", ground_truth = "answer" }
+[run]
+output = "runs"
+pass_threshold = 2.0
+""")
+    given = ("--app", "fuzzed.py:contains", "--examples", "5", *SKIP)
+    done = cli("eval", "fuzz-grader", "eval.toml", *given)
+    assert done.exit_code == 1
+    assert '  label        "42"  (row 0, label "42", reward 1.0)' in done.stdout
+    assert json.loads(Path("grader-findings.json").read_text())["settings"]["pass_threshold"] == 2
+    Path("grader-findings.json").unlink()
+    done = cli("eval", "fuzz-grader", "eval.toml", "--pass-threshold", "1", *given)
+    assert "not 42" in done.stdout
+
+
 def test_a_grader_with_nothing_wrong_leaves_no_file(cli, folder):
     skip = [*SKIP, "--skip", "full-stop", "--skip", "punctuation"]
     done = fuzz(cli, app="exact", skip=skip)

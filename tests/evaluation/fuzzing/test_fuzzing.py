@@ -78,7 +78,21 @@ async def test_a_careful_grader_has_nothing_wrong():
         row(3, "0.50"),
         row(4, "Paris"),
     ]
+    rows += [row(5, "10.5"), row(6, "007"), row(7, "+1,234.5"), row(8, "H2O")]
     assert await found(lambda answer, label: value(answer) == value(label), rows=rows) == {}
+
+
+@pytest.mark.parametrize("label", ["10.5", "-0.5", "0.50", "+5", "1,234.5", "-12345", "100"])
+async def test_other_formats_are_of_the_same_number(label):
+    def same(answer, label):
+        left, right = (each.replace(",", "").replace("\u2212", "-") for each in (answer, label))
+        return Decimal(left) == Decimal(right)
+
+    assert await found(same, "number", "separators", rows=[row(label=label)]) == {}
+
+
+async def test_zeros_in_front_are_part_of_a_name():
+    assert await found(str.__eq__, "number", "separators", rows=[row(label="007")]) == {}
 
 
 async def test_a_label_anywhere_is_enough():
