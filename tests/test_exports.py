@@ -40,6 +40,7 @@ FLOORS = {
     "_moved": 0,
     "_page": 0,
     "_endpoint_failures": 0,
+    "_imports": 0,
     "_server_process": 0,
     "_version": 0,
     "context": 1,

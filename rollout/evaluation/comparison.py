@@ -24,6 +24,7 @@ from rollout.evaluation.folder.manifest import (
     digest_change,
     file_change,
     read_manifest,
+    sources_change,
 )
 from rollout.evaluation.index import AttemptIndex, RowScore
 from rollout.evaluation.intervals import (
@@ -178,11 +179,14 @@ def compare_runs(a: Path, b: Path, *, allow_different_datasets: bool = False) ->
             "(--allow-different-datasets) pairs them by number anyway"
         )
     comparison = _compare(read_index(a), read_index(b))
-    changed = tuple(
+    changed = [
         digest_change(name, before, after) or f"{name}: {_shown(left)} and {_shown(right)}"
         for name, left, right in differences(before, after)
-    )
-    return attrs.evolve(comparison, differences=changed)
+        if not name.startswith("server.sources.")
+    ]
+    if (files := sources_change(before, after)) is not None:
+        changed.append(files)
+    return attrs.evolve(comparison, differences=tuple(changed))
 
 
 def _shown(value: Any) -> str:

@@ -23,6 +23,7 @@ from rollout.errors import (
 )
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.selection import Picker, parse_rows
+from rollout.evaluation.sources import Sources
 
 __all__ = [
     "MANIFEST",
@@ -35,12 +36,17 @@ __all__ = [
     "new_manifest",
     "read_manifest",
     "same_inputs",
+    "sources_change",
     "write_manifest",
 ]
 
 MANIFEST = "manifest.json"
 _SCHEMA = "rollout-evaluation/1"
 _SECTIONS = ("dataset", "server", "chat", "run")
+_FILES = "server.sources."
+_SOURCES = (_FILES, "server.distributions.")
+_MOST_FILES = 8
+"""So many files that changed are named."""
 _DIGEST = 8
 """Characters of a digest that are shown."""
 _FREE = frozenset({"dataset.path", "run.pass_threshold"})
@@ -94,7 +100,7 @@ def _server(config: EvaluationConfig) -> dict[str, Any]:
     server = config.server
     if server.app is None:
         return {"url": public_url(server.url or "").rstrip("/")}
-    described = describe_app(server.app)
+    described = describe_app(server.app, config.env)
     if config.env:
         described["env"] = dict(sorted(config.env.items()))
     if config.secrets.required:
@@ -102,15 +108,24 @@ def _server(config: EvaluationConfig) -> dict[str, Any]:
     return described
 
 
-def describe_app(app: str) -> dict[str, Any]:
-    """Describe the application of a run, by the digest of its file if it is one. Blocking.
+def describe_app(app: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Describe the application of a run by digests of its sources. Blocking.
+
+    Args:
+        app: ``MODULE:APP`` or ``FILE.py:APP``.
+        environment: Variables that its server gets.
 
     Raises:
-        EvaluationError: The file cannot be read.
+        EvaluationError: A file cannot be read.
     """
+    found = Sources.of_app(app, environment or {})
+    sources = {
+        "sources": dict(sorted(found.files.items())),
+        "distributions": dict(sorted(found.distributions.items())),
+    }
     file = Path(app.rpartition(":")[0])
     if file.suffix != ".py":
-        return {"app": app}
+        return {"app": app, **sources}
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -118,6 +133,7 @@ def describe_app(app: str) -> dict[str, Any]:
     return {
         "app": f"{file.name}:{app.rpartition(':')[2]}",
         "digest": hashlib.sha256(data).hexdigest(),
+        **sources,
     }
 
 
@@ -210,9 +226,28 @@ def _changes(manifest: dict[str, Any], inputs: dict[str, Any]) -> list[str]:
         for name, old, new in differences(manifest, inputs)
         if name not in free
     }
+    unknown = "sources" not in manifest["server"]  # of a release that did not keep them
+    for name in [name for name in changed if name.startswith(_SOURCES)]:
+        if unknown or "server.app" in changed or name.startswith(_FILES):
+            del changed[name]
     if "server.app" in changed:
         changed.pop("server.digest", None)
-    return [digest_change(name, manifest, inputs) or change for name, change in changed.items()]
+    named = [digest_change(name, manifest, inputs) or change for name, change in changed.items()]
+    files = None if unknown or "server.app" in changed else sources_change(manifest, inputs)
+    return named if files is None else [*named, files]
+
+
+def sources_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Describe the change of the sources of a server by their files; ``None`` without one."""
+    old, new = (each["server"].get("sources", {}) for each in (before, now))
+    notes = [
+        name + (" (new)" if name not in old else " (gone)" if name not in new else "")
+        for name in sorted({**old, **new})
+        if old.get(name) != new.get(name)
+    ]
+    if len(notes) > _MOST_FILES:
+        notes[_MOST_FILES:] = [f"and {len(notes) - _MOST_FILES} more"]
+    return f"server sources changed: {', '.join(notes)}" if notes else None
 
 
 def digest_change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,6 @@ or wheel goes in whole instead, with what it declares to depend on.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import io
 import re
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 import rollout
+from rollout._imports import imported_modules
 from rollout.errors import BackendConfigurationError
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class _Search:
         self.sources |= files
         for path, data in files.items():
             if path.endswith(".py"):
-                for top in _imports(data):
+                for top in imported_modules(data):
                     self.visit(top)
 
     def add_folder(self, folder: Path) -> None:
@@ -421,18 +421,3 @@ def _in_site_packages(spec: ModuleSpec) -> bool:
     roots = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     roots |= {path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}}
     return any(Path(place).is_relative_to(root) for root in roots)
-
-
-def _imports(source: bytes) -> set[str]:
-    """Return the top-level modules that a source imports; empty if it cannot be parsed."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return set()
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.partition(".")[0])
-    return found
