@@ -17,7 +17,7 @@ nox.options.default_venv_backend = "venv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
-OFFICIAL = "osmosis-ai[server]==0.3.8"
+OFFICIAL = "osmosis-ai[harbor,server]==0.3.8"
 HARBOR_VERSIONS = ["0.26.0", "0.24.0", "0.23.0", "0.20.0"]
 FRAMEWORKS = {
     "openai-1": ([".", "openai==1.*"], ["tests/integrations/openai"]),
