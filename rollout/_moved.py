@@ -20,6 +20,7 @@ __all__ = ["find_official_modules", "moved_names"]
 
 _TRAJECTORY_FILE = "the trajectory file, described in docs/trajectories.md"
 _HARBOR = "rollout.backend.harbor.HarborBackend, which does this itself"
+_EVIDENCE = "rollout.backend.harbor.verify_trial_evidence"
 _SANDBOX = f"{_HARBOR}; an image needs nothing of this library"
 _REGISTRY = "rollout.server.create_rollout_server, whose registry is its own"
 
@@ -46,6 +47,9 @@ ELSEWHERE = {
     "utils": {},
     "utils.concurrency": {},
     "utils.errors": {"categorize_exception": "rollout.backend.failures:categorize_exception"},
+    "utils.evidence": {
+        "verify_trial_evidence": "rollout.backend.harbor:verify_trial_evidence",
+    },
     "utils.file_artifacts": {},
     "utils.identifiers": {},
     "utils.imports": {},
@@ -56,7 +60,7 @@ ELSEWHERE = {
 INSTEAD = {
     "backend.harbor.artifacts": _HARBOR,
     "backend.harbor.diagnostics": f"{_HARBOR} and writes diagnostics.json",
-    "backend.harbor.evidence": _HARBOR,
+    "backend.harbor.evidence": f"{_HARBOR}, and {_EVIDENCE}",
     "backend.harbor.harness_agent": _SANDBOX,
     "backend.harbor.native_agents": "HarborBackend(agent=...), see docs/harbor-agents.md",
     "backend.harbor.preview_agents": "SampleSource.get_preview, see docs/live.md",
@@ -80,7 +84,11 @@ INSTEAD = {
     "types.harbor": "the arguments of rollout.backend.harbor.HarborBackend",
     "utils.concurrency.ConcurrencyLimiter": "trio.CapacityLimiter, or ConcurrencyConfig",
     "utils.errors.categorize_error_type": "rollout.backend.failures.categorize_exception",
-    "utils.evidence": _HARBOR,
+    "utils.evidence.EVIDENCE_SCHEMA": _EVIDENCE,
+    "utils.evidence.MAX_EVIDENCE_FILE_BYTES": _EVIDENCE,
+    "utils.evidence.evidence_path": _EVIDENCE,
+    "utils.evidence.evidence_rollout_id": _EVIDENCE,
+    "utils.evidence.trial_evidence_inventory": f"{_EVIDENCE}, for each rollout",
     "utils.file_artifacts.ArtifactFileState": "ctx.artifacts_dir",
     "utils.file_artifacts.artifact_tree_state": "ctx.artifacts_dir",
     "utils.file_artifacts.copy_artifact_tree": "shutil.copytree",

@@ -24,6 +24,7 @@ __all__ = [
     "EvaluationInputsChangedError",
     "EvaluationLockedError",
     "EvaluationStoppedError",
+    "EvidenceError",
     "FieldProblem",
     "IntegrationError",
     "InvalidBodyError",
@@ -248,6 +249,10 @@ class TrajectoryUnavailableError(RolloutError, LookupError):
     def __init__(self, message: str, *, status_code: int | None = None) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+class EvidenceError(RolloutError, ValueError):
+    """The kept files of a Harbor trial are incomplete, of another rollout, or not as they were."""
 
 
 class SimulationTimeoutError(RolloutError, TimeoutError):

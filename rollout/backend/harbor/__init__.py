@@ -13,16 +13,18 @@ from rollout._moved import moved_names
 if TYPE_CHECKING:
     from rollout.backend.harbor.agents.workflow import python_paths
     from rollout.backend.harbor.backend import HarborBackend
+    from rollout.backend.harbor.result.evidence import verify_trial_evidence
     from rollout.backend.harbor.tasks.source import TaskMode
     from rollout.backend.harbor.trial.prewarm import PrewarmReport
 
-__all__ = ["HarborBackend", "PrewarmReport", "TaskMode", "python_paths"]
+__all__ = ["HarborBackend", "PrewarmReport", "TaskMode", "python_paths", "verify_trial_evidence"]
 
 _PLACES = {
     "HarborBackend": "backend",
     "PrewarmReport": "trial.prewarm",
     "TaskMode": "tasks.source",
     "python_paths": "agents.workflow",
+    "verify_trial_evidence": "result.evidence",
 }
 
 

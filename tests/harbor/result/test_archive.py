@@ -53,10 +53,12 @@ def store(tmp_path):
 
 
 def tree(folder):
+    """The files below a folder, but for the manifest of a trial's own, see `test_evidence`."""
     return {
         path.relative_to(folder).as_posix(): path.read_text()
         for path in folder.rglob("*")
         if path.is_file() and not path.is_symlink()
+        if path.name != "manifest.json" or path.parent.name == "artifacts"
     }
 
 

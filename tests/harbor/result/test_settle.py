@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from rollout.artifacts import ArtifactStore
+from rollout.backend.harbor import verify_trial_evidence
 from rollout.backend.harbor.agents.native import NativeAgent
 from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.environment import EnvironmentSpec
@@ -21,6 +22,7 @@ from rollout.backend.harbor.result.settle import Settled, agent_sample, settle
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.saving import RolloutFiles
 from rollout.context import RolloutContext
+from rollout.errors import EvidenceError
 from rollout.trajectory import trajectory_problems
 from rollout.types import (
     ExecutionOutcome,
@@ -157,8 +159,19 @@ def test_a_trial_that_went_well(plan, store, tmp_path):
         "called with [redacted]"
     )
     assert (store.root / "r" / "artifacts" / "out.txt").read_text() == "out"
+    evidence = verify_trial_evidence(store.root / "r" / "harbor", "r")
+    assert [entry["path"] for entry in evidence["files"]] == [
+        "agent/log.txt", "agent/trajectory.json", "result.json"
+    ]  # fmt: skip
     assert list((tmp_path / "work").iterdir()) == []
     assert KEY.encode() not in everything_below(tmp_path)
+
+
+def test_evidence_that_had_to_be_deleted_is_incomplete(plan, store):
+    (plan.trial_dir / "agent" / "core").write_bytes(b"\xff\0" + KEY.encode())
+    settled(plan, store)
+    with pytest.raises(EvidenceError, match=r"incomplete.*agent/core"):
+        verify_trial_evidence(store.root / "r" / "harbor", "r")
 
 
 @pytest.mark.parametrize(

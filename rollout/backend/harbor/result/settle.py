@@ -6,6 +6,7 @@ said.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.limits import EnvironmentWatch
 from rollout.backend.harbor.opensandbox import leftover_note
 from rollout.backend.harbor.plan import TrialPlan
+from rollout.backend.harbor.result.evidence import write_manifest
 from rollout.backend.harbor.result.facts import USAGE, TrialFacts
 from rollout.backend.harbor.result.outcomes import lacks_reward
 from rollout.backend.harbor.result.scrub import ScrubReport, scrub_folder
@@ -107,6 +109,7 @@ def settle(
     removed = _tamed(plan.trial_dir) if there else None
     adoption = _take_sample(settled, plan, settings.agent, redactor, recorded)
     clean = False
+    deleted: list[str] = []
     if there:
         settled.step = "searching it for the key"
         # Nobody else may be at work on what is searched.
@@ -114,6 +117,7 @@ def settle(
         report = _scrubbed(plan, removed, busy=busy)
         settled.note("scrubbed", redactor.value(report.to_dict()))
         clean = report.verified
+        deleted = report.deleted
         if not clean:
             logger.warning(
                 "rollout %s: nothing of its trial is kept, since it may hold the key: %s",
@@ -127,7 +131,9 @@ def settle(
     if clean:
         settled.document = None if adoption is None else adoption.document
         settled.step = "archiving it"
-        settled.note("archive", redactor.value(archive_trial(plan, settings.store, keep=keep)))
+        lost = [redactor.text(line) for line in deleted]
+        archived = archive_trial(plan, settings.store, keep=keep, lost=lost)
+        settled.note("archive", redactor.value(archived))
     if keep:
         settled.note("kept_in", redactor.text(str(plan.trial_dir)))
         logger.info(
@@ -216,17 +222,20 @@ def _scrubbed(plan: TrialPlan, removed: list[str] | None, *, busy: bool) -> Scru
     return attrs.evolve(report, deleted=[*removed, *report.deleted])
 
 
-def archive_trial(plan: TrialPlan, store: ArtifactStore, *, keep: bool) -> dict[str, Any]:
+def archive_trial(
+    plan: TrialPlan, store: ArtifactStore, *, keep: bool, lost: Sequence[str] = ()
+) -> dict[str, Any]:
     """Move artifacts and logs of a trial into the rollout's artifact folder. Blocking.
 
     ``<root>/<rollout_id>/artifacts/`` gets what the task or the agent published, and
-    ``<root>/<rollout_id>/harbor/`` Harbor's own files and logs. Never raises for storage that
-    cannot be used: that is logged and reported.
+    ``<root>/<rollout_id>/harbor/`` Harbor's own files and logs, with their manifest. Never raises
+    for storage that cannot be used: that is logged and reported.
 
     Args:
         plan: The trial, whose folder is tame and clean.
         store: Where they go.
         keep: Whether the trial's folder stays as it is, so that they are copied.
+        lost: What has been deleted from the folder before, a line each.
 
     Returns:
         For the diagnostics, without what is empty: the ``folders`` that are there now, what was
@@ -242,6 +251,9 @@ def archive_trial(plan: TrialPlan, store: ArtifactStore, *, keep: bool) -> dict[
             if not tree.is_dir() or tree.is_symlink():
                 continue
             drop_links_out(tree, lambda path, why: dropped.append(utf8(f"{path}: {why}")))
+            if name == _HARBOR:
+                missing = [*lost, *dropped][:_MOST_LINES]
+                write_manifest(tree, plan.request.id, without=(ARTIFACTS,), lost=missing)
             store.take_in(
                 plan.request.id,
                 name,
