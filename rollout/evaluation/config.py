@@ -120,7 +120,11 @@ def _as_path(name: str, value: Any) -> Path:
     raise InvalidFieldError(name, "must be a path", kind="type_error")
 
 
-def _dataset_path(value: Any) -> Path:
+def _dataset_path(value: Any) -> Path | tuple[Path, ...]:
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise InvalidFieldError("path", "must name a file at least")
+        return tuple(_as_path("path", each) for each in value)
     return _as_path("path", value)
 
 
@@ -275,10 +279,11 @@ class DatasetColumns:
 
 @frozen(kw_only=True)
 class DatasetConfig:
-    """A file of prompts.
+    """Files of prompts.
 
     Attributes:
-        path: The file.
+        path: The file, or a pattern of files as in ``data/*.jsonl``, or several of these. Rows
+            count on from file to file.
         format: ``jsonl``, ``csv``, ``parquet``, or ``auto`` to tell by the file's name.
         encoding: Its text encoding; ``auto`` is UTF-8, or what a byte-order mark says.
         delimiter: What separates the cells of a CSV row; one character.
@@ -290,13 +295,18 @@ class DatasetConfig:
         InvalidFieldError: A field breaks its rule.
     """
 
-    path: Path = field(converter=_dataset_path)
+    path: Path | tuple[Path, ...] = field(converter=_dataset_path)
     format: str = field(default="auto", validator=_format)
     encoding: str = field(default="auto", validator=_filled)
     delimiter: str = field(default=",", validator=_delimiter)
     columns: DatasetColumns = field(factory=DatasetColumns)
     limit: int | None = field(default=None, validator=optional(_one_up))
     rows: str | None = field(default=None, validator=optional(_rows))
+
+    @property
+    def location(self) -> str:
+        """Where it is, as messages and the manifest name it."""
+        return ", ".join(map(str, self.path)) if isinstance(self.path, tuple) else str(self.path)
 
 
 @frozen(kw_only=True)
@@ -403,6 +413,7 @@ def _structure_path(value: Any, _: Any) -> Path:
 
 
 converter.register_structure_hook(Path, _structure_path)
+converter.register_structure_hook(Path | tuple[Path, ...], lambda value, _: _dataset_path(value))
 converter.register_structure_hook(int | str | None, lambda value, _: value)  # see `_workers`
 converter.register_structure_hook(list[str] | tuple[str, ...], lambda value, _: value)  # `_names`
 
@@ -452,8 +463,13 @@ def _anchor(tables: dict[str, Any], folder: Path) -> None:
     """Make the paths of a file relative to the folder that it lies in."""
     for section, name in (("dataset", "path"), ("run", "output")):
         table = tables.get(section)
-        if isinstance(table, dict) and isinstance(table.get(name), str):
-            table[name] = _anchored(table[name], folder)
+        value = table.get(name) if isinstance(table, dict) else None
+        if isinstance(value, str):
+            tables[section][name] = _anchored(value, folder)
+        elif isinstance(value, list):
+            tables[section][name] = [
+                _anchored(each, folder) if isinstance(each, str) else each for each in value
+            ]
     server = tables.get("server")
     if isinstance(server, dict) and isinstance(server.get("app"), str):
         file, colon, name = server["app"].rpartition(":")

@@ -118,7 +118,7 @@ def _check_gradable(config: EvaluationConfig, scan: DatasetScan) -> None:
     lacking = scan.selected - scan.gradable
     if lacking == scan.selected:
         raise DatasetError(
-            str(config.dataset.path),
+            config.dataset.location,
             "no selected row has a ground truth or metadata, so no attempt could be graded; map "
             "the column that has it with columns.ground_truth",
         )

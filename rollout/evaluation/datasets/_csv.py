@@ -178,7 +178,7 @@ def read_csv(
     names = _header(first, place)
     check_header([name for name in first if name] or first)
     reader.header = first
-    place.row = 0
+    place.row = place.count
     for cells in rows:
         if picker.takes(place.count):
             if len(cells) != len(first):

@@ -80,7 +80,7 @@ def read_jsonl(
         DatasetError: A row is not strict JSON.
     """
     decoders = dict.fromkeys(used, VALUE) | dict.fromkeys(labels, LABEL)
-    place.row, place.line = 0, 1
+    place.row, place.line = place.count, 1
     for number, line in enumerate(json_lines(texts), start=2):
         if line.strip(_SPACE):
             if picker.takes(place.count):

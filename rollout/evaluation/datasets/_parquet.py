@@ -187,7 +187,7 @@ def read_parquet(
         wanted = [name for name in names if name in used]
         # A dot in a name is a step into a struct to pyarrow, so such names are not asked for.
         chosen = None if any("." in name for name in names) else wanted
-        first = 0
+        first = place.count
         for group, size in enumerate(sizes):
             if picker.takes_any(first, first + size - 1):
                 place.row = first

@@ -6,19 +6,23 @@ import gzip
 import hashlib
 import os
 import stat
+import sys
 import zlib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 from rollout.evaluation.datasets._place import Place
 
-__all__ = ["CHUNK_BYTES", "FileStamp", "Source"]
+__all__ = ["CHUNK_BYTES", "FileStamp", "Source", "import_zstd"]
 
 CHUNK_BYTES = 64 * 1024
 """How much is read at a time."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 class FileStamp(NamedTuple):
@@ -49,15 +53,35 @@ class _Hashed:
         return self._hash.hexdigest()
 
 
+def import_zstd(place: Place) -> Any:
+    """Import what unpacks zstd: the standard library has it from Python 3.14 on.
+
+    Raises:
+        DatasetError: It is not installed.
+    """
+    try:
+        return import_module(_ZSTD_MODULE)
+    except ImportError as error:
+        raise place.file_error(
+            'zstd needs an extra: pip install "trio-rollout[zstd]" '
+            f"({type(error).__name__}: {error})"
+        ) from None
+
+
 class Source:
     """A dataset's file while it is open.
+
+    Attributes:
+        path: Its path.
+        file: The file.
+        opened: Its metadata when it was opened.
 
     Raises:
         DatasetError: It is missing, no regular file, or cannot be read.
     """
 
     def __init__(self, path: Path, place: Place) -> None:
-        self._path = path
+        self.path = path
         self._place = place
         self.file = self._open()
         self._hashed = _Hashed(self.file)
@@ -75,11 +99,11 @@ class Source:
         for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
             flags |= getattr(os, name, 0)
         try:
-            descriptor = os.open(self._path, flags)
+            descriptor = os.open(self.path, flags)
         except FileNotFoundError:
             raise self._place.file_error("there is no such file") from None
         except OSError as error:
-            if self._path.is_dir():
+            if self.path.is_dir():
                 raise self._place.file_error("is a folder, not a file") from None
             raise self._place.file_error(f"cannot be opened: {error.strerror or error}") from None
         except ValueError as error:
@@ -109,19 +133,25 @@ class Source:
             raise self._failed(error) from None
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes, unpacked where they are packed by gzip.
+        """The bytes, unpacked where they are packed by gzip or zstd.
 
         Raises:
             DatasetError: They cannot be read or unpacked.
         """
         stream: Any = self._hashed
-        head: bytes = self.file.peek(2)[:2]  # type: ignore[attr-defined]
-        if head == _GZIP_MAGIC or self._path.suffix.lower() == ".gz":
+        faults: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
+        head: bytes = self.file.peek(4)[:4]  # type: ignore[attr-defined]
+        suffix = self.path.suffix.lower()
+        if head.startswith(_GZIP_MAGIC) or suffix == ".gz":
             stream = gzip.GzipFile(fileobj=stream, mode="rb")
+        elif head == _ZSTD_MAGIC or suffix == ".zst":
+            zstd = import_zstd(self._place)
+            stream = zstd.ZstdFile(stream, mode="rb")
+            faults = (*faults, zstd.ZstdError)
         while True:
             try:
                 chunk = stream.read(CHUNK_BYTES)
-            except (OSError, EOFError, zlib.error) as error:
+            except faults as error:
                 raise self._failed(error) from None
             if not chunk:
                 return

@@ -1,26 +1,27 @@
-"""A dataset: a file, a mapping of its columns, and a selection of its rows."""
+"""A dataset: files, a mapping of its columns, and a selection of its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import hashlib
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import fields_dict, frozen
 
 from rollout.errors import DatasetError
 from rollout.evaluation.datasets._csv import read_csv
+from rollout.evaluation.datasets._files import expand
 from rollout.evaluation.datasets._jsonl import read_jsonl
 from rollout.evaluation.datasets._parquet import import_pyarrow, read_parquet
 from rollout.evaluation.datasets._place import Place
-from rollout.evaluation.datasets._source import FileStamp, Source
+from rollout.evaluation.datasets._source import FileStamp, Source, import_zstd
 from rollout.evaluation.datasets._text import decoded, lookup_encoding
 from rollout.evaluation.datasets.rows import DatasetRow, Record, RowBuilder, label_columns
 from rollout.evaluation.selection import Picker, RowSelection, parse_rows
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rollout.evaluation.config import DatasetConfig
 
 __all__ = ["Dataset", "DatasetScan", "open_dataset"]
@@ -34,13 +35,16 @@ _SUFFIXES = {
 }
 
 
+_PACKED = frozenset({".gz", ".zst"})
+
+
 @frozen(kw_only=True)
 class DatasetScan:
-    """The result of one pass over the whole file.
+    """The result of one pass over all of a dataset.
 
     Attributes:
-        digest: SHA-256 of the file's bytes, in hex.
-        rows: How many rows the file has.
+        digest: SHA-256 of the file's bytes, in hex; of several files, that of their digests.
+        rows: How many rows the dataset has.
         selected: How many of them are selected, limit included.
         gradable: How many of these have a label or metadata, without which no server grades.
     """
@@ -52,83 +56,105 @@ class DatasetScan:
 
 
 class Dataset:
-    """Reads the rows of a file, one at a time. Blocking: use a thread.
+    """Reads the rows of a dataset's files, one at a time. Blocking: use a thread.
 
-    Each pass opens the file anew. After a `scan`, `rows` makes sure that it reads the file
-    that was scanned.
+    Each pass opens the files anew. After a `scan`, `rows` makes sure that it reads the files
+    that were scanned.
 
     Attributes:
         config: What it was opened with.
+        files: Its files, in order.
         format: ``jsonl``, ``csv`` or ``parquet``.
     """
 
     def __init__(
-        self, config: DatasetConfig, *, format: str, encoding: str, selection: RowSelection
+        self,
+        config: DatasetConfig,
+        *,
+        files: tuple[Path, ...],
+        format: str,
+        encoding: str,
+        selection: RowSelection,
     ) -> None:
         self.config = config
+        self.files = files
         self.format = format
         self._encoding = encoding
         self._selection = selection
-        self._scanned: tuple[FileStamp, str] | None = None
+        self._scanned: dict[Path, tuple[FileStamp, str]] = {}
 
     def __repr__(self) -> str:
-        return f"<Dataset {str(self.config.path)!r} ({self.format})>"
+        return f"<Dataset {self.config.location!r} ({self.format})>"
 
     def scan(self) -> DatasetScan:
-        """Read the whole file, and check all rows that are selected.
+        """Read all files, and check all rows that are selected.
 
         Raises:
             DatasetError: A row cannot be taken faithfully, a column of the mapping is in none
-                of them, the selection selects nothing, or the file changes meanwhile.
+                of them, the selection selects nothing, or a file changes meanwhile.
         """
-        self._scanned = None
+        self._scanned.clear()
+        scanned: dict[Path, tuple[FileStamp, str]] = {}
         place = self._place()
-        builder = RowBuilder(self.config.columns, place)
+        builder, picker = RowBuilder(self.config.columns, place), self._picker()
         selected = gradable = 0
-        with Source(self.config.path, place) as source:
-            # Parquet is not read from front to back, so its bytes are hashed before.
-            digest = source.digest() if self.format == "parquet" else ""
-            with self._change_first(source, place):
-                for record in self._records(source, place, builder, self._picker()):
-                    row = builder.build(record)
-                    selected += 1
-                    gradable += row.label is not None or row.metadata is not None
-                self._check_selection(place)
-                builder.check_mapped()
-            digest = digest or source.digest()
-            if source.stamp() != source.opened:
-                raise place.file_error("changed while it was read")
-            self._scanned = source.opened, digest
-        return DatasetScan(digest=digest, rows=place.count, selected=selected, gradable=gradable)
+        for file in self.files:
+            place.path = str(file)
+            with Source(file, place) as source:
+                # Parquet is not read from front to back, so its bytes are hashed before.
+                digest = source.digest() if self.format == "parquet" else ""
+                with self._change_first(source, place):
+                    for record in self._records(source, place, builder, picker):
+                        row = builder.build(record)
+                        selected += 1
+                        gradable += row.label is not None or row.metadata is not None
+                    if file == self.files[-1]:
+                        self._check_selection(place)
+                        builder.check_mapped()
+                digest = digest or source.digest()
+                if source.stamp() != source.opened:
+                    raise place.file_error("changed while it was read")
+                scanned[file] = source.opened, digest
+        self._scanned = scanned
+        digests = [digest for _, digest in scanned.values()]
+        return DatasetScan(
+            digest=digests[0] if len(digests) == 1 else _combined(digests),
+            rows=place.count,
+            selected=selected,
+            gradable=gradable,
+        )
 
     def rows(self) -> Iterator[DatasetRow]:
-        """Read the selected rows, in the order of the file, and no further than needed.
+        """Read the selected rows, in the order of the files, and no further than needed.
 
         Raises:
-            DatasetError: As for `scan`, from the row on that it is about; or the file is not
+            DatasetError: As for `scan`, from the row on that it is about; or a file is not
                 the one that was scanned. If its bytes alone tell, that is said at the end, or
                 where a row fails.
         """
         place = self._place()
-        builder = RowBuilder(self.config.columns, place)
-        picker = self._picker()
-        with Source(self.config.path, place) as source:
-            self._check_unchanged(source, place)
-            whole = True
-            with self._change_first(source, place):
-                for record in self._records(source, place, builder, picker):
-                    row = builder.build(record)
-                    yield row
-                    if picker.is_done(row.index + 1):
-                        whole = False
-                        break
-                if whole:
-                    self._check_selection(place)
-                    builder.check_mapped()
-            self._check_end(source, place, whole=whole)
+        builder, picker = RowBuilder(self.config.columns, place), self._picker()
+        for file in self.files:
+            place.path = str(file)
+            with Source(file, place) as source:
+                self._check_unchanged(source, place)
+                whole = True
+                with self._change_first(source, place):
+                    for record in self._records(source, place, builder, picker):
+                        row = builder.build(record)
+                        yield row
+                        if picker.is_done(row.index + 1):
+                            whole = False
+                            break
+                    if whole and file == self.files[-1]:
+                        self._check_selection(place)
+                        builder.check_mapped()
+                self._check_end(source, place, whole=whole)
+            if not whole:
+                return
 
     def _place(self) -> Place:
-        return Place(str(self.config.path))
+        return Place(self.config.location)
 
     def _picker(self) -> Picker:
         return Picker(self._selection, self.config.limit)
@@ -159,6 +185,8 @@ class Dataset:
             yield from read_jsonl(texts, place, picker, labels=labels, used=used - {*labels})
 
     def _check_selection(self, place: Place) -> None:
+        if len(self.files) > 1:
+            place.path = self.config.location
         if not place.count:
             raise place.file_error("has no rows")
         missing = self._selection.without_rows(place.count)
@@ -170,11 +198,12 @@ class Dataset:
 
     def _check_unchanged(self, source: Source, place: Place) -> None:
         """Compare with what was scanned, by the bytes if anything else is not the same."""
-        if self._scanned is None or source.opened == self._scanned[0]:
+        scanned = self._scanned.get(source.path)
+        if scanned is None or source.opened == scanned[0]:
             return
-        stamp, digest = self._scanned
+        stamp, digest = scanned
         if source.opened.size == stamp.size:
-            with Source(self.config.path, place) as other:
+            with Source(source.path, place) as other:
                 if other.digest() == digest and other.opened == source.opened:
                     return
         raise self._changed(place)
@@ -187,7 +216,7 @@ class Dataset:
         except DatasetError as error:
             if not self._has_changed(source):
                 raise
-            if self._scanned is None:
+            if source.path not in self._scanned:
                 raise place.file_error("changed while it was read") from error
             raise self._changed(place) from error
 
@@ -195,21 +224,23 @@ class Dataset:
         try:
             if source.stamp() != source.opened:
                 return True
-            if self._scanned is None:
+            scanned = self._scanned.get(source.path)
+            if scanned is None:
                 return False
             if self.format == "parquet":
                 source.file.seek(0)
-            return source.digest() != self._scanned[1]
+            return source.digest() != scanned[1]
         except (OSError, DatasetError):
             # It cannot be read at all any more, which is what the first error is about.
             return False
 
     def _check_end(self, source: Source, place: Place, *, whole: bool) -> None:
         same = source.stamp() == source.opened
-        if self._scanned is None or self.format == "parquet":
+        scanned = self._scanned.get(source.path)
+        if scanned is None or self.format == "parquet":
             if not same:
                 raise place.file_error("changed while it was read")
-        elif (whole or not same) and source.digest() != self._scanned[1]:
+        elif (whole or not same) and source.digest() != scanned[1]:
             raise self._changed(place)
 
     def _changed(self, place: Place) -> Exception:
@@ -217,29 +248,42 @@ class Dataset:
 
 
 def open_dataset(config: DatasetConfig) -> Dataset:
-    """Open a dataset: settle its format, encoding and selection, and see that it is there.
-
-    No row is read yet.
+    """Open a dataset: settle its files, format, encoding and selection. No row is read yet.
 
     Raises:
-        DatasetError: The file is missing or not a regular file, its format cannot be told by its
-            name, its encoding is unknown, or what reads the format is not installed.
+        DatasetError: A file is missing or not a regular file, a pattern matches none, the format
+            cannot be told by the names, the encoding is unknown, or what reads the format is not
+            installed.
         InvalidFieldError: The selection of rows is malformed.
     """
-    place = Place(str(config.path))
+    place = Place(config.location)
     encoding = lookup_encoding(config.encoding, place)
     selection = RowSelection() if config.rows is None else parse_rows(config.rows)
-    format_ = _format_of(config.path, place) if config.format == "auto" else config.format
-    if format_ == "parquet":
-        import_pyarrow(place)
-    with Source(config.path, place):
-        pass
-    return Dataset(config, format=format_, encoding=encoding, selection=selection)
+    files = expand(config.path if isinstance(config.path, tuple) else (config.path,))
+    format_ = config.format
+    for file in files:
+        place.path = str(file)
+        found = _format_of(file, place) if config.format == "auto" else config.format
+        if file != files[0] and found != format_:
+            raise place.file_error(f"is {found}, but {files[0].name} is {format_}")
+        format_ = found
+        if format_ == "parquet":
+            import_pyarrow(place)
+        if file.suffix.lower() == ".zst":
+            import_zstd(place)
+        with Source(file, place):
+            pass
+    return Dataset(config, files=files, format=format_, encoding=encoding, selection=selection)
+
+
+def _combined(digests: Iterable[str]) -> str:
+    """Hash the digests of several files, in order."""
+    return hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
 
 
 def _format_of(path: Path, place: Place) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if suffixes and suffixes[-1] == ".gz":
+    if suffixes and suffixes[-1] in _PACKED:
         suffixes.pop()
     known = _SUFFIXES.get(suffixes[-1]) if suffixes else None
     if known is None:

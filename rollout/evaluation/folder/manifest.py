@@ -64,7 +64,7 @@ def describe_inputs(
     Args:
         config: The run's configuration.
         format: What the dataset's format turned out to be.
-        digest: SHA-256 of the dataset's bytes.
+        digest: The dataset's digest, see `DatasetScan`.
         rows: How many rows the dataset has.
         selected: How many of them the run takes.
 
@@ -74,7 +74,7 @@ def describe_inputs(
     dataset, run = config.dataset, config.run
     return {
         "dataset": {
-            "path": str(dataset.path),
+            "path": dataset.location,
             "format": format,
             "digest": digest,
             "rows": rows,

@@ -214,7 +214,7 @@ def test_the_same_bytes_under_another_time_or_in_another_file_are_no_change(data
 
 def test_bytes_that_change_in_secret_are_noticed_at_the_end(dataset, monkeypatch):
     source = scanned(dataset)
-    stamp = source._scanned[0]
+    stamp, _ = source._scanned[source.config.path]
     source.config.path.write_bytes(ROW.replace(b'"u"', b'"v"') * 3)
     monkeypatch.setattr("rollout.evaluation.datasets._source.Source.stamp", lambda _: stamp)
     rows = source.rows()
@@ -276,7 +276,7 @@ def test_rows_that_fail_since_bytes_changed_in_secret_say_so(dataset, monkeypatc
         data = gzip.compress(data, compresslevel=0)
     source = dataset(name, data)
     source.scan()
-    stamp = source._scanned[0]
+    stamp, _ = source._scanned[source.config.path]
     rows = source.rows()
     next(rows)
     source.config.path.write_bytes(data[: len(data) // 2] + b'"' * (len(data) - len(data) // 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import tomllib
 from pathlib import Path
@@ -40,7 +41,18 @@ def test_the_error():
 
 
 def test_the_configs(tmp_path):
-    for example in blocks("toml"):
+    several = re.compile(r"^path = \[", re.MULTILINE)
+    examples = blocks("toml")
+    (files,) = filter(several.search, examples)
+    pattern, packed = tomllib.loads(files)["dataset"]["path"]
+    (tmp_path / "data").mkdir()
+    for number in (2, 1):
+        (tmp_path / pattern.replace("*", str(number))).write_text('{"user_prompt": "u"}\n')
+    (tmp_path / packed).write_bytes(gzip.compress(b'{"user_prompt": "v"}\n'))
+    assert (
+        open_dataset(DatasetConfig(path=[tmp_path / pattern, tmp_path / packed])).scan().rows == 3
+    )
+    for example in (each for each in examples if each != files):
         settings = tomllib.loads(example)["dataset"]
         path = tmp_path / settings.pop("path")
         path.write_text("user_prompt,question,answer\n" + "a,b,c\n" * 300, "utf-8")
