@@ -24,6 +24,7 @@ from rollout.errors import (
     InvalidFieldError,
 )
 from rollout.evaluation.selection import parse_rows
+from rollout.evaluation.sequential import LEAST_UNTIL
 from rollout.types._fields import count, instance_of, optional, timeout
 
 __all__ = [
@@ -44,6 +45,8 @@ _MOST_ATTEMPTS = 1_000_000
 MODEL_VARIABLE = "ROLLOUT_MODEL"
 """What a server that is started for a run finds the model's name in."""
 _OWN_VARIABLES = {MODEL_VARIABLE: "chat.model", SECRETS_VARIABLE: "secrets.required"}
+_WIDEST = 0.5
+"""So much is half of what lies between 0 and 1."""
 _NEAR = 0.75
 """How much of a name must be right for a guess at what was meant."""
 FORMATS = ("auto", "jsonl", "csv", "parquet")
@@ -135,6 +138,13 @@ def _output_path(value: Any) -> Path:
 def _finite(_: Any, attribute: Any, value: Any) -> None:
     if not is_finite_number(value):
         raise InvalidFieldError(attribute.name, "must be a finite number")
+
+
+def _until(_: Any, attribute: Any, value: Any) -> None:
+    if not is_finite_number(value) or not LEAST_UNTIL <= value < _WIDEST:
+        raise InvalidFieldError(
+            attribute.name, f"must be a number from {LEAST_UNTIL} to below {_WIDEST}, as in 0.02"
+        )
 
 
 def _format(_: Any, attribute: Any, value: Any) -> None:
@@ -324,6 +334,11 @@ class RunConfig:
         retry_setup_failures: How often an attempt is tried again whose agent never started.
         breaker_failures: How many attempts in a row may fail for an infrastructure reason,
             with no other end in between, before the run stops; 0 never stops it.
+        until: Stop once the pass rate of all rows is known to plus or minus this; ``None``
+            runs all rows. Rows are then drawn in random order, see
+            `rollout.evaluation.sequential`.
+        seed: Draws the rows in random order. By default the order is that of the file, and a run
+            with *until* draws a seed of its own, which its manifest keeps.
 
     Raises:
         InvalidFieldError: A field breaks its rule.
@@ -338,6 +353,8 @@ class RunConfig:
     pass_threshold: float = field(default=1.0, validator=_finite)
     retry_setup_failures: int = field(default=0, validator=count)
     breaker_failures: int = field(default=20, validator=count)
+    until: float | None = field(default=None, validator=optional(_until))
+    seed: int | None = field(default=None, validator=optional(count))
 
 
 @frozen(kw_only=True)

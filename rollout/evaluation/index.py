@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from fractions import Fraction
 from itertools import groupby
 
@@ -127,6 +127,16 @@ class _Block:
         self.codes = bytearray(_BLOCK)
         self.rewards = array("d", bytes(8 * _BLOCK))
         self.places = array("Q", bytes(8 * _BLOCK))
+
+
+def _score(row: int, attempts: list[IndexedAttempt]) -> RowScore:
+    counted = [each for each in attempts if each.settled and each.state in _COUNTED]
+    return RowScore(
+        row,
+        len(counted),
+        sum(each.passed for each in counted),
+        tuple(each.reward for each in attempts if each.reward is not None),
+    )
 
 
 @define
@@ -252,14 +262,23 @@ class AttemptIndex:
     def rows(self) -> Iterator[RowScore]:
         """Yield the rows that have a record of any kind, in order."""
         for row, group in groupby(self, key=lambda attempt: attempt.row):
-            attempts = list(group)
-            counted = [each for each in attempts if each.settled and each.state in _COUNTED]
-            yield RowScore(
-                row,
-                len(counted),
-                sum(each.passed for each in counted),
-                tuple(each.reward for each in attempts if each.reward is not None),
-            )
+            yield _score(row, list(group))
+
+    def whole_row(self, row: int, n: int) -> RowScore | None:
+        """Return a row all of whose *n* attempts are settled; ``None`` if one is not."""
+        attempts = [found for number in range(n) if (found := self.find(row, number)) is not None]
+        if len(attempts) < n or not all(each.settled for each in attempts):
+            return None
+        return _score(row, attempts)
+
+    def keep(self, rows: Container[int]) -> None:
+        """Drop all rows but these."""
+        for (first, attempt), block in self._blocks.items():
+            for at in range(_BLOCK):
+                row = first * _BLOCK + at
+                if block.codes[at] and row not in rows:
+                    block.codes[at] = 0
+                    self._others.pop((row, attempt), None)
 
     def _code(self, row: int, attempt: int) -> int:
         block = self._blocks.get((row // _BLOCK, attempt))

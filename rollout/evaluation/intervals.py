@@ -48,8 +48,8 @@ class Estimate:
         standard_error: Standard error of the mean, clustered by row; ``None`` for fewer than
             two rows.
         level: Confidence level of the interval.
-        method: How the interval was made: ``cluster-t``, ``cluster-wilson``, ``wilson-rows`` or
-            ``none``.
+        method: How the interval was made: ``cluster-t``, ``cluster-wilson``, ``wilson-rows``,
+            ``sequential`` (see `rollout.evaluation.sequential`) or ``none``.
         attempts: How many attempts it is the mean of.
         rows: How many rows these belong to.
     """

@@ -25,6 +25,7 @@ from rollout.evaluation.estimators import KEstimate, curve, percentile
 from rollout.evaluation.index import AttemptIndex, reward_of
 from rollout.evaluation.intervals import ClusterSums, Estimate, cluster_mean, cluster_rate
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.evaluation.sequential import SEQUENTIAL, Stopping
 
 __all__ = [
     "SCHEMA",
@@ -134,7 +135,9 @@ class EvaluationResults:
         error_categories: How many failed attempts had which category; those that the model's
             endpoint failed are counted apart, as `rollout.types.MODEL_ENDPOINT` or `MODEL_KEY`.
         pass_rate: Passed attempts out of the counted ones, see
-            `rollout.evaluation.intervals.cluster_rate`.
+            `rollout.evaluation.intervals.cluster_rate`, or
+            `rollout.evaluation.sequential.Stopping.estimate` for a run with ``until`` before
+            all of its rows have run.
         mean_reward: Mean over the attempts that have a reward, see
             `rollout.evaluation.intervals.cluster_mean`; where all rewards are 0 or 1, the
             interval is that of a rate.
@@ -253,7 +256,28 @@ def threshold_note(
     )
 
 
-def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> EvaluationMetrics:
+def stop_note(manifest: Mapping[str, Any], results: EvaluationResults) -> str | None:
+    """Say that a run stopped because it knew enough; ``None`` if it did not.
+
+    Args:
+        manifest: Its manifest.
+        results: Its figures.
+    """
+    if results.pass_rate.method != SEQUENTIAL:
+        return None
+    selected, until = manifest["dataset"]["selected"], manifest["run"]["until"]
+    if results.rows == selected:
+        return None
+    return (
+        f"The run stopped early: {results.rows:,} of {selected:,} rows, drawn in random order, "
+        f"give the pass rate of all of them within {until:g} (run.until). Its interval holds "
+        "however often one looks; the others are those of a fixed number of rows."
+    )
+
+
+def compute_metrics(
+    records: Iterable[AttemptRecord], *, rows: int, n: int, stopping: Stopping | None = None
+) -> EvaluationMetrics:
     """Work out the figures of a run.
 
     Memory grows by a few bytes for each attempt; records are not kept.
@@ -262,6 +286,8 @@ def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> E
         records: The record that counts of each attempt, in any order.
         rows: How many rows were selected.
         n: How many attempts each row has.
+        stopping: Of a run that stops when it knows enough, where it stands (see
+            `rollout.evaluation.sequential.replay`).
 
     Raises:
         EvaluationError: There are two records of one attempt, more attempts or rows than the
@@ -272,7 +298,7 @@ def compute_metrics(records: Iterable[AttemptRecord], *, rows: int, n: int) -> E
     tally = Tally(n)
     for record in records:
         tally.add(record)
-    return tally.metrics(rows)
+    return tally.metrics(rows, stopping)
 
 
 @define
@@ -349,8 +375,11 @@ class Tally:
         if record.outcome is AttemptOutcome.SUCCESS:
             self.successes.append(record.duration_sec)
 
-    def metrics(self, rows: int) -> EvaluationMetrics:
+    def metrics(self, rows: int, stopping: Stopping | None = None) -> EvaluationMetrics:
         """Work out the figures of a run with so many rows; see `compute_metrics`."""
+        if stopping is not None:
+            rows = stopping.rows
+        sequential = None if stopping is None else stopping.estimate
         passes, rewards = ClusterSums(), ClusterSums()
         kinds: Counter[tuple[int, int]] = Counter()
         seen = passed = 0
@@ -379,7 +408,7 @@ class Tally:
             ),
             outcomes={outcome.value: self.outcomes[outcome] for outcome in AttemptOutcome},
             error_categories=dict(sorted(self.categories.items())),
-            pass_rate=cluster_rate(passes),
+            pass_rate=sequential or cluster_rate(passes),
             mean_reward=cluster_mean(rewards) if self.fractional else cluster_rate(rewards),
             best_reward=self.best,
             pass_at_k=curve(kinds, self.n),

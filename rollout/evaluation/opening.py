@@ -56,6 +56,7 @@ from rollout.evaluation.folder.manifest import (
 from rollout.evaluation.index import AttemptIndex, IndexedAttempt
 from rollout.evaluation.leftover import ended_ids, results_of, wait_released
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
+from rollout.evaluation.sequential import Stopping, drawn_order, seed_of, selected_rows
 from rollout.integrations.chat import chat
 from rollout.types import RolloutResultResponse
 
@@ -64,6 +65,7 @@ __all__ = ["EvaluationProgress", "OpenedRun", "check_endpoint", "credentials_of"
 logger = get_logger(__name__)
 
 _RUN_ID_BYTES = 4
+_SEED_BITS = 32
 
 
 @define
@@ -78,6 +80,9 @@ class OpenedRun:
         resumed: Whether another process worked on it before.
         retry_failed: Whether attempts that failed are run again.
         leftover: Results that its own server has kept of attempts that are not on record.
+        order: The selected rows in random order; ``None`` for the order of the file.
+        stopping: Decides when it knows enough; ``None`` for a run of all rows.
+        open_again: Of each row with failures that are run again, the attempts that these are.
     """
 
     manifest: dict[str, Any]
@@ -87,6 +92,9 @@ class OpenedRun:
     resumed: bool
     retry_failed: bool
     leftover: dict[tuple[int, int], RolloutResultResponse] = field(factory=dict)
+    order: list[int] | None = None
+    stopping: Stopping | None = None
+    open_again: dict[int, set[int]] = field(factory=dict)
 
 
 async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool) -> OpenedRun:
@@ -151,6 +159,7 @@ def _open(
         manifest = _resumed(folder, inputs)
     else:
         run_id = f"{now:%Y%m%d}-{secrets.token_hex(_RUN_ID_BYTES)}"
+        _draw_seed(inputs)
         manifest = new_manifest(run_id, now, inputs)
         write_manifest(folder, manifest)
     tidy(folder)
@@ -167,13 +176,19 @@ def _open(
         index.add(record, place)
         unrecorded.discard(record.rollout_id)
     progress = EvaluationProgress(total=scan.selected * config.run.n)
+    open_again: dict[int, set[int]] = {}
     for attempt in index:
         if not index.is_open(attempt.row, attempt.attempt, retry_failed=retry_failed):
             progress.add(attempt)
+        elif attempt.settled:
+            open_again.setdefault(attempt.row, set()).add(attempt.attempt)
     progress.resumed = progress.settled
     leftover = dict(results_of(state, manifest["run_id"], unrecorded))
     if leftover:
         logger.info("%d attempt(s) ended after the process before did", len(leftover))
+    seed, stopping = seed_of(manifest), Stopping.of(manifest)
+    if stopping is not None:
+        stopping.advance(index, open_again)
     return OpenedRun(
         manifest=manifest,
         index=index,
@@ -182,13 +197,25 @@ def _open(
         resumed=resumed,
         retry_failed=retry_failed,
         leftover=leftover,
+        order=None if seed is None else drawn_order(selected_rows(manifest), seed),
+        stopping=stopping,
+        open_again=open_again,
     )
+
+
+def _draw_seed(inputs: dict[str, Any]) -> None:
+    """Give a run that stops when it knows enough an order, if it has none."""
+    if inputs["run"]["until"] is not None and inputs["run"]["seed"] is None:
+        inputs["run"]["seed"] = secrets.randbits(_SEED_BITS)
 
 
 def _resumed(folder: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of a run that goes on, brought to *inputs*."""
     manifest = read_manifest(folder)
     threshold = inputs["run"]["pass_threshold"]
+    if inputs["run"]["seed"] is None:
+        inputs["run"]["seed"] = manifest["run"].get("seed")
+    _draw_seed(inputs)
     if next(read_records(folder), None) is not None:
         check_unchanged(folder, manifest, inputs)
         if threshold != manifest["run"]["pass_threshold"]:
@@ -197,7 +224,7 @@ def _resumed(folder: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     # Otherwise nothing has ended with the old ones, so a config can be fixed without --fresh.
     if not same_inputs(manifest, inputs):
         drop_state(folder)
-    elif threshold == manifest["run"]["pass_threshold"]:
+    elif inputs["run"] == manifest["run"]:
         return manifest
     manifest |= inputs
     write_manifest(folder, manifest)

@@ -139,9 +139,9 @@ async def evaluate(
     await trio.to_thread.run_sync(lock.__enter__)
     try:
         opened = await open_run(config, fresh=fresh, retry_failed=retry_failed)
-        if check_model and opened.progress.settled < opened.progress.total:
-            await check_endpoint(config, credentials)
         run = EvaluationRun(config, credentials, opened)
+        if check_model and not run.complete:
+            await check_endpoint(config, credentials)
         async with _summarizing(run, opened.index), AsyncExitStack() as stack:
             if run.complete:
                 run.close_records()
@@ -292,6 +292,9 @@ class EvaluationRun:
         self._index = opened.index
         self._leftover = opened.leftover
         self._retry_failed = opened.retry_failed
+        self._order = opened.order
+        self._stopping = opened.stopping
+        self._open_again = opened.open_again
         self._breaker = CircuitBreaker(config.run.breaker_failures)
         self._asking = trio.Lock()
         self._running = trio.CapacityLimiter(config.run.max_in_flight)
@@ -314,8 +317,13 @@ class EvaluationRun:
 
     @property
     def complete(self) -> bool:
-        """Whether every attempt has ended and none was cancelled."""
-        return self.progress.settled >= self.progress.total
+        """Whether every attempt has ended and none was cancelled, or the run knows enough."""
+        return self.stopped_early or self.progress.settled >= self.progress.total
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the pass rate was known well enough (``until``) before all rows had run."""
+        return self._stopping is not None and self._stopping.early
 
     @property
     def breaker_tripped(self) -> bool:
@@ -325,7 +333,9 @@ class EvaluationRun:
     # --- for evaluate -------------------------------------------------------------------------
 
     async def work(self, client: RolloutClient) -> None:
-        """Run what is not settled yet; returns once nothing is left, or the breaker tripped.
+        """Run what is not settled yet.
+
+        Returns once nothing is left, the pass rate is known well enough, or the breaker tripped.
 
         Raises:
             EvaluationError: What made going on impossible: the dataset, the disk, the server.
@@ -418,7 +428,13 @@ class EvaluationRun:
 
     async def _read_rows(self, rows: trio.MemorySendChannel[DatasetRow]) -> None:
         with rows:
-            source = cast("Generator[DatasetRow, None, None]", self._dataset.rows())
+            rows_of = self._dataset.rows
+            if self._order is not None:
+                order = [
+                    row for row in self._order if next(self._open_attempts(row), None) is not None
+                ]
+                rows_of = partial(self._dataset.rows_in, order)
+            source = cast("Generator[DatasetRow, None, None]", rows_of())
             with closing(source):
                 try:
                     while batch := await trio.to_thread.run_sync(_take, source):
@@ -486,6 +502,7 @@ class EvaluationRun:
                 self.progress.retries += 1
             else:
                 self.progress.add(record)
+                self._settle_row(record)
             return record
         raise AssertionError("nothing cancels that scope")
 
@@ -508,6 +525,16 @@ class EvaluationRun:
                     "the model's endpoint refuses the key, so the run was stopped, and no attempt "
                     f"that met this is on record: {_shortened(record.err_message)}"
                 ) from None
+
+    def _settle_row(self, record: AttemptRecord) -> None:
+        """Stop the run if it knows enough with this record."""
+        waiting = self._open_again.get(record.row, set())
+        if record.counts:
+            waiting.discard(record.attempt)
+        if not waiting:
+            self._open_again.pop(record.row, None)
+        if self._stopping is not None and self._stopping.advance(self._index, self._open_again):
+            self._working.cancel()
 
     async def _run(self, client: RolloutClient, attempt: Attempt) -> Ending:
         def admitted() -> None:

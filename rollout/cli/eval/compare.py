@@ -23,6 +23,7 @@ from rollout.cli.options import json_option
 from rollout.cli.text import one_line, print_json
 from rollout.errors import TrajectoryError
 from rollout.evaluation import Comparison, compare_runs, final_records, read_manifest
+from rollout.evaluation.comparison import SequentialDifference
 from rollout.evaluation.folder.layout import TRAJECTORIES
 from rollout.evaluation.intervals import PairedDifference
 
@@ -42,8 +43,15 @@ _ANSWER = 70
     is_flag=True,
     help="Pair rows by their number although the datasets differ.",
 )
+@click.option(
+    "--sequential",
+    is_flag=True,
+    help="Say which run is ahead, valid however often one looks while they go on.",
+)
 @json_option
-def command(a: Path, b: Path, allow_different_datasets: bool, as_json: bool) -> None:
+def command(
+    a: Path, b: Path, allow_different_datasets: bool, sequential: bool, as_json: bool
+) -> None:
     """Compare the runs in the folders A and B, row by row.
 
     Prints how pass rate and mean reward changed from A to B on the rows that both have, with
@@ -52,7 +60,9 @@ def command(a: Path, b: Path, allow_different_datasets: bool, as_json: bool) -> 
     """
     manifests = {name: read_manifest(folder) for name, folder in _named(a, b)}
     metrics = {name: metrics_of(folder, manifests[name]) for name, folder in _named(a, b)}
-    comparison = compare_runs(a, b, allow_different_datasets=allow_different_datasets)
+    comparison = compare_runs(
+        a, b, allow_different_datasets=allow_different_datasets, sequential=sequential
+    )
     if as_json:
         print_json(
             {
@@ -92,6 +102,8 @@ def _print(comparison: Comparison, a: Path, b: Path) -> None:
         f"Rows: {counts.better} better, {counts.worse} worse, {counts.same} the same "
         f"(sign test p = {comparison.sign_test_p:.3g})"
     )
+    if comparison.sequential is not None:
+        click.echo(_ahead(comparison.sequential))
     _print_rows("Passed in A, not in B", comparison.pass_to_fail)
     _print_answers(comparison.pass_to_fail, (a, True), (b, False))
     _print_rows("Passed in B, not in A", comparison.fail_to_pass)
@@ -101,6 +113,19 @@ def _print(comparison: Comparison, a: Path, b: Path) -> None:
             _print_rows(f"Only in {name}", rows)
     for line in comparison.differences:
         click.echo(f"Differs: {one_line(line)}")
+
+
+def _ahead(found: SequentialDifference) -> str:
+    verdict = (
+        "open which run is ahead" if found.ahead is None else f"{found.ahead.upper()} is ahead"
+    )
+    line = f"Sequential: {verdict} after {found.rows} of {counted(found.common, 'row')}"
+    if found.difference is not None:
+        line += (
+            f"; B - A of the pass rate {found.difference:+.3f}, {found.level:.0%} confidence "
+            f"sequence {found.low:+.3f} to {found.high:+.3f}"
+        )
+    return line
 
 
 def _print_rows(title: str, rows: tuple[int, ...]) -> None:

@@ -105,6 +105,11 @@ _OVERRIDES = (
         "--breaker-failures", "run", "breaker_failures", _FROM_ZERO, None,
         "Stop after this many infrastructure failures in a row; 0 never stops.",
     ),
+    _Override(
+        "--until", "run", "until", float, "HALF_WIDTH",
+        "Stop once the pass rate is known to plus or minus this, as in 0.02.",
+    ),
+    _Override("--seed", "run", "seed", _FROM_ZERO, None, "Draw the rows in this random order."),
 )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ from rollout.evaluation import (
     summarize,
     write_report,
 )
+from rollout.evaluation.folder.journal import indexed_records, read_index
+from rollout.evaluation.sequential import replay
 
 __all__ = ["folder_argument", "metrics_of", "report", "show"]
 
@@ -41,8 +43,13 @@ def metrics_of(folder: Path, manifest: dict[str, Any]) -> EvaluationMetrics:
         EvaluationError: They cannot be worked out.
         EvaluationDamagedError: A file of the run is damaged.
     """
+    index = read_index(folder)
+    stopping = replay(manifest, index)
     return compute_metrics(
-        final_records(folder), rows=manifest["dataset"]["selected"], n=manifest["run"]["n"]
+        indexed_records(folder, index),
+        rows=manifest["dataset"]["selected"],
+        n=manifest["run"]["n"],
+        stopping=stopping,
     )
 
 

@@ -17,7 +17,8 @@ from rollout.evaluation import AttemptOutcome, EvaluationMetrics
 from rollout.evaluation.estimators import KEstimate
 from rollout.evaluation.folder.layout import REPORT
 from rollout.evaluation.intervals import Estimate
-from rollout.evaluation.metrics import Durations, TokenCount, threshold_note
+from rollout.evaluation.metrics import Durations, TokenCount, stop_note, threshold_note
+from rollout.evaluation.sequential import SEQUENTIAL
 
 __all__ = [
     "counted",
@@ -83,6 +84,7 @@ def summary_document(
         "folder": str(folder),
         "run_id": manifest["run_id"],
         "complete": is_complete(metrics),
+        "stopped_early": stop_note(manifest, metrics.results) is not None,
         "counts": {
             "total": counts.planned,
             "settled": counts.settled,
@@ -108,8 +110,9 @@ def print_summary(folder: Path, manifest: dict[str, Any], metrics: EvaluationMet
     print_table(table)
     if note := incomplete_note(metrics):
         click.echo(f"The run is {note}.")
-    if note := run_threshold_note(manifest, metrics):
-        click.echo(note)
+    for note in (stop_note(manifest, metrics.results), run_threshold_note(manifest, metrics)):
+        if note:
+            click.echo(note)
     report = folder / REPORT
     click.echo(f"Report: {one_line(str(report))}" if report.is_file() else _without_report(folder))
 
@@ -190,7 +193,10 @@ def _title(manifest: dict[str, Any], metrics: EvaluationMetrics) -> Text:
     if manifest["chat"].get("model"):
         parts.append(str(manifest["chat"]["model"]))
     results = metrics.results
-    parts.append(f"{counted(results.rows, 'row')}, n = {results.n}")
+    rows = counted(results.rows, "row")
+    if stop_note(manifest, results):
+        rows = f"{results.rows} of {counted(manifest['dataset']['selected'], 'row')}"
+    parts.append(f"{rows}, n = {results.n}")
     return Text(one_line(", ".join(parts)))
 
 
@@ -205,7 +211,8 @@ def _estimate(estimate: Estimate) -> str:
     notes = [counted(estimate.attempts, "attempt")]
     if estimate.low is not None and estimate.high is not None:
         low, high = figure_text(estimate.low), figure_text(estimate.high)
-        notes.insert(0, f"{estimate.level:.0%} interval {low} to {high}")
+        kind = "confidence sequence" if estimate.method == SEQUENTIAL else "interval"
+        notes.insert(0, f"{estimate.level:.0%} {kind} {low} to {high}")
     return f"{figure_text(estimate.value)}  ({', '.join(notes)})"
 
 

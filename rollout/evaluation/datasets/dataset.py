@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,8 @@ _SUFFIXES = {
     ".pq": "parquet",
 }
 
-
+_IN_ORDER_AT_A_TIME = 10_000
+"""How many rows are held so that they can be given in another order."""
 _PACKED = frozenset({".gz", ".zst"})
 
 
@@ -152,6 +153,19 @@ class Dataset:
                 self._check_end(source, place, whole=whole)
             if not whole:
                 return
+
+    def rows_in(self, order: Sequence[int]) -> Iterator[DatasetRow]:
+        """Read selected rows in another order. Each `_IN_ORDER_AT_A_TIME` take a pass of their own.
+
+        Raises:
+            DatasetError: As for `rows`.
+        """
+        for start in range(0, len(order), _IN_ORDER_AT_A_TIME):
+            batch = order[start : start + _IN_ORDER_AT_A_TIME]
+            wanted = set(batch)
+            found = {row.index: row for row in self.rows() if row.index in wanted}
+            for index in batch:
+                yield found.pop(index)
 
     def _place(self) -> Place:
         return Place(self.config.location)

@@ -25,6 +25,7 @@ from rollout.evaluation.folder.manifest import read_manifest
 from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
 from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.sequential import replay
 from rollout.trajectory.messages import readable_messages
 
 __all__ = ["METRIC", "ExportedAttempt", "ExportedRun", "import_extra", "read_run", "text_of"]
@@ -272,7 +273,8 @@ def read_run(folder: Path) -> ExportedRun:
             yield record
 
     rows, n = manifest["dataset"]["selected"], manifest["run"]["n"]
-    metrics = compute_metrics(records(), rows=rows, n=n)
+    stopping = replay(manifest, index)
+    metrics = compute_metrics(records(), rows=rows, n=n, stopping=stopping)
     if not began:
         raise EvaluationError(f"{folder}: no attempt has ended yet, so there is nothing to export")
     return ExportedRun(

@@ -49,9 +49,10 @@ _MOST_FILES = 8
 """So many files that changed are named."""
 _DIGEST = 8
 """Characters of a digest that are shown."""
-_FREE = frozenset({"dataset.path", "run.pass_threshold"})
-"""What may differ when a run is resumed: the same bytes in another place are the same dataset, and
-with another threshold what there is is scored again."""
+_FREE = frozenset({"dataset.path", "run.pass_threshold", "run.until"})
+"""What may differ when a run is resumed: the same bytes in another place are the same dataset,
+with another threshold what there is is scored again, and a confidence sequence does not mind when
+one looks."""
 _SELECTION = frozenset({"dataset.selection", "dataset.limit", "dataset.selected"})
 """What may differ if no row is left out that was selected before."""
 
@@ -92,6 +93,8 @@ def describe_inputs(
             "agent_timeout_sec": run.agent_timeout_sec,
             "grader_timeout_sec": run.grader_timeout_sec,
             "pass_threshold": run.pass_threshold,
+            "until": run.until,
+            "seed": run.seed,
         },
     }
 
@@ -221,6 +224,8 @@ def _changes(manifest: dict[str, Any], inputs: dict[str, Any]) -> list[str]:
         free.add("run.n")
     if _selects_all_of(inputs["dataset"], manifest["dataset"]):
         free |= _SELECTION
+    if manifest["run"].get("seed") is None:
+        free.add("run.seed")  # what has ended enters in its turn, as if it had waited for it
     changed = {
         name: f"{name} was {_shown(old)} and is {_shown(new)}"
         for name, old, new in differences(manifest, inputs)

@@ -16,6 +16,7 @@ from rollout.evaluation.folder.manifest import read_manifest
 from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
 from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.sequential import replay
 
 __all__ = ["summarize", "write_outputs"]
 
@@ -50,6 +51,9 @@ def write_outputs(
 ) -> EvaluationMetrics:
     """Write index and metrics of a run whose manifest and journal have been read. Blocking.
 
+    *index* loses the rows that do not count of a run that stopped early, see
+    `rollout.evaluation.sequential.replay`.
+
     Returns:
         The metrics.
 
@@ -57,12 +61,14 @@ def write_outputs(
         EvaluationError: The files cannot be written.
         EvaluationDamagedError: The journal was changed since it was indexed.
     """
+    stopping = replay(manifest, index)
     try:
         with writing_atomic(folder / INDEX) as file:
             metrics = compute_metrics(
                 _indexed(folder, index, file),
                 rows=manifest["dataset"]["selected"],
                 n=manifest["run"]["n"],
+                stopping=stopping,
             )
         write_atomic(folder / METRICS, json.dumps(metrics.to_dict(), indent=2).encode() + b"\n")
     except OSError as error:

@@ -23,8 +23,14 @@ from rollout.evaluation.folder.journal import (
 )
 from rollout.evaluation.folder.manifest import MANIFEST, read_manifest
 from rollout.evaluation.index import AttemptIndex
-from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics, threshold_note
+from rollout.evaluation.metrics import (
+    EvaluationMetrics,
+    compute_metrics,
+    stop_note,
+    threshold_note,
+)
 from rollout.evaluation.records import AttemptRecord
+from rollout.evaluation.sequential import Stopping, replay
 
 __all__ = ["Attempt", "Overview", "Run", "gather"]
 
@@ -95,12 +101,14 @@ class Run:
         metrics: The figures; ``None`` if they cannot be computed.
         overview: Counts over all attempts.
         notices: What is missing or damaged, for people.
+        stopping: Where it stands, if it stops when it knows enough.
     """
 
     manifest: dict[str, Any]
     metrics: EvaluationMetrics | None
     overview: Overview
     notices: list[str]
+    stopping: Stopping | None = None
     _folder: Path = field(alias="folder")
     _index: AttemptIndex = field(alias="index")
 
@@ -129,7 +137,12 @@ class Run:
 
     @property
     def rows(self) -> int | None:
-        """How many rows were selected, ``None`` if the manifest has no believable number."""
+        """How many rows the run has: those that were enough, else those that were selected.
+
+        ``None`` if the manifest has no believable number.
+        """
+        if self.stopping is not None:
+            return self.stopping.rows
         return _believable(self.part("dataset", "selected"), 0, _MOST_ROWS)
 
     @property
@@ -139,7 +152,10 @@ class Run:
 
 
 def gather(
-    folder: Path, index: AttemptIndex | None = None, metrics: EvaluationMetrics | None = None
+    folder: Path,
+    index: AttemptIndex | None = None,
+    metrics: EvaluationMetrics | None = None,
+    stopping: Stopping | None = None,
 ) -> Run:
     """Read a run. Blocking.
 
@@ -147,6 +163,7 @@ def gather(
         folder: The folder of the run.
         index: The index of its journal, if there is one already.
         metrics: Its figures, if they are known already.
+        stopping: Where a run stands that stops when it knows enough, if that is known already.
 
     Raises:
         EvaluationError: The folder holds no run.
@@ -154,23 +171,27 @@ def gather(
     notices: list[str] = []
     manifest = _manifest(folder, notices)
     index = _index(folder, notices) if index is None else index
+    stopping = _stopping(manifest, index, notices) if stopping is None else stopping
     overview = Overview.of(index)
     run = Run(
         manifest=manifest,
         metrics=metrics,
         overview=overview,
         notices=notices,
+        stopping=stopping,
         folder=folder,
         index=index,
     )
+    if run.metrics is None:
+        run.metrics = _metrics(folder, index, run)
+    if run.metrics is not None and (note := stop_note(manifest, run.metrics.results)):
+        notices.append(note)
     missing = run.expected - overview.settled
     if missing:
         notices.append(
             f"This run is not complete: {missing:,} of {run.expected:,} attempts have no "
             "result yet."
         )
-    if run.metrics is None:
-        run.metrics = _metrics(folder, index, run)
     if run.metrics is not None:
         results, threshold = run.metrics.results, number(run.part("run", "pass_threshold"))
         note = threshold_note(results.attempts.passed, results.best_reward, threshold)
@@ -203,6 +224,19 @@ def _index(folder: Path, notices: list[str]) -> AttemptIndex:
     return index
 
 
+def _stopping(manifest: dict[str, Any], index: AttemptIndex, notices: list[str]) -> Stopping | None:
+    run = manifest.get("run")
+    if not isinstance(run, dict) or run.get("until") is None:
+        return None
+    try:
+        return replay(manifest, index)
+    except (EvaluationError, KeyError, TypeError, AttributeError):
+        notices.append(
+            "The manifest is damaged, so it is not known whether this run stopped early."
+        )
+        return None
+
+
 def _metrics(folder: Path, index: AttemptIndex, run: Run) -> EvaluationMetrics | None:
     """Compute the figures of what can be read."""
     n = max(run.n or 1, run.overview.most)
@@ -213,7 +247,9 @@ def _metrics(folder: Path, index: AttemptIndex, run: Run) -> EvaluationMetrics |
         return None
     rows = max(run.expected // n, run.overview.rows)
     try:
-        return compute_metrics(indexed_records(folder, index), rows=rows, n=n)
+        return compute_metrics(
+            indexed_records(folder, index), rows=rows, n=n, stopping=run.stopping
+        )
     except (EvaluationError, ArithmeticError, ValueError) as error:
         run.notices.append(f"The figures cannot be computed: {error}")
         return None

@@ -24,6 +24,7 @@ from rollout.evaluation.records import AttemptRecord
 from rollout.evaluation.report.columns import category, figures, message
 from rollout.evaluation.report.gather import Attempt, gather
 from rollout.evaluation.report.page import entry_of, live_page
+from rollout.evaluation.sequential import Stopping
 
 __all__ = ["LiveReport"]
 
@@ -52,6 +53,7 @@ class LiveReport:
         self._index = AttemptIndex()
         # None once the figures cannot be continued, since a record replaced one that counted.
         self._tally: Tally | None = Tally(manifest["run"]["n"])
+        self._stopping = Stopping.of(manifest)
         self._read = 0
         self._rows: IO[bytes] = TemporaryFile()  # noqa: SIM115 - see `close`
         self._size = 0
@@ -74,8 +76,12 @@ class LiveReport:
         self._rows.flush()
         if self.page and self._read == before:
             return
-        metrics = None if self._tally is None else self._tally.metrics(self._rows_selected)
-        self.page = live_page(gather(self._folder, self._index, metrics))
+        if self._stopping is not None:
+            self._stopping.advance(self._index)
+        metrics = None
+        if self._tally is not None:
+            metrics = self._tally.metrics(self._rows_selected, self._stopping)
+        self.page = live_page(gather(self._folder, self._index, metrics, self._stopping))
         self._size = self._rows.tell()
         self.version += 1
 

@@ -13,6 +13,7 @@ from rollout.evaluation.index import STATES
 from rollout.evaluation.intervals import LEVEL, Estimate
 from rollout.evaluation.metrics import TokenCount
 from rollout.evaluation.report.gather import Run
+from rollout.evaluation.sequential import SEQUENTIAL
 
 __all__ = ["Card", "Entry", "Outcome", "Span", "Summary", "summarize"]
 
@@ -182,11 +183,13 @@ def _estimate(
         counted = f" · {_count(found.attempts)} {attempts}"
     if found.low is None or found.high is None:
         return Card(name, write(found.value), unit, f"no interval{counted}")
+    sequential = isinstance(found, Estimate) and found.method == SEQUENTIAL
+    kind = "confidence sequence" if sequential else "interval"
     return Card(
         name,
         write(found.value),
         unit,
-        f"{100 * LEVEL:.3g}% interval {write(found.low)} to {write(found.high)}{unit}{counted}",
+        f"{100 * LEVEL:.3g}% {kind} {write(found.low)} to {write(found.high)}{unit}{counted}",
         _span(found.value, found.low, found.high, *spread),
     )
 

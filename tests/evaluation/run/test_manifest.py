@@ -67,6 +67,8 @@ async def test_manifest(started, tmp_path):
         "agent_timeout_sec": 60,
         "grader_timeout_sec": None,
         "pass_threshold": 1.0,
+        "until": None,
+        "seed": None,
     }
 
 
