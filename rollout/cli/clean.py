@@ -17,8 +17,8 @@ from rollout._files.trees import remove_tree
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE, ARTIFACTS, ArtifactStore
 from rollout.backend.saving import DIAGNOSTICS
 from rollout.cli.failures import CommandError
-from rollout.cli.options import FILE_PATH
-from rollout.cli.text import one_line
+from rollout.cli.options import FILE_PATH, json_option
+from rollout.cli.text import one_line, print_json
 
 __all__ = ["command"]
 
@@ -59,7 +59,8 @@ def _age(value: str) -> float:
     help="Remove rollouts in which nothing has changed for this long: 7d, 12h, 30m, 2w.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
-def command(folder: str | None, older_than: float, dry_run: bool) -> None:
+@json_option
+def command(folder: str | None, older_than: float, dry_run: bool, as_json: bool) -> None:
     """Remove the files of old rollouts from FOLDER.
 
     Without FOLDER, from where rollout serve puts them: the folder that ROLLOUT_ARTIFACT_ROOT
@@ -74,13 +75,20 @@ def command(folder: str | None, older_than: float, dry_run: bool) -> None:
     old = [kept for kept in _rollouts(root) if kept.changed < before]
     problems: list[str] = []
     for kept in sorted(old, key=lambda kept: kept.path):
-        if dry_run:
-            click.echo(one_line(str(kept.path)))
-        else:
+        if not dry_run:
             problems += remove_tree(kept.path)
-    verb = "would remove" if dry_run else "removed"
-    size = sum(kept.size for kept in old) / _MB
-    click.echo(f"{verb} {len(old)} rollout(s), {size:.1f} MB, below {one_line(str(root))}")
+        elif not as_json:
+            click.echo(one_line(str(kept.path)))
+    size = sum(kept.size for kept in old)
+    if as_json:
+        names = sorted(kept.path.name for kept in old)
+        print_json(
+            {"folder": str(root), "dry_run": dry_run, "rollouts": names, "bytes": size}
+            | {"problems": [str(problem) for problem in problems]}
+        )
+    else:
+        verb, shown = "would remove" if dry_run else "removed", one_line(str(root))
+        click.echo(f"{verb} {len(old)} rollout(s), {size / _MB:.1f} MB, below {shown}")
     if problems:
         raise CommandError(f"{len(problems)} file(s) could not be removed: {problems[0]}")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 import trio
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +17,7 @@ from rollout.cli.failures import EXIT_FAILED, EXIT_USAGE, CommandError, interrup
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import host_of, is_given, json_option, seconds, secret_from_env
 from rollout.cli.remote import quiet_http
-from rollout.cli.terminal import LiveBar
+from rollout.cli.terminal import LiveBar, draw_table, make_console
 from rollout.cli.text import one_line, print_json
 from rollout.demo import DemoPlan, DemoReport, run_demo
 from rollout.demo.arithmetic import MODEL_NAME, ScriptedModel
@@ -276,7 +275,7 @@ class _LiveProgress(LiveBar):
 
 
 def _print_table(plan: DemoPlan, report: DemoReport) -> None:
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     table = Table(
         title=f"{plan.rollouts} rollouts, {plan.max_in_flight} at a time",
         title_justify="left",
@@ -300,7 +299,7 @@ def _print_table(plan: DemoPlan, report: DemoReport) -> None:
     if isinstance(plan.model, RealModel):
         table.add_row("tokens per second", _figure(report.per_sec(report.completion_tokens), ".1f"))
     table.add_row("elapsed", _figure(report.elapsed_sec, ".2f", " s"))
-    console.print(table)
+    draw_table(table, console)
     console.print(_about(plan), style="dim")
     for problem, count in report.problems.most_common(5):
         console.print(Text(f"{count} x {one_line(problem)}", style="red"))

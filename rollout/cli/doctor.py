@@ -18,11 +18,12 @@ from typing import Literal
 import click
 import trio
 from attrs import asdict, frozen
-from rich.console import Console
 from rich.table import Table
 
 from rollout._version import package_version
 from rollout.artifacts import ARTIFACT_ROOT_VARIABLE, ArtifactStore
+from rollout.cli.options import json_option_with
+from rollout.cli.terminal import draw_table, make_console
 from rollout.cli.text import one_line, print_json
 from rollout.integrations.asyncio_bridge import open_asyncio_bridge
 from rollout.sandbox import NamespaceError, Sandbox
@@ -58,7 +59,7 @@ class _Found:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each check instead.")
+@json_option_with("Print a JSON object for each check instead.")
 def command(as_json: bool) -> int:
     """Look at what this machine offers to servers and evaluations.
 
@@ -75,7 +76,7 @@ def command(as_json: bool) -> int:
             verdict = f"[{_STYLES[found.verdict]}]{found.verdict}[/]"
             table.add_row(found.check, verdict, one_line(found.text).replace("[", r"\["))
     if not as_json:
-        Console(highlight=False, soft_wrap=True).print(table)
+        draw_table(table, make_console(highlight=False, soft_wrap=True))
     return int(worst)
 
 

@@ -14,7 +14,7 @@ import click
 
 from rollout._tasks import sole_error
 from rollout.cli.failures import explain, lost_output
-from rollout.cli.options import help_alone
+from rollout.cli.options import add_formats, help_alone
 
 __all__ = ["main"]
 
@@ -57,6 +57,7 @@ class _LazyGroup(click.Group):
             # So it was while modules were imported, which must not be interrupted half-way.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         command: click.Command = getattr(module, attribute)
+        add_formats(command)
         return command
 
     def format_commands(
@@ -131,3 +132,6 @@ def main(ctx: click.Context) -> None:
     signal ended it. One line on stderr says what to do.
     """
     help_alone(ctx)
+
+
+add_formats(main)

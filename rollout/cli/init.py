@@ -9,8 +9,8 @@ import click
 
 from rollout._files.atomic import reason_of
 from rollout.cli.failures import CommandError
-from rollout.cli.options import FILE_PATH
-from rollout.cli.text import one_line
+from rollout.cli.options import FILE_PATH, json_option
+from rollout.cli.text import one_line, print_json
 
 __all__ = ["TEMPLATES", "command"]
 
@@ -30,7 +30,8 @@ TEMPLATES = {
     show_default=True,
     help="What kind of agent to begin with.",
 )
-def command(folder: str, template: str) -> None:
+@json_option
+def command(folder: str, template: str, as_json: bool) -> None:
     """Begin a project in FOLDER, by default in this one.
 
     Writes a server with an agent and a grader, a dataset, the config of an evaluation, tests that
@@ -51,5 +52,8 @@ def command(folder: str, template: str) -> None:
                 file.write(content)
     except OSError as error:
         raise CommandError(f"{one_line(folder)} cannot be written: {reason_of(error)}") from None
+    if as_json:
+        print_json({"folder": str(root), "template": template, "files": sorted(contents)})
+        return
     click.echo(f"wrote {', '.join(sorted(contents))} to {one_line(str(root))}")
     click.echo("README.md there says how to go on")

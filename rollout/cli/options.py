@@ -14,19 +14,22 @@ from click.core import ParameterSource
 from rollout._checks import check_api_key, is_variable_name
 from rollout._logs import JSONFormatter, configure_logging
 from rollout.cli.failures import CommandError
-from rollout.cli.text import not_json
+from rollout.cli.text import PLAIN, not_json
 from rollout.codec import parse_json
 from rollout.context import get_rollout_context
 from rollout.errors import InvalidBodyError, InvalidFieldError
 
 __all__ = [
     "FILE_PATH",
+    "add_formats",
     "api_key_option",
     "help_alone",
     "host_of",
     "is_given",
     "json_object",
     "json_option",
+    "json_option_with",
+    "log_as_json",
     "log_format_option",
     "processors",
     "seconds",
@@ -110,9 +113,52 @@ def json_object(option: str, text: str | None) -> dict[str, Any] | None:
 
 def json_option(function: F) -> F:
     """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(
-        function
-    )
+    return json_option_with("Print one JSON object instead.")(function)
+
+
+def json_option_with(text: str) -> Callable[[F], F]:
+    """Add ``--json`` with a help of its own."""
+    return click.option("--json", "as_json", is_flag=True, callback=_json, help=text)
+
+
+def _json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    """Take ``--json`` of a command, or of a group before it."""
+    return _noted(ctx, param, value) or _JSON in ctx.meta
+
+
+def _noted(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    """Note a format for the command and those below."""
+    if value:
+        ctx.meta[_JSON if param.name == "as_json" else PLAIN] = True
+    return value
+
+
+_JSON = f"{__name__}.json"
+_FORMATS = (
+    click.Option(
+        ["--json", "as_json"],
+        is_flag=True,
+        expose_value=False,
+        callback=_noted,
+        help="Have the command print JSON, as its own --json does.",
+    ),
+    click.Option(
+        ["--plain"],
+        is_flag=True,
+        expose_value=False,
+        callback=_noted,
+        help="Print without colours, bars and boxes, and break no lines.",
+    ),
+)
+
+
+def add_formats(command: click.Command) -> None:
+    """Add ``--json`` and ``--plain`` to a group and all below it; a command has its own --json."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            add_formats(each)
+    wanted = _FORMATS if isinstance(command, click.Group) else _FORMATS[1:]
+    command.params += [option for option in wanted if option not in command.params]
 
 
 def api_key_option(function: F) -> F:
@@ -138,9 +184,15 @@ def log_format_option(function: F) -> F:
 
 def _set_up_log(ctx: click.Context, param: click.Parameter, value: str) -> str:
     del ctx, param
-    if value == "json":
-        configure_logging(JSONFormatter(_current_rollout))
+    log_as_json(value == "json")
     return value
+
+
+def log_as_json(wanted: bool) -> bool:
+    """Write the log as JSON from now on, if that is wanted; return whether it is."""
+    if wanted:
+        configure_logging(JSONFormatter(_current_rollout))
+    return wanted
 
 
 def _current_rollout() -> str | None:

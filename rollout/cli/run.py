@@ -11,7 +11,6 @@ import click
 import httpx
 import trio
 from attrs import frozen
-from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
@@ -29,7 +28,7 @@ from rollout.cli.options import (
     url_argument,
 )
 from rollout.cli.remote import open_client
-from rollout.cli.terminal import WarningLines, can_draw
+from rollout.cli.terminal import WarningLines, can_draw, make_console
 from rollout.cli.text import not_json, one_line, print_fields, print_json
 from rollout.client import RolloutClient, RolloutHandle
 from rollout.codec import format_timestamp, parse_json, unstructure
@@ -259,7 +258,7 @@ class PhaseView:
     """
 
     def __init__(self, *, silent: bool) -> None:
-        self._console = Console(highlight=False, markup=False, quiet=silent)
+        self._console = make_console(highlight=False, markup=False, quiet=silent)
         self._spinner: Status | None = None
         self._warnings = WarningLines(partial(click.echo, err=True))
         self._started = 0.0
@@ -317,7 +316,7 @@ def _details(sample: RolloutSample) -> dict[str, Any]:
 
 
 def _print_conversation(sample: RolloutSample) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console(highlight=False, markup=False, soft_wrap=True)
     for message in sample.messages:
         rest = dict(message)
         role = one_line(str(rest.pop("role", "message")))

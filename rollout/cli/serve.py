@@ -34,6 +34,8 @@ from rollout.cli.options import (
     FILE_PATH,
     host_of,
     json_object,
+    json_option_with,
+    log_as_json,
     log_format_option,
     processors,
     seconds,
@@ -41,7 +43,7 @@ from rollout.cli.options import (
 )
 from rollout.cli.reference import load_app
 from rollout.cli.remote import quiet_http
-from rollout.cli.text import one_line
+from rollout.cli.text import is_plain, one_line, print_json
 from rollout.errors import BackendConfigurationError, InvalidFieldError, RolloutServerError
 from rollout.gateway import ModelGateway, Upstream
 from rollout.server import RolloutServer, ShutdownBudget, serve
@@ -199,6 +201,7 @@ def _worker_count(_: click.Context, __: click.Parameter, value: str | None) -> i
 @click.option(
     "--verbose", "-v", is_flag=True, help="Log the tracebacks of agents and graders that fail."
 )
+@json_option_with("As --log-format json, and the line on stdout is an object.")
 @log_format_option
 @_budget_option("drain-sec", "Shutdown: time for rollouts to end by themselves.")
 @_budget_option("cleanup-sec", "Shutdown: time for them to stop once they are asked to.")
@@ -230,6 +233,7 @@ def command(
     worker_of: int | None,
     quiet: bool,
     verbose: bool,
+    as_json: bool,
     log_format: str,
     **budget: float,
 ) -> None:
@@ -269,7 +273,7 @@ def command(
     _check_encrypted(keyfile, password)
     stdin = _take_stdin() if until_stdin_closes or worker else None
     key = _read_line(stdin) if worker and stdin is not None else None
-    json_logs = log_format == "json"
+    json_logs = log_as_json(as_json) or log_format == "json"
     server = load_app(app)
     for_agents = _use_gateway(
         server, gateway, ray, upstreams, upstream_key_env, max_calls_in_flight, front=bool(workers)
@@ -300,7 +304,9 @@ def command(
         handle_signals=not worker,
     )
     with nullcontext() if verbose else summarized(summary):
-        run_async(_serve, server, start, stdin, address_fd, quiet or worker, worker, json_logs)
+        run_async(
+            _serve, server, start, stdin, address_fd, quiet or worker, worker, json_logs, as_json
+        )
 
 
 def _use_metrics(server: RolloutServer, wanted: bool | None) -> None:
@@ -432,7 +438,7 @@ def summary(error: BaseException, secrets: Iterable[str | None]) -> str:
 
 
 def _activity(app: RolloutServer, json_logs: bool) -> Activity:
-    if sys.stderr.isatty() and not json_logs:
+    if sys.stderr.isatty() and not (json_logs or is_plain()):
         say = partial(click.echo, err=True)
         return Activity(app.registry, say, every_sec=_LINES_SEC, one_by_one=True)
     return Activity(app.registry, logger.info, every_sec=_COUNTS_SEC, one_by_one=False)
@@ -446,6 +452,7 @@ async def _serve(
     quiet: bool,
     worker: bool,
     json_logs: bool,
+    as_json: bool,
 ) -> None:
     last_resort = LastResort(app)
     listening = False
@@ -466,7 +473,8 @@ async def _serve(
                     gc.freeze()  # a full collection walks over what rollouts made, not over modules
                     if not worker:
                         last_resort.start_with_signals()
-                        click.echo(f"listening on {' '.join(urls)}")
+                        said = f"listening on {' '.join(urls)}"
+                        print_json({"listening": list(urls)}) if as_json else click.echo(said)
                     if app.artifact_root is not None and not quiet:
                         folder = one_line(str(app.artifact_root))
                         note = f"files of rollouts are kept in {folder}"

@@ -20,7 +20,7 @@ from rich.text import Text
 from rollout.cli.failures import EXIT_FAILED, CommandError, interrupted
 from rollout.cli.options import is_given, json_option, processors
 from rollout.cli.seeds import Recipe, SeedOutcome, run_seeds
-from rollout.cli.terminal import LiveBar
+from rollout.cli.terminal import LiveBar, draw_table, make_console
 from rollout.cli.text import echo_lines, print_json
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _print_run(tally: _Tally, *, as_json: bool) -> None:
     if tally.first_bad is not None:
         _print_findings(tally.first_bad, most=_MOST_STORIES)
         click.echo()
-    _print_table(tally, Console(highlight=False))
+    _print_table(tally, make_console(highlight=False))
 
 
 def _print_replay(tally: _Tally, *, as_json: bool) -> None:
@@ -182,7 +182,7 @@ def _print_replay(tally: _Tally, *, as_json: bool) -> None:
         echo_lines(str(event))
     _print_findings(tally.last, most=None)
     # What is on stdout is the same every time, so the time that it took is not there.
-    _print_table(tally, Console(highlight=False, stderr=True))
+    _print_table(tally, make_console(highlight=False, stderr=True))
 
 
 @define(eq=False)
@@ -399,7 +399,7 @@ def _print_table(tally: _Tally, console: Console) -> None:
     table.add_row("violations", _count(tally.violations))
     if tally.errors:
         table.add_row("exceptions", _count(tally.errors))
-    console.print(table)
+    draw_table(table, console)
 
 
 def _count(number: int) -> Text:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from rollout.cli.failures import CommandError
-from rollout.cli.options import FILE_PATH, help_alone
+from rollout.cli.options import FILE_PATH, help_alone, json_option_with
+from rollout.cli.terminal import draw_table, make_console
 from rollout.cli.text import one_line, print_json
 from rollout.errors import RolloutServerError
 from rollout.server.state import KeptRollout, read_state
@@ -32,7 +32,7 @@ def command(ctx: click.Context) -> None:
 
 @command.command()
 @click.argument("path", type=FILE_PATH)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each instead.")
+@json_option_with("Print a JSON object for each instead.")
 def show(path: str, as_json: bool) -> None:
     """List the rollouts: those in flight, and those whose results are kept.
 
@@ -47,13 +47,15 @@ def show(path: str, as_json: bool) -> None:
         else:
             table.add_row(*("" if value is None else one_line(str(value)) for value in values))
     if not as_json:
-        Console(highlight=False, markup=False, soft_wrap=True).print(table)
+        draw_table(table, make_console(highlight=False, markup=False, soft_wrap=True))
 
 
 @command.command()
 @click.argument("path", type=FILE_PATH)
-def export(path: str) -> None:
+@json_option_with("As it does anyway.")
+def export(path: str, as_json: bool) -> None:
     """Print the results that are kept, a JSON object each, as polls get them."""
+    del as_json
     for row, _ in _rows(path, bodies=True):
         if row.body is not None:
             click.echo(row.body.decode("ascii", "backslashreplace"))

@@ -9,10 +9,28 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
+from rich.table import Table
 
-from rollout.cli.text import one_line
+from rollout.cli.text import is_plain, one_line
 
-__all__ = ["LiveBar", "WarningLines", "can_draw"]
+__all__ = ["LiveBar", "WarningLines", "can_draw", "draw_table", "make_console"]
+
+_PLAIN_WIDTH = 100_000
+"""Columns of a console that is to break no line."""
+
+
+def make_console(**options: Any) -> Console:
+    """Make a console; with ``--plain`` it is none of a terminal, whatever it writes to."""
+    if is_plain():
+        options |= {"force_terminal": False, "force_interactive": False, "width": _PLAIN_WIDTH}
+    return Console(**options)
+
+
+def draw_table(table: Table, console: Console) -> None:
+    """Print a table, without its box with ``--plain``."""
+    if is_plain():
+        table.box = None
+    console.print(table)
 
 
 def can_draw(console: Console) -> bool:
@@ -33,7 +51,7 @@ class LiveBar:
     """
 
     def __init__(self, *columns: ProgressColumn, silent: bool, **options: Any) -> None:
-        console = Console(stderr=True, highlight=False)
+        console = make_console(stderr=True, highlight=False)
         self._drawn = not silent and can_draw(console)
         self._bar = Progress(
             *columns, console=console, transient=True, disable=not self._drawn, **options

@@ -17,10 +17,19 @@ from rollout._logs import printable
 from rollout.codec import dump_json
 from rollout.errors import InvalidBodyError
 
-__all__ = ["echo_lines", "not_json", "one_line", "print_fields", "print_json"]
+__all__ = ["PLAIN", "echo_lines", "is_plain", "not_json", "one_line", "print_fields", "print_json"]
+
+PLAIN = f"{__name__}.plain"
+"""Says in the contexts of a command line that ``--plain`` was given."""
 
 _HANGING = 4
 _LONGEST_LINE = 1_000
+
+
+def is_plain() -> bool:
+    """Whether ``--plain`` was given: no colours, bars and boxes, even on a terminal."""
+    context = click.get_current_context(silent=True)
+    return context is not None and PLAIN in context.meta
 
 
 def one_line(text: str) -> str:
@@ -36,7 +45,8 @@ def not_json(error: InvalidBodyError) -> str:
 
 def echo_lines(text: str) -> None:
     """Print text; a terminal's lines break between words, and go on further to the right."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    wraps = sys.stdout.isatty() and not is_plain()
+    width = shutil.get_terminal_size().columns if wraps else None
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + _HANGING)
         wrapped = (

@@ -25,7 +25,7 @@ from rollout.cli.failures import CommandError, interrupted, run_async, why_unrea
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import api_key_option, json_option, server_key_from_env, url_argument
 from rollout.cli.remote import open_client
-from rollout.cli.terminal import can_draw
+from rollout.cli.terminal import can_draw, make_console
 from rollout.cli.text import one_line, print_json
 from rollout.client import RolloutClient, RolloutProtocolError
 from rollout.client.http import check_url
@@ -72,7 +72,7 @@ def command(url: str, once: bool, api_key_env: str | None, as_json: bool) -> Non
     terminal, with --once or with --json the state is printed once.
     """
     key = server_key_from_env(api_key_env)
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     if as_json or once or not (can_draw(console) and sys.stdin.isatty()):
         state: LiveState = run_async(_once, url, key)
         if as_json:

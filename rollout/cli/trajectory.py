@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from rollout._logs import printable
 from rollout.cli.failures import EXIT_FAILED, CommandError
-from rollout.cli.options import FILE_PATH, help_alone, json_option
+from rollout.cli.options import FILE_PATH, help_alone, json_option, json_option_with
+from rollout.cli.terminal import make_console
 from rollout.cli.text import not_json, one_line, print_fields, print_json
 from rollout.codec import dump_json, parse_json
 from rollout.errors import InvalidBodyError, TrajectoryError
@@ -52,7 +52,7 @@ def show(file: str, as_json: bool) -> None:
         print_json(document)
         return
     print_fields({name: value for name, value in _summary(document).items() if value is not None})
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console(highlight=False, markup=False, soft_wrap=True)
     for number, step in enumerate(document["steps"], 1):
         console.print()
         for line in _step_lines(number, step):
@@ -61,7 +61,8 @@ def show(file: str, as_json: bool) -> None:
 
 @command.command(short_help="Check that each FILE is a valid trajectory.")
 @click.argument("files", type=FILE_PATH, metavar="FILE...", nargs=-1, required=True)
-def validate(files: tuple[str, ...]) -> None:
+@json_option_with("Print a JSON object for each file instead.")
+def validate(files: tuple[str, ...], as_json: bool) -> None:
     """Check that each FILE is a valid trajectory, and print all that is wrong, a line each.
 
     Exits with 1 if one is not valid, with 2 if one cannot be read.
@@ -72,15 +73,20 @@ def validate(files: tuple[str, ...]) -> None:
             problems = trajectory_problems(_load(file))
         except CommandError as error:
             unreadable += 1
-            click.echo(error.format_message(), err=True)
+            if as_json:
+                print_json({"file": file, "valid": None, "problems": [error.format_message()]})
+            else:
+                click.echo(error.format_message(), err=True)
             continue
         except TrajectoryError as error:
             problems = [str(error).removeprefix(f"{_called(file)}: ")]
+        invalid += bool(problems)
+        if as_json:
+            print_json({"file": file, "valid": not problems, "problems": problems})
+            continue
         for problem in problems:
             click.echo(f"{_called(file)}: {one_line(problem)}")
-        if problems:
-            invalid += 1
-        else:
+        if not problems:
             click.echo(f"{_called(file)}: valid")
     if unreadable:
         raise CommandError(f"{unreadable} of {len(files)} files cannot be read")

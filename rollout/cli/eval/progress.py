@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.text import Text
 
 from rollout._logs import get_logger
-from rollout.cli.terminal import WarningLines, can_draw
+from rollout.cli.terminal import WarningLines, can_draw, make_console
 from rollout.cli.text import one_line
 from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
 
@@ -61,7 +61,7 @@ class EvaluationView:
     """
 
     def __init__(self, *, silent: bool, json_logs: bool = False) -> None:
-        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._console = make_console(stderr=True, highlight=False, markup=False)
         self._json_logs = json_logs
         # Rich takes a log for a terminal where FORCE_COLOR is set, as in many a CI.
         self._live = can_draw(self._console) and not json_logs

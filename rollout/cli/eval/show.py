@@ -75,7 +75,8 @@ def show(dir: Path, failures: bool, as_json: bool) -> None:
 
 @click.command(short_help="Make the report of the run in DIR again.")
 @folder_argument("dir")
-def report(dir: Path) -> None:
+@json_option
+def report(dir: Path, as_json: bool) -> None:
     """Make metrics.json, index.jsonl and report.html of the run in DIR again.
 
     Works on a run that is not complete, too. Prints where the report is. Of a damaged run, the
@@ -87,7 +88,13 @@ def report(dir: Path) -> None:
         note = incomplete_note(summarize(dir))
     except EvaluationDamagedError as error:
         damage = error
-    click.echo(one_line(str(write_report(dir))))
+    path = str(write_report(dir))
+    if as_json:
+        print_json(
+            {"report": path, "damage": None if damage is None else str(damage), "note": note}
+        )
+    else:
+        click.echo(one_line(path))
     if damage is not None:
         raise damage
     if note is not None:

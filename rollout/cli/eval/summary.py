@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rollout.cli.eval.progress import OUTCOME_STYLES, figure_text
+from rollout.cli.terminal import draw_table, make_console
 from rollout.cli.text import one_line
 from rollout.evaluation import AttemptOutcome, EvaluationMetrics
 from rollout.evaluation.estimators import KEstimate
@@ -119,9 +119,9 @@ def print_summary(folder: Path, manifest: dict[str, Any], metrics: EvaluationMet
 
 def print_table(table: Table) -> None:
     """Print a table; a pipe that nobody reads is an `OSError`, for which rich would exit."""
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     with console.capture() as capture:
-        console.print(table)
+        draw_table(table, console)
     click.echo(capture.get(), nl=False)
 
 

@@ -250,3 +250,14 @@ def test_what_a_sample_tells_does_not_break_the_summary(capsys):
     assert rows["y" * 32] == "2.000  (1 attempt)"
     assert rows[r"a \x1b[31m[b]"] == "3.000  (1 attempt)"
     assert "none" not in rows
+
+
+def test_the_summary_of_a_run_has_no_box(cli, finished):
+    assert "│" in cli("eval", "show", str(finished)).stdout
+    assert "│" not in cli("eval", "show", str(finished), "--plain").stdout
+    (made,) = cli("eval", "report", str(finished), "--json").stdout.splitlines()
+    assert json.loads(made) == {
+        "report": str(finished / "report.html"),
+        "damage": None,
+        "note": None,
+    }
