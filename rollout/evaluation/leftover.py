@@ -2,7 +2,8 @@
 
 Theory of operation: the server keeps results in a state in the run's folder. It outlives a process
 that is killed by some seconds, and its state outlives both. So a process that goes on with the run
-first waits until nobody holds the state, and then takes what is in it and not in the journal.
+first waits until that server has ended and nobody holds the state, and then takes what is in it and
+not in the journal. A server that does not end, since code of users blocks it, is killed.
 What was cut short is left: cancelled with the run, or in flight when the server died.
 """
 
@@ -18,6 +19,8 @@ from rollout._files.atomic import reason_of
 from rollout._logs import get_logger
 from rollout.codec import parse_json, structure
 from rollout.errors import EvaluationError, RolloutServerError
+from rollout.evaluation.process import ServerRecord
+from rollout.evaluation.server import SERVER_RECORD
 from rollout.server.state import KeptRollout, is_held, read_state
 from rollout.types import (
     MODEL_KEY,
@@ -37,23 +40,31 @@ _LOOK_SEC = 0.1
 
 
 async def wait_released(state: Path) -> None:
-    """Wait until no server uses a state, but for a bounded time.
+    """Wait until the server of the process before has ended, and kill it if it does not.
 
     Raises:
-        EvaluationError: Its lock cannot be opened.
+        EvaluationError: Its lock cannot be opened, its record is damaged, or it is another user's.
     """
-    waits = False
+    record = await trio.to_thread.run_sync(ServerRecord.read, state.with_name(SERVER_RECORD))
+    if not await trio.to_thread.run_sync(_is_left, state, record):
+        return
+    logger.warning("waiting for the server of the process before, which is ending")
+    await _wait_gone(state, record)
+    if record is not None and record.runs:
+        logger.warning("the server of the process before did not end, so it is killed")
+        record.kill()
+        await _wait_gone(state, record)
+
+
+async def _wait_gone(state: Path, record: ServerRecord | None) -> None:
     with trio.move_on_after(_ENDS_SEC):
-        while await trio.to_thread.run_sync(_is_held, state):
-            if not waits:
-                logger.warning("waiting for the server of the process before, which is ending")
-            waits = True
+        while await trio.to_thread.run_sync(_is_left, state, record):  # noqa: ASYNC110 - a process
             await trio.sleep(_LOOK_SEC)
 
 
-def _is_held(state: Path) -> bool:
+def _is_left(state: Path, record: ServerRecord | None) -> bool:
     try:
-        return state.exists() and is_held(state)
+        return (record is not None and record.runs) or (state.exists() and is_held(state))
     except OSError as error:
         raise EvaluationError(f"the lock of {state}: {reason_of(error)}") from None
 

@@ -109,8 +109,7 @@ async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool)
     Cancelling this while the dataset is scanned leaves a thread to end by itself; nothing
     was changed until then.
     """
-    if config.server.app is not None:
-        await wait_released(config.run.output / STATE)
+    await wait_released(config.run.output / STATE)
     dataset = await trio.to_thread.run_sync(open_dataset, config.dataset)
     scan = await trio.to_thread.run_sync(dataset.scan, abandon_on_cancel=True)
     _check_gradable(config, scan)

@@ -22,10 +22,14 @@ from rollout._redaction import RedactedStream
 from rollout._server_process import first_line, killed_by, start_server
 from rollout._tasks import background_tasks
 from rollout.errors import EvaluationError, EvaluationStoppedError
+from rollout.evaluation.process import ServerRecord
 
-__all__ = ["server_process"]
+__all__ = ["SERVER_RECORD", "server_process"]
 
 logger = get_logger(__name__)
+
+SERVER_RECORD = "server.json"
+"""The name of the server's record, beside its state."""
 
 _OPTIONS = (
     *("--bind", "127.0.0.1:0", "--until-stdin-closes", "--quiet", "--verbose"),
@@ -53,7 +57,8 @@ async def server_process(
     Args:
         app: ``MODULE:APP`` or ``FILE.py:APP``.
         log: The file that gets what the server writes, less the secrets.
-        state: The file in which it keeps its rollouts, whatever the application says.
+        state: The file in which it keeps its rollouts, whatever the application says. The record
+            of the process is beside it.
         environment: Variables for it, on top of this process's own.
         workers: The value of ``--workers``; ``None`` to run everything in the one process.
         secrets: What must not get into the log, see `rollout._redaction.Redactor`.
@@ -75,8 +80,11 @@ async def server_process(
         except OSError as error:
             reason = reason_of(error)
             raise EvaluationError(f"the rollout server cannot be started: {reason}") from None
+        record = ServerRecord.of_process(process.pid)
         output = _Output(process, log, file, file.tell(), RedactedStream(secrets))
         try:
+            if record is not None:
+                record.write(state.with_name(SERVER_RECORD))
             async with address, background_tasks(output.copy):
                 url = await first_line(address)
                 if not url:

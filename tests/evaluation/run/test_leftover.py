@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -29,6 +30,7 @@ from rollout.evaluation.folder.journal import record_line
 from rollout.evaluation.folder.layout import make_state
 from rollout.evaluation.leftover import ended_ids, results_of, wait_released
 from rollout.evaluation.opening import open_run
+from rollout.evaluation.process import ServerRecord
 from rollout.server.results import encode
 from rollout.server.state import KeptRollout, SQLiteStore, ended_by_restart
 from rollout.types import MODEL_KEY, RolloutErrorCategory, RolloutResultResponse, RolloutStatus
@@ -229,3 +231,84 @@ async def test_a_link_in_place_of_the_lock_is_refused(left):
     lock.symlink_to("elsewhere")
     with pytest.raises(EvaluationError, match=r"^the lock of .*/out/state/rollouts: "):
         await open_run(config, fresh=False, retry_failed=False)
+
+
+# --- a server that does not end ---------------------------------------------------------------
+
+BLOCKING = """
+    import os
+    import time
+    from support import Script, local_backend, make_app
+
+    class Workflow(Script):
+        async def run(self, ctx):
+            if not os.path.exists("resumed"):
+                with open("pid", "w") as file:
+                    file.write(str(os.getpid()))
+                os.rename("pid", "stays")
+                time.sleep(600)
+            return await super().run(ctx)
+
+    app = make_app(local_backend(Workflow, max_concurrent=None), watchdog_sec=None)
+"""
+
+KILLED_AT_ONCE = """
+import os, signal, threading, time
+import trio
+from rollout.evaluation import evaluate, load_config
+
+def kill():
+    while not os.path.exists("stays"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    threading.Thread(target=kill).start()
+    async with evaluate(load_config("eval.toml")) as running:
+        async for _ in running:
+            pass
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="there is no /proc here")
+async def test_a_server_that_code_of_users_blocks_is_ended(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setattr("rollout.evaluation.leftover._ENDS_SEC", 1.0)
+    Path("own_app.py").write_text(textwrap.dedent(BLOCKING))
+    Path("eval.toml").write_text(CONFIG)
+    Path("rows.jsonl").write_text(json.dumps(scripted(1)[0]) + "\n")
+    with python(KILLED_AT_ONCE) as process:
+        assert await trio.to_thread.run_sync(process.wait) == -signal.SIGKILL
+    pid = int(Path("stays").read_text())
+    assert ServerRecord.read(Path("out/state/server.json")) == ServerRecord.of_process(pid)
+
+    Path("resumed").touch()
+    run, records = await run_all(load_config("eval.toml"))
+    assert keys(records) == [(0, 0)]
+    assert run.complete
+    assert ServerRecord.of_process(pid) is None
+    assert "the server of the process before did not end, so it is killed" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="there is no /proc here")
+async def test_a_process_with_the_same_pid_is_let_alone(tmp_path):
+    with python("input()", stdin=subprocess.PIPE) as innocent:
+        own = ServerRecord.of_process(innocent.pid)
+        assert own is not None
+        assert own.runs
+        evolve(own, started=own.started + "0").write(tmp_path / "server.json")
+        await wait_released(tmp_path / "rollouts")
+        assert innocent.poll() is None
+        innocent.communicate("\n")
+    assert not own.runs
+    own.kill()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": true, "started": "x"}', '{"pid": 1}'])
+async def test_a_damaged_record_is_refused(tmp_path, text):
+    (tmp_path / "server.json").write_text(text)
+    with pytest.raises(EvaluationError, match=r"server\.json is damaged; remove it"):
+        await wait_released(tmp_path / "rollouts")
