@@ -64,7 +64,7 @@ INSTEAD = {
     "backend.harbor.harness_agent": _SANDBOX,
     "backend.harbor.native_agents": "HarborBackend(agent=...), see docs/harbor-agents.md",
     "backend.harbor.preview_agents": "SampleSource.get_preview, see docs/live.md",
-    "backend.harbor.source": "HarborBackend(tasks=...), see docs/harbor-tasks.md",
+    "backend.harbor.source": "HarborBackend(image_bindings=...), see docs/harbor-tasks.md",
     "container.files": _SANDBOX,
     "container.runner": _SANDBOX,
     "container.trajectories": _TRAJECTORY_FILE,

@@ -29,6 +29,7 @@ from rollout.backend.harbor.agents import agent_spec
 from rollout.backend.harbor.agents.workflow import PREFIX as AGENT_PREFIX
 from rollout.backend.harbor.environment import NAMESPACE, EnvironmentSpec, secrets_in
 from rollout.backend.harbor.settings import HarborSettings
+from rollout.backend.harbor.tasks.images import load_bindings
 from rollout.backend.harbor.tasks.source import TaskMode, TaskSource
 from rollout.backend.harbor.trial.execution import TrialExecution
 from rollout.backend.harbor.trial.logs import harbor_logs
@@ -87,6 +88,10 @@ class HarborBackend(SlotBackend):
         allow_any_path: Let ``metadata["harbor_task"]`` name any folder of this machine, not
             only those below `tasks_dir`.
         allow_local_git: Let it name a git repository of this machine.
+        image_bindings: Published images of the tasks, which are then not built: a mapping from
+            each task's name to its image, or to its images by environment, as in
+            ``{"tests-apart": {"environment": .., "verifier.environment": ..}}``; or the path of
+            a JSON file with one, or with a manifest of source images.
         environment: Where trials run: one of Harbor's types, ``namespace`` for
             `rollout.backend.harbor.namespace.NamespaceEnvironment`, or a mapping with the
             fields of Harbor's ``EnvironmentConfig``.
@@ -134,6 +139,7 @@ class HarborBackend(SlotBackend):
         task_mode: TaskMode | Literal["template", "dataset"] = TaskMode.TEMPLATE,
         allow_any_path: bool = False,
         allow_local_git: bool = False,
+        image_bindings: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         environment: Any = None,
         orchestrator: Any = None,
         agent_setup_timeout_sec: float | None = None,
@@ -180,6 +186,7 @@ class HarborBackend(SlotBackend):
             max_kept_trials=max_kept_trials,
             stop_timeout_sec=stop_timeout_sec,
             agent_setup_timeout_sec=agent_setup_timeout_sec,
+            images=load_bindings(image_bindings),
             verified_tasks=verified,
         )
         self.application = application_of(self.settings.agent.name, self.settings.grader_cls)

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from rollout.artifacts import ArtifactStore
 from rollout.backend.harbor.agents.spec import AgentSpec
 from rollout.backend.harbor.environment import EnvironmentSpec
+from rollout.backend.harbor.tasks.images import ImageBindings
 from rollout.backend.harbor.tasks.source import TaskSource
 from rollout.types import GraderConfig
 
@@ -35,6 +36,7 @@ class HarborSettings:
         max_kept_trials: How many of those stay; ``None`` for no bound.
         stop_timeout_sec: For how long the stop of an environment may take.
         agent_setup_timeout_sec: Time for the setup of an agent; ``None`` leaves it to Harbor.
+        images: The images of tasks; ``None`` leaves them to the tasks.
         verified_tasks: Which tasks are known to work, by name, or whether all are.
     """
 
@@ -51,6 +53,7 @@ class HarborSettings:
     max_kept_trials: int | None = 100
     stop_timeout_sec: float = 300.0
     agent_setup_timeout_sec: float | None = None
+    images: ImageBindings | None = None
     verified_tasks: frozenset[str] | bool = False
 
     def is_verified(self, task: str) -> bool:

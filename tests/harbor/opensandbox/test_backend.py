@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.harbor, pytest.mark.filterwarnings("ignore::Deprecatio
 
 @pytest.fixture
 def make_backend(task, tmp_path):
-    def make(server, **kwargs):
+    def make(server, image_bindings=None, **kwargs):
         return HarborBackend(
+            image_bindings=image_bindings,
             agent="oracle",
             tasks_dir=task.parent,
             task_mode="dataset",
@@ -44,6 +45,23 @@ async def test_to_a_verified_reward(server, make_backend, monkeypatch):
     assert (result.status, result.sample.reward) == (RolloutStatus.SUCCESS, 1.0)
     (sandbox,) = server.sandboxes.values()
     assert sandbox.killed
+
+
+async def test_a_published_image_runs_in_place_of_the_tasks_own(
+    server, task, make_backend, monkeypatch
+):
+    monkeypatch.setenv("OPENSANDBOX_DOMAIN", f"http://{server.domain}")
+    (task / "task.toml").write_text('[environment]\nworkdir = "/app"\n')
+    (task / "environment" / "Dockerfile").write_text("FROM scratch\n")
+    image = f"registry.example/answer@sha256:{'0a' * 32}"
+    backend = make_backend(server, {"answer": image})
+    assert (await run(backend)).sample.reward == 1.0
+    async with backend.running():
+        report = await backend.prewarm("healthcheck")
+    assert (report.tried, report.failed) == (["answer"], {})
+    images = [sandbox.request["image"] for sandbox in server.sandboxes.values()]
+    assert images == [{"uri": image}] * 2
+    assert image not in (task / "task.toml").read_text()
 
 
 async def test_a_wrong_key_is_an_error_of_the_provider(

@@ -27,6 +27,7 @@ from rollout.backend.harbor.result.facts import TrialFacts, facts_of
 from rollout.backend.harbor.result.outcomes import STORAGE_ERRORS, outcome_of
 from rollout.backend.harbor.result.settle import Settled, agent_sample, settle
 from rollout.backend.harbor.settings import HarborSettings
+from rollout.backend.harbor.tasks.images import with_images
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
 from rollout.backend.harbor.trial.network import chat_url_inside, check_chat_url
@@ -196,6 +197,7 @@ class TrialExecution:
         task = await runtime.bridge.run(fetch_task, task, workspace)
         check_gradable(request, task, settings.grader_cls)
         task = await runtime.in_thread(with_placeholder_tests, task, workspace)
+        task = await runtime.in_thread(with_images, task, workspace, settings.images)
         plan = TrialPlan(
             request=request,
             context=self.context,

@@ -25,6 +25,7 @@ from rollout.backend.harbor.plan import ResolvedTask, TrialPlan, trial_name
 from rollout.backend.harbor.result.facts import TrialError, facts_of
 from rollout.backend.harbor.settings import HarborSettings
 from rollout.backend.harbor.tasks.files import has_healthcheck
+from rollout.backend.harbor.tasks.images import with_images
 from rollout.backend.harbor.tasks.source import fetch_task
 from rollout.backend.harbor.trial.configuration import trial_config
 from rollout.backend.harbor.trial.runtime import Runtime
@@ -201,6 +202,9 @@ class _Prewarm:
                     fetched = await trio.to_thread.run_sync(
                         with_placeholder_tests, fetched, workspace
                     )
+                fetched = await trio.to_thread.run_sync(
+                    with_images, fetched, workspace, settings.images
+                )
                 plan = TrialPlan(
                     request=ExecutionRequest(
                         id=name, prompt=[{"role": "user", "content": "prewarm"}], grade=False
