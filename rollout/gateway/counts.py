@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from attrs import define, field
 
@@ -49,6 +51,29 @@ class ModelCounts:
         usage = {} if call is None or call.usage is None else read_usage(call.usage)
         for name, kind in _TOKENS.items():
             self.tokens[kind] += usage.get(name, 0)
+
+    def state(self) -> dict[str, Any]:
+        """Return what there is to see of it while its server runs, as JSON."""
+        sent = sum(self.sec.counts)
+        return {
+            "answers": dict(self.calls),
+            "tokens": dict(self.tokens),
+            "latency_sec": round(self.sec.total / sent, 3) if sent else None,
+        }
+
+    @classmethod
+    def of_flat(cls, numbers: Mapping[str, float]) -> ModelCounts | None:
+        """Return the sum of those whose numbers these are; ``None`` if they are of none."""
+        if "model_retries" not in numbers:
+            return None
+        counts = cls(sec=Histogram.of_flat(CALL_SEC, "model_call_sec", numbers))
+        for name, count in numbers.items():
+            kind, _, label = name.partition(".")
+            if kind == "model_calls":
+                counts.calls[label] = int(count)
+            elif kind == "model_tokens":
+                counts.tokens[label] = int(count)
+        return counts
 
     def flat(self) -> dict[str, float]:
         """Return it as numbers by name, which can be added to those of other gateways."""

@@ -338,13 +338,10 @@ class ModelGateway:
 
     def state(self) -> dict[str, Any]:
         """Return what there is to see of it while it runs, as JSON."""
-        counts, sent = self.counts, sum(self.counts.sec.counts)
         return {
             "rollouts": len(self._sessions),
             "policy": self.policy.state(),
-            "answers": dict(counts.calls),
-            "tokens": dict(counts.tokens),
-            "latency_sec": round(counts.sec.total / sent, 3) if sent else None,
+            **self.counts.state(),
             "flow": self.health(),
         }
 

@@ -116,9 +116,14 @@ class Workers:
             worker.drain()
 
     async def drained(self, worker: Worker) -> None:
-        """Return once a worker has no rollout left, or is lost. Cancelling this changes nothing."""
+        """Return once a worker has no rollout left, or is lost. Cancelling this changes nothing.
+
+        Its counts are then read once more, since it may be gone before the next look at them.
+        """
         while worker.in_flight and worker.lost is None:
             await self.changed.wait()
+        if worker.trouble is None and worker.lost is None:
+            await worker.look()
         await trio.lowlevel.checkpoint()
 
     def lose(self, worker: Worker, reason: str) -> None:

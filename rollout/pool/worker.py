@@ -565,13 +565,14 @@ class Worker:
         pause_sec = _SOON_SEC
         while True:
             self._look_now = trio.Event()
-            await self._look()
+            await self.look()
             pause_sec = _SOON_SEC if self.trouble is None else min(2 * pause_sec, HEALTH_SEC)
             with trio.move_on_after(HEALTH_SEC if self.trouble is None else pause_sec):
                 await self._look_now.wait()
                 await trio.sleep(_SOON_SEC)
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Ask for its health, and take that, or the failure."""
         try:
             with trio.fail_after(_REQUEST_SEC):
                 health = await self.client.health()

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from feed.streaming import OpenFeed
 from gateway.served import KEY, post, workflow_of
 from integrations.scripted import refuse, say, scripted_endpoint
 from pool.helpers import TIMES, all_up, net, until
@@ -157,6 +158,34 @@ async def test_a_front_shows_what_its_workers_have_counted_also_those_that_are_g
     assert found["rollout_model_calls_total", "complete"] == 2
     assert found["rollout_model_call_duration_seconds_count",] == 2
     assert found["rollout_results_total", "", "success"] == 2
+
+
+async def test_what_a_drained_worker_has_counted_last_is_not_lost():
+    async def agent(context):
+        await post(context)
+
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    async with net() as servers, scripted_endpoint(say("13", usage=usage)) as endpoint:
+        worker = await servers.serve(
+            make_app(local_backend(workflow_of(agent), None), gateway=ModelGateway(), **TIMES)
+        )
+        backend = PoolBackend([worker.url])
+        front = await servers.serve(make_app(backend))
+        async with RolloutClient(url=front.url) as client:
+            await all_up(backend, 1)
+            await run(client, chat_completions_url=endpoint.url, llm_api_key=KEY)
+            (member,) = workers = backend._workers
+            workers.drain(member)
+            await workers.drained(member)
+            workers.lose(member, "it was drained")
+            assert backend.health()["counts"]["model_tokens.input"] == 5
+            async with client._wire.stream("/rollouts/live", None, read_timeout_sec=60) as answer:
+                line = await OpenFeed(answer.data).line()
+    assert line["gateway"] == {
+        "answers": {"complete": 1},
+        "tokens": {"input": 5, "output": 2},
+        "latency_sec": line["gateway"]["latency_sec"],
+    }
 
 
 def all_are_up(backend: PoolBackend) -> bool:

@@ -17,8 +17,9 @@ from attrs import define, field
 from rollout._checks import is_finite
 from rollout._json.fit import fit
 from rollout._logs import get_logger
-from rollout._telemetry.counts import ROLLOUT_SEC, Histogram
+from rollout._telemetry.counts import ROLLOUT_SEC, Histogram, numbers
 from rollout._version import package_version
+from rollout.gateway.counts import ModelCounts
 from rollout.server.entry import Entry
 from rollout.server.live.history import History, Recent
 from rollout.server.registry import RolloutRegistry
@@ -162,7 +163,7 @@ class LiveView:
             "history": {"since": self.time(self._since), **history},
             "slots": health.get("concurrency"),
             "workers": health.get("workers"),
-            "gateway": None if registry.gateway is None else registry.gateway.state(),
+            "gateway": _model_calls(registry, health),
         }
 
     def _health(self) -> dict[str, Any]:
@@ -263,6 +264,14 @@ class LiveView:
             dropped, _ = self._ended.popitem(last=False)
             for watch in self._watches:
                 watch.drop(dropped)
+
+
+def _model_calls(registry: RolloutRegistry, health: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the state of the gateway, or what those of the workers have counted."""
+    if registry.gateway is not None:
+        return registry.gateway.state()
+    counts = ModelCounts.of_flat(numbers(health.get("counts")))
+    return None if counts is None else counts.state()
 
 
 def _durations(counted: Histogram) -> dict[str, Any]:
