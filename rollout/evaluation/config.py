@@ -23,6 +23,7 @@ from rollout.errors import (
     InvalidBodyError,
     InvalidFieldError,
 )
+from rollout.evaluation.names import RUN_NAME, unused_name
 from rollout.evaluation.selection import parse_rows
 from rollout.evaluation.sequential import LEAST_UNTIL
 from rollout.types._fields import count, instance_of, optional, timeout
@@ -47,6 +48,7 @@ MODEL_VARIABLE = "ROLLOUT_MODEL"
 _OWN_VARIABLES = {MODEL_VARIABLE: "chat.model", SECRETS_VARIABLE: "secrets.required"}
 _WIDEST = 0.5
 """So much is half of what lies between 0 and 1."""
+_RUNS = "runs"
 _NEAR = 0.75
 """How much of a name must be right for a guess at what was meant."""
 FORMATS = ("auto", "jsonl", "csv", "parquet")
@@ -188,6 +190,14 @@ def _names(_: Any, attribute: Any, value: Any) -> None:
         )
     if len(set(value)) < len(value):
         raise InvalidFieldError(attribute.name, "has a name twice")
+
+
+def _run_name(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or not RUN_NAME.fullmatch(value):
+        raise InvalidFieldError(
+            attribute.name,
+            "must begin with a letter or digit, then up to 63 of these, dots, hyphens, underscores",
+        )
 
 
 def _rows(_: Any, attribute: Any, value: Any) -> None:
@@ -339,6 +349,7 @@ class RunConfig:
             `rollout.evaluation.sequential`.
         seed: Draws the rows in random order. By default the order is that of the file, and a run
             with *until* draws a seed of its own, which its manifest keeps.
+        name: The run's name, if it has one; `output` ends with it then.
 
     Raises:
         InvalidFieldError: A field breaks its rule.
@@ -355,6 +366,11 @@ class RunConfig:
     breaker_failures: int = field(default=20, validator=count)
     until: float | None = field(default=None, validator=optional(_until))
     seed: int | None = field(default=None, validator=optional(count))
+    name: str | None = field(default=None, validator=optional(_run_name))
+
+    def __attrs_post_init__(self) -> None:
+        if self.name is not None and self.output.name != self.name:
+            raise InvalidFieldError("name", "must be the last part of output")
 
 
 @frozen(kw_only=True)
@@ -440,7 +456,9 @@ def load_config(
 ) -> EvaluationConfig:
     """Read a config from a TOML file.
 
-    Paths in the file are relative to its folder; paths in *overrides* to the current one.
+    Paths in the file are relative to its folder; paths in *overrides* to the current one. A run
+    that has a ``name`` is in the folder by that name below ``output``, or below ``runs`` beside the
+    file. One without name and ``output`` gets a name that no folder has yet.
 
     Args:
         path: The file.
@@ -461,7 +479,7 @@ def load_config(
         raise EvaluationError(f"{path} is not UTF-8 (at byte {error.start})") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise EvaluationError(f"{path} is not valid TOML: {error}") from None
-    _anchor(tables, path.parent)
+    _anchor(tables, path.parent)  # before the overrides, whose paths are left alone
     for section, values in (overrides or {}).items():
         table = tables.setdefault(section, {})
         if not isinstance(table, dict):
@@ -473,7 +491,20 @@ def load_config(
                     tables.pop(_ENV, None)
                     tables.pop("secrets", None)
         table.update(values)
+    _name_run(tables, path.parent)
     return parse_config(tables)
+
+
+def _name_run(tables: dict[str, Any], folder: Path) -> None:
+    """Put a run that has a name, or no folder, into the folder of runs by its name."""
+    run = tables.get("run")
+    if not isinstance(run, dict) or ("output" in run and "name" not in run):
+        return
+    place = run.setdefault("output", str(folder / _RUNS))
+    if isinstance(place, str) and place.strip() and "\0" not in place:
+        name = run["name"] if "name" in run else unused_name(Path(place))
+        if isinstance(name, str):
+            run["name"], run["output"] = name, str(Path(place, name))
 
 
 def _anchor(tables: dict[str, Any], folder: Path) -> None:

@@ -17,6 +17,7 @@ __all__ = ["config_options", "overrides_of", "resume_command"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FRESH = "--fresh"
+_NAME = "--name"
 _SECRETS = (
     (re.compile(r"(://)[^/?#\s]*@"), r"\1***@"),
     (re.compile(r"(://[^?#]*[?#]).*", re.DOTALL), r"\1***"),
@@ -80,6 +81,10 @@ _OVERRIDES = (
     _Override("--limit", "dataset", "limit", _COUNT, None, "Take this many rows at most."),
     _Override("--rows", "dataset", "rows", str, "ROWS", "Take these rows, as in 0-99,150,200-."),
     _Override("--output", "run", "output", str, "DIR", "Folder of the run."),
+    _Override(
+        "--name", "run", "name", str, "NAME",
+        "Name of the run, which is in OUTPUT/NAME then; generated without --output.",
+    ),
     _Override("--n", "run", "n", _COUNT, None, "Attempts for each row."),
     _Override("--max-in-flight", "run", "max_in_flight", _COUNT, None, "How many at a time."),
     _Override(
@@ -136,16 +141,21 @@ def overrides_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return overrides
 
 
-def resume_command(path: str, arguments: Sequence[str], *, begun: bool) -> str:
+def resume_command(
+    path: str, arguments: Sequence[str], *, begun: bool, name: str | None = None
+) -> str:
     """Write the command that goes on with a run, fit for a shell.
 
     Args:
         path: The command, as in ``rollout eval run``.
         arguments: What it was called with. What may be secret in a URL is left out.
+        name: The run's name, if it has one.
         begun: Whether the run has begun. Then ``--fresh`` is left out, since it would start
             anew.
     """
     kept = [each for each in arguments if each != _FRESH or not begun]
+    if name is not None and not any(each.partition("=")[0] == _NAME for each in kept):
+        kept += [_NAME, name]
     for pattern, replacement in _SECRETS:
         kept = [pattern.sub(replacement, each) for each in kept]
     return f"{path} {shlex.join(kept)}"

@@ -151,7 +151,12 @@ class _Plan:
     def resume(self, run: EvaluationRun | None, *, retry_failed: bool = False) -> str:
         """Write the command that goes on; before a run began, it is the same once more."""
         more = ("--retry-failed",) if retry_failed and not self.retry_failed else ()
-        return resume_command(self.path, (*self.arguments, *more), begun=run is not None)
+        return resume_command(
+            self.path,
+            (*self.arguments, *more),
+            begun=run is not None,
+            name=self.config.run.name,
+        )
 
 
 @frozen
@@ -177,6 +182,8 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
     # What runs on a server would go on there until its leases end, and cost tokens.
     async with interrupts(again=give_up, hang_up=True) as signals, _live(plan, view) as page:
         with signals.work, view:
+            if plan.config.run.name is not None:
+                view.note(f"run {plan.config.run.name} in {plan.config.run.output}")
             try:
                 async with evaluate(
                     plan.config,

@@ -227,7 +227,8 @@ def test_paths_of_options_are_relative_to_the_current_folder(
               "--retry-failed", "--no-check")  # fmt: skip
     ((loaded, options),) = seen
     assert (str(loaded.dataset.path), str(loaded.run.output)) == ("d.csv", "o")
-    assert options == {"fresh": True, "retry_failed": True, "check_model": False}
+    expected_options = {"fresh": True, "retry_failed": True, "check_model": False}
+    assert options.items() >= expected_options.items()
 
 
 def test_each_value_of_the_config_has_its_option():
@@ -277,6 +278,30 @@ def test_configs_that_cannot_be_used(cli, tmp_path, text, words):
 
 
 # --- going on ---------------------------------------------------------------------------------
+
+
+def test_a_generated_name_is_shown_and_goes_on(cli, files, on_call):
+    config = files.config(files.rows({}, {}, {}), max_in_flight=1)
+    text = config.read_text()
+    config.write_text(text.replace(f"output = {json.dumps(str(files.output))}\n", ""))
+
+    errors = [EvaluationError("it broke")]
+
+    def break_off(record):
+        if errors:
+            raise errors.pop()
+
+    on_call(EvaluationView, "show", break_off)
+    done = cli("eval", "run", str(config))
+    assert done.exit_code == 1
+    shown, failed = done.stderr.splitlines()
+    found = re.fullmatch(r"run ([a-z]+-[a-z]+-[0-9]+) in (.*)", shown)
+    assert found is not None
+    assert found[2] == str(files.folder / "runs" / found[1])
+    assert failed.endswith(f"go on with: rollout eval run {config} --name {found[1]}")
+    again = cli(*shlex.split(failed.split("go on with: rollout ")[1]))
+    assert again.exit_code == 0
+    assert [path.name for path in (files.folder / "runs").iterdir()] == [found[1]]
 
 
 def test_a_complete_run_stays_as_it_is(cli, files):

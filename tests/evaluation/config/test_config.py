@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 
 import attrs
@@ -21,6 +22,7 @@ from rollout.evaluation import (
     load_config,
 )
 from rollout.evaluation.config import parse_config
+from rollout.evaluation.names import RUN_NAME
 
 MINIMAL = {
     "server": {"url": "http://127.0.0.1:8000"},
@@ -402,3 +404,52 @@ def test_variables_and_names_of_secrets(tmp_path):
 )
 def test_variables_that_cannot_be_used(tables, problem):
     assert problems_of({**OWN, **tables}) == [problem]
+
+
+# --- names of runs ----------------------------------------------------------------------------
+
+UNNAMED = FULL.replace('output = "../runs/one"\n', "")
+
+
+def test_a_run_without_a_folder_gets_a_name_that_is_free(tmp_path, monkeypatch):
+    parts = iter(["sandy", "maple", 7, "tidy", "oak", 8])
+    monkeypatch.setattr("rollout.evaluation.names.random.choice", lambda _: next(parts))
+    (tmp_path / "runs" / "sandy-maple-7").mkdir(parents=True)
+    run = load_config(write(tmp_path, UNNAMED)).run
+    assert (run.output, run.name) == (tmp_path / "runs" / "tidy-oak-8", "tidy-oak-8")
+
+
+def test_generated_names_are_names(tmp_path):
+    names = {load_config(write(tmp_path, UNNAMED)).run.name for _ in range(20)}
+    assert len(names) > 10
+    assert all(RUN_NAME.fullmatch(name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "output"),
+    [
+        (UNNAMED, {"name": "one.2"}, "{}/runs/one.2"),
+        (UNNAMED + 'name = "one"', {}, "{}/runs/one"),
+        (UNNAMED + 'name = "one"', {"name": "two"}, "{}/runs/two"),
+        (UNNAMED, {"name": "one", "output": "elsewhere"}, "elsewhere/one"),
+        (FULL + 'name = "two"', {}, "{}/../runs/one/two"),
+        (FULL, {}, "{}/../runs/one"),
+    ],
+)
+def test_a_name_and_its_folder(tmp_path, text, overrides, output):
+    run = load_config(write(tmp_path, text), {"run": overrides}).run
+    assert run.output == Path(os.path.normpath(output.format(tmp_path)))
+    assert run.name in {None, run.output.name}
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "-x", "x" * 65, "a b"])
+def test_a_name_that_cannot_be_one(tmp_path, name):
+    with pytest.raises(InvalidBodyError, match=r"^run\.name: must begin with a letter or digit"):
+        load_config(write(tmp_path, FULL), {"run": {"name": name}})
+
+
+def test_a_name_is_a_text_and_belongs_to_its_folder(tmp_path):
+    with pytest.raises(InvalidBodyError, match=r"^run\.name: "):
+        load_config(write(tmp_path, FULL + "name = 1"))
+    with pytest.raises(InvalidFieldError, match="name must be the last part of output"):
+        RunConfig(output="runs/one", name="two")
