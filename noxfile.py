@@ -36,6 +36,7 @@ FRAMEWORKS = {
     "strands": ([".[strands]"], ["tests/integrations/strands"]),
     "pydantic-ai": ([".[pydantic-ai]"], ["tests/integrations/pydantic_ai"]),
     "mcp": ([".[mcp]"], ["tests/examples", "-k", "mcp"]),
+    "hub": ([".[hub]"], ["tests/evaluation/datasets/test_hub.py"]),
     "exports": ([".[parquet,inspect,mlflow,wandb]", "polars>=1"], ["tests/evaluation/export"]),
 }
 """What each installs, and what pytest is told. Each has an environment of its own, since they want
@@ -164,7 +165,7 @@ def harbor(session: nox.Session, version: str) -> None:
 @nox.session
 @nox.parametrize("framework", list(FRAMEWORKS))
 def integrations(session: nox.Session, framework: str) -> None:
-    """Run rollouts of a framework, or read exports with the tools they are for, in its versions."""
+    """Run rollouts of a framework, or test what another optional package is for."""
     needs, arguments = FRAMEWORKS[framework]
     wanted = nox.project.dependency_groups(PYPROJECT, "test")
     # Their tests need neither, and frameworks want OpenTelemetry in versions of their own.

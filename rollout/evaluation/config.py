@@ -23,6 +23,7 @@ from rollout.errors import (
     InvalidBodyError,
     InvalidFieldError,
 )
+from rollout.evaluation.addresses import HUB, parse_address
 from rollout.evaluation.names import RUN_NAME, unused_name
 from rollout.evaluation.selection import parse_rows
 from rollout.evaluation.sequential import LEAST_UNTIL
@@ -125,10 +126,16 @@ def _as_path(name: str, value: Any) -> Path:
     raise InvalidFieldError(name, "must be a path", kind="type_error")
 
 
-def _dataset_path(value: Any) -> Path | tuple[Path, ...]:
+def _dataset_path(value: Any) -> Path | str | tuple[Path, ...]:
+    if isinstance(value, str) and value.startswith(HUB):
+        if parse_address(value) is None:
+            raise InvalidFieldError("path", f"must be {HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION")
+        return value
     if isinstance(value, (list, tuple)):
         if not value:
             raise InvalidFieldError("path", "must name a file at least")
+        if any(isinstance(each, str) and each.startswith(HUB) for each in value):
+            raise InvalidFieldError("path", f"must be one {HUB} address, or files")
         return tuple(_as_path("path", each) for each in value)
     return _as_path("path", value)
 
@@ -302,8 +309,11 @@ class DatasetConfig:
     """Files of prompts.
 
     Attributes:
-        path: The file, or a pattern of files as in ``data/*.jsonl``, or several of these. Rows
-            count on from file to file.
+        path: The file, or a pattern of files as in ``data/*.jsonl``, or several of these, or a
+            dataset of the Hugging Face Hub as ``hf://OWNER/NAME`` or ``hf://OWNER/NAME@REVISION``.
+            Rows count on from file to file.
+        split: The split of a dataset of the Hub; ``None`` if it has only one.
+        config: The config of a dataset of the Hub; ``None`` for its default.
         format: ``jsonl``, ``csv``, ``parquet``, or ``auto`` to tell by the file's name.
         encoding: Its text encoding; ``auto`` is UTF-8, or what a byte-order mark says.
         delimiter: What separates the cells of a CSV row; one character.
@@ -315,13 +325,20 @@ class DatasetConfig:
         InvalidFieldError: A field breaks its rule.
     """
 
-    path: Path | tuple[Path, ...] = field(converter=_dataset_path)
+    path: Path | str | tuple[Path, ...] = field(converter=_dataset_path)
+    split: str | None = field(default=None, validator=optional(_filled))
+    config: str | None = field(default=None, validator=optional(_filled))
     format: str = field(default="auto", validator=_format)
     encoding: str = field(default="auto", validator=_filled)
     delimiter: str = field(default=",", validator=_delimiter)
     columns: DatasetColumns = field(factory=DatasetColumns)
     limit: int | None = field(default=None, validator=optional(_one_up))
     rows: str | None = field(default=None, validator=optional(_rows))
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("split", "config"):
+            if getattr(self, name) is not None and not isinstance(self.path, str):
+                raise InvalidFieldError(name, f"goes with a dataset of the Hub ({HUB}OWNER/NAME)")
 
     @property
     def location(self) -> str:
@@ -446,7 +463,9 @@ def _structure_path(value: Any, _: Any) -> Path:
 
 
 converter.register_structure_hook(Path, _structure_path)
-converter.register_structure_hook(Path | tuple[Path, ...], lambda value, _: _dataset_path(value))
+converter.register_structure_hook(
+    Path | str | tuple[Path, ...], lambda value, _: _dataset_path(value)
+)
 converter.register_structure_hook(int | str | None, lambda value, _: value)  # see `_workers`
 converter.register_structure_hook(list[str] | tuple[str, ...], lambda value, _: value)  # `_names`
 
@@ -463,7 +482,8 @@ def load_config(
     Args:
         path: The file.
         overrides: Values by section and name that replace those of the file. An ``url``
-            replaces an ``app`` with its variables, and the other way round.
+            replaces an ``app`` with its variables, and the other way round; a file as the dataset's
+            path replaces split and config.
 
     Raises:
         EvaluationError: The file cannot be read or is not TOML.
@@ -491,6 +511,8 @@ def load_config(
                     tables.pop(_ENV, None)
                     tables.pop("secrets", None)
         table.update(values)
+        if section == "dataset":
+            _leave_hub(table, values)
     _name_run(tables, path.parent)
     return parse_config(tables)
 
@@ -505,6 +527,13 @@ def _name_run(tables: dict[str, Any], folder: Path) -> None:
         name = run["name"] if "name" in run else unused_name(Path(place))
         if isinstance(name, str):
             run["name"], run["output"] = name, str(Path(place, name))
+
+
+def _leave_hub(table: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Drop what goes with a dataset of the Hub where a file replaces it."""
+    if not str(values.get("path", HUB)).startswith(HUB):
+        for name in {"split", "config"} - values.keys():
+            table.pop(name, None)
 
 
 def _anchor(tables: dict[str, Any], folder: Path) -> None:
@@ -526,6 +555,8 @@ def _anchor(tables: dict[str, Any], folder: Path) -> None:
 
 
 def _anchored(path: str, folder: Path) -> str:
+    if path.startswith(HUB):
+        return path
     if not path.strip() or "\0" in path:
         return path  # it is refused later on, by its name
     try:

@@ -143,6 +143,7 @@ def _open(
     folder = config.run.output
     inputs = describe_inputs(
         config,
+        revision=dataset.revision,
         format=dataset.format,
         digest=scan.digest,
         rows=scan.rows,

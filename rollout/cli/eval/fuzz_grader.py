@@ -154,7 +154,7 @@ def command(
     if dataset is None or app is None:
         missing = "DATASET" if dataset is None else "--app"
         raise click.UsageError(f"{missing} is missing; give DATASET with --app, or --replay FILE")
-    config, threshold = _dataset(Path(dataset), rows, limit)
+    config, threshold = _dataset(dataset, rows, limit)
     if threshold is not None and not is_given(ctx, "pass_threshold"):
         settings["pass_threshold"] = threshold
     backend, taken = _inputs(app, config, output)
@@ -193,9 +193,9 @@ def _backend(app: str) -> LocalBackend:
     return backend
 
 
-def _dataset(path: Path, rows: str | None, limit: int) -> tuple[DatasetConfig, float | None]:
+def _dataset(path: str, rows: str | None, limit: int) -> tuple[DatasetConfig, float | None]:
     """Return the dataset, and the pass threshold where *path* is the config of an evaluation."""
-    if path.suffix != ".toml":
+    if not path.endswith(".toml"):
         return DatasetConfig(path=path, rows=rows, limit=limit), None
     config = load_config(path)
     few = min(limit, config.dataset.limit or limit)

@@ -77,7 +77,7 @@ _OVERRIDES = (
         "--llm-api-key-env", "chat", "api_key_env", str, "NAME",
         "Environment variable that holds the chat endpoint's API key.",
     ),
-    _Override("--dataset", "dataset", "path", str, "FILE", "The dataset: a file or a pattern."),
+    _Override("--dataset", "dataset", "path", str, "FILE", "The dataset: a file, a pattern, or hf://OWNER/NAME."),
     _Override("--limit", "dataset", "limit", _COUNT, None, "Take this many rows at most."),
     _Override("--rows", "dataset", "rows", str, "ROWS", "Take these rows, as in 0-99,150,200-."),
     _Override("--output", "run", "output", str, "DIR", "Folder of the run."),

@@ -13,6 +13,7 @@ from attrs import fields_dict, frozen
 from rollout.errors import DatasetError
 from rollout.evaluation.datasets._csv import read_csv
 from rollout.evaluation.datasets._files import expand
+from rollout.evaluation.datasets._hub import fetch
 from rollout.evaluation.datasets._jsonl import read_jsonl
 from rollout.evaluation.datasets._parquet import import_pyarrow, read_parquet
 from rollout.evaluation.datasets._place import Place
@@ -65,6 +66,7 @@ class Dataset:
     Attributes:
         config: What it was opened with.
         files: Its files, in order.
+        revision: The commit that they are of, if they are from the Hub.
         format: ``jsonl``, ``csv`` or ``parquet``.
     """
 
@@ -73,12 +75,14 @@ class Dataset:
         config: DatasetConfig,
         *,
         files: tuple[Path, ...],
+        revision: str | None,
         format: str,
         encoding: str,
         selection: RowSelection,
     ) -> None:
         self.config = config
         self.files = files
+        self.revision = revision
         self.format = format
         self._encoding = encoding
         self._selection = selection
@@ -265,15 +269,20 @@ def open_dataset(config: DatasetConfig) -> Dataset:
     """Open a dataset: settle its files, format, encoding and selection. No row is read yet.
 
     Raises:
-        DatasetError: A file is missing or not a regular file, a pattern matches none, the format
-            cannot be told by the names, the encoding is unknown, or what reads the format is not
-            installed.
+        DatasetError: A file is missing or not a regular file, a pattern matches none, a dataset
+            of the Hub cannot be downloaded or has no such config or split, the format cannot be
+            told by the names, the encoding is unknown, or what reads the format is not installed.
         InvalidFieldError: The selection of rows is malformed.
     """
     place = Place(config.location)
     encoding = lookup_encoding(config.encoding, place)
     selection = RowSelection() if config.rows is None else parse_rows(config.rows)
-    files = expand(config.path if isinstance(config.path, tuple) else (config.path,))
+    revision: str | None = None
+    if isinstance(config.path, str):
+        suffixes = [name + packed for name in _SUFFIXES for packed in ("", *_PACKED)]
+        files, revision = fetch(config.path, config.config, config.split, suffixes)
+    else:
+        files = expand(config.path if isinstance(config.path, tuple) else (config.path,))
     format_ = config.format
     for file in files:
         place.path = str(file)
@@ -287,7 +296,14 @@ def open_dataset(config: DatasetConfig) -> Dataset:
             import_zstd(place)
         with Source(file, place):
             pass
-    return Dataset(config, files=files, format=format_, encoding=encoding, selection=selection)
+    return Dataset(
+        config,
+        files=files,
+        revision=revision,
+        format=format_,
+        encoding=encoding,
+        selection=selection,
+    )
 
 
 def _combined(digests: Iterable[str]) -> str:

@@ -38,6 +38,8 @@ _ODD = re.compile(r"[^\w.\- ]")
 _BATCH = 1000
 """MLflow takes no more metrics at once."""
 _LONGEST_PARAM = 6000
+_LONG = frozenset({"sources", "distributions"})
+"""Lists of files and packages; the manifest among the artifacts has them."""
 _ATTEMPT = "attempt/"
 """The group of the figures of each attempt."""
 _BY_ATTEMPT = ("reward", "passed", "duration_sec", "prompt_tokens", "completion_tokens")
@@ -249,7 +251,7 @@ def _params(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for section in ("dataset", "server", "chat", "run"):
         for name, value in manifest[section].items():
             text = value if isinstance(value, str) else json.dumps(value)
-            if value is not None:
+            if value is not None and name not in _LONG:
                 yield f"{section}.{name}", text[:_LONGEST_PARAM]
 
 

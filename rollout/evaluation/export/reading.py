@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from importlib import import_module
@@ -175,7 +176,8 @@ class ExportedRun:
     @property
     def dataset(self) -> str:
         """The name of the dataset."""
-        return Path(str(self.manifest["dataset"].get("path"))).name.partition(".")[0] or "dataset"
+        name = Path(str(self.manifest["dataset"].get("path"))).name
+        return re.split(r"[.@]", name)[0] or "dataset"
 
     @property
     def name(self) -> str:

@@ -49,7 +49,13 @@ _MOST_FILES = 8
 """So many files that changed are named."""
 _DIGEST = 8
 """Characters of a digest that are shown."""
-_FREE = frozenset({"dataset.path", "run.pass_threshold", "run.until"})
+_FREE = frozenset(
+    {
+        *(f"dataset.{name}" for name in ("path", "revision", "split", "config")),
+        "run.pass_threshold",
+        "run.until",
+    }
+)
 """What may differ when a run is resumed: the same bytes in another place are the same dataset,
 with another threshold what there is is scored again, and a confidence sequence does not mind when
 one looks."""
@@ -58,7 +64,13 @@ _SELECTION = frozenset({"dataset.selection", "dataset.limit", "dataset.selected"
 
 
 def describe_inputs(
-    config: EvaluationConfig, *, format: str, digest: str, rows: int, selected: int
+    config: EvaluationConfig,
+    *,
+    format: str,
+    digest: str,
+    rows: int,
+    selected: int,
+    revision: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Collect the inputs that decide about the outcome of a run, by section. Blocking.
 
@@ -68,14 +80,19 @@ def describe_inputs(
         digest: The dataset's digest, see `DatasetScan`.
         rows: How many rows the dataset has.
         selected: How many of them the run takes.
+        revision: The commit of a dataset of the Hub.
 
     Raises:
         EvaluationError: The file of the server's application cannot be read.
     """
     dataset, run = config.dataset, config.run
+    from_hub = {"revision": revision, "split": dataset.split, "config": dataset.config}
+    if revision is None:
+        from_hub.clear()
     return {
         "dataset": {
             "path": dataset.location,
+            **from_hub,
             "format": format,
             "digest": digest,
             "rows": rows,

@@ -52,7 +52,11 @@ def test_the_configs(tmp_path):
     assert (
         open_dataset(DatasetConfig(path=[tmp_path / pattern, tmp_path / packed])).scan().rows == 3
     )
-    for example in (each for each in examples if each != files):
+    (hub,) = (each for each in examples if "hf://" in each)
+    settings = tomllib.loads(hub)["dataset"]
+    columns = DatasetColumns(**settings.pop("columns"))
+    assert DatasetConfig(columns=columns, **settings).location == "hf://OWNER/NAME@REVISION"
+    for example in (each for each in examples if each not in {files, hub}):
         settings = tomllib.loads(example)["dataset"]
         path = tmp_path / settings.pop("path")
         path.write_text("user_prompt,question,answer\n" + "a,b,c\n" * 300, "utf-8")

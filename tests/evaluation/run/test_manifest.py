@@ -213,6 +213,23 @@ async def test_what_may_change(started, tmp_path):
     assert run.manifest == started.manifest
 
 
+def test_the_commit_of_a_dataset_is_on_record_and_its_bytes_decide(tmp_path):
+    from rollout.evaluation.folder.manifest import check_unchanged, describe_inputs
+
+    def inputs(revision, digest="d", split="train"):
+        dataset = {"path": "hf://a/b", "split": split}
+        config = config_of(tmp_path, server="http://fake/", **changed(dataset=dataset))
+        facts = {"format": "jsonl", "digest": digest, "rows": 2, "selected": 2}
+        return describe_inputs(config, revision=revision, **facts)
+
+    first = inputs("0123")
+    dataset = first["dataset"]
+    assert (dataset["path"], dataset["revision"], dataset["split"]) == ("hf://a/b", "0123", "train")
+    check_unchanged(tmp_path, first, inputs("4567"))
+    with pytest.raises(EvaluationInputsChangedError, match=r"dataset changed: b \(d → e\)"):
+        check_unchanged(tmp_path, first, inputs("4567", "e"))
+
+
 async def test_file_of_an_app(tmp_path, server, monkeypatch):
     """The digest of the file that the server is started from is an input, its place is not."""
     from rollout.evaluation.folder.manifest import check_unchanged, describe_inputs
