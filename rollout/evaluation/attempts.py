@@ -31,6 +31,7 @@ from rollout.errors import (
 from rollout.evaluation.config import EvaluationConfig
 from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.folder.layout import TRAJECTORIES
+from rollout.evaluation.model import Access
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.standstill import Standstill
 from rollout.trajectory import build_trajectory, token_totals
@@ -139,6 +140,7 @@ async def run_rollout(
     config: EvaluationConfig,
     credentials: Credentials,
     attempt: Attempt,
+    access: Access,
     *,
     run_id: str,
     standstill: Standstill,
@@ -154,6 +156,7 @@ async def run_rollout(
         config: The run's settings.
         credentials: The keys.
         attempt: The attempt.
+        access: How its agent reaches the model.
         run_id: The run that it belongs to, for a server that takes turns between runs.
         standstill: Knows whether this process stood still.
         on_admitted: Called once the server has admitted it.
@@ -170,9 +173,9 @@ async def run_rollout(
     try:
         handle = await client.run_rollout_async(
             initial_messages=attempt.row.initial_messages,
-            chat_completions_url=config.chat.url,
+            chat_completions_url=access.url,
             rollout_id=attempt.rollout_id,
-            llm_api_key=credentials.chat,
+            llm_api_key=access.key,
             label=attempt.row.label,
             metadata=attempt.row.metadata,
             agent_timeout_sec=config.run.agent_timeout_sec,
@@ -182,6 +185,7 @@ async def run_rollout(
         on_admitted()
         result = await handle
         sample, facts = result.sample, _facts(result, config, credentials)
+        access.complete(facts)
     except (RolloutHandleCancelled, RolloutClientClosedError):
         raise  # it says nothing about the rollout
     except (RolloutError, httpx.HTTPError, httpx.InvalidURL) as error:

@@ -248,22 +248,55 @@ class ServerConfig:
 
 @frozen(kw_only=True)
 class ChatConfig:
-    """The chat endpoint of the model that is evaluated.
+    """The chat endpoint of the model that is evaluated, or a model of any provider.
 
     Attributes:
-        url: Its OpenAI-compatible base URL, as in ``.../v1``.
-        api_key_env: The environment variable that holds its key.
+        url: Its OpenAI-compatible base URL, as in ``.../v1``. Without it, the evaluation itself
+            serves an endpoint that asks the model through LiteLLM; agents get the address of that
+            and a token for their rollout, and not the provider's key.
+        api_key_env: The environment variable that holds its key. Without a `url`, the default is
+            the name of the provider with ``_API_KEY``, if that is set.
         model: The model's name. It is on record in the manifest and the trajectories, and an
-            app that is started for the run finds it in ``ROLLOUT_MODEL``.
+            app that is started for the run finds it in ``ROLLOUT_MODEL``. Without a `url` it begins
+            with the provider, as in ``anthropic/claude-sonnet-4-5``.
+        api_base: The provider's URL where it is not the usual one; without a `url`.
+        bind: Where the evaluation serves its endpoint; port 0 takes a free one. Without a `url`.
+        advertise_url: The URL under which agents reach that, for agents in containers and on other
+            machines.
 
     Raises:
-        InvalidFieldError: The URL cannot be used, the model is empty, or a key stands where a
-            variable's name belongs.
+        InvalidFieldError: A URL cannot be used, the model is empty, a key stands where a variable's
+            name belongs, neither URL nor provider are given, or a field goes without a `url` only.
     """
 
-    url: str = field(validator=_chat_url, repr=False)
+    url: str | None = field(default=None, validator=optional(_chat_url), repr=False)
     api_key_env: str | None = field(default=None, validator=optional(_variable))
     model: str | None = field(default=None, validator=optional(_model))
+    api_base: str | None = field(default=None, validator=optional(_url), repr=False)
+    bind: str = field(default="127.0.0.1:0", validator=_filled)
+    advertise_url: str | None = field(default=None, validator=optional(_url))
+
+    def __attrs_post_init__(self) -> None:
+        if self.url is not None:
+            for name in _THROUGH_LITELLM:
+                if getattr(self, name) != attrs.fields_dict(type(self))[name].default:
+                    raise InvalidFieldError(
+                        name, "goes with a model that is asked through LiteLLM, without a url"
+                    )
+        elif self.model is None or not all(self.model.partition("/")[::2]):
+            raise InvalidFieldError(
+                "url",
+                "is required, or a model of a provider without it, as in "
+                'model = "anthropic/claude-sonnet-4-5"',
+            )
+
+    @property
+    def key_variable(self) -> str | None:
+        """The variable of the key: `api_key_env`, or what the provider's is called by custom."""
+        if self.url is not None or self.api_key_env is not None:
+            return self.api_key_env
+        provider = (self.model or "").partition("/")[0]
+        return re.sub(r"\W", "_", f"{provider}_api_key".upper(), flags=re.ASCII)
 
 
 @frozen(kw_only=True)
@@ -455,6 +488,13 @@ _SECTIONS: dict[str, Any] = {
     "secrets": SecretsConfig,
 }
 _ENV = "env"
+_THROUGH_LITELLM = ("api_base", "bind", "advertise_url")
+_REPLACED = {
+    ("server", "url"): ("app", "workers"),
+    ("server", "app"): ("url",),
+    ("chat", "url"): _THROUGH_LITELLM,
+}
+"""What goes out of a config when it gets a value in its place."""
 _OPTIONAL = frozenset({"secrets"})
 
 
@@ -482,8 +522,8 @@ def load_config(
     Args:
         path: The file.
         overrides: Values by section and name that replace those of the file. An ``url``
-            replaces an ``app`` with its variables, and the other way round; a file as the dataset's
-            path replaces split and config.
+            replaces an ``app`` with its variables, and the other way round; one of the chat
+            endpoint what goes without it; a file as the dataset's path split and config.
 
     Raises:
         EvaluationError: The file cannot be read or is not TOML.
@@ -504,8 +544,8 @@ def load_config(
         table = tables.setdefault(section, {})
         if not isinstance(table, dict):
             continue
-        for name, others in (("url", ("app", "workers")), ("app", ("url",))):
-            for other in others if section == "server" and name in values else ():
+        for name in values:
+            for other in _REPLACED.get((section, name), ()):
                 table.pop(other, None)
                 if other == "app":
                     tables.pop(_ENV, None)

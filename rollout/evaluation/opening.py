@@ -20,11 +20,9 @@ from rollout._logs import get_logger
 from rollout._redaction import (
     SECRETS_VARIABLE,
     environment_secrets,
-    public_url,
     redact,
     url_secrets,
 )
-from rollout.context import RolloutContext
 from rollout.errors import (
     DatasetError,
     EvaluationDamagedError,
@@ -55,6 +53,7 @@ from rollout.evaluation.folder.manifest import (
 )
 from rollout.evaluation.index import AttemptIndex, IndexedAttempt
 from rollout.evaluation.leftover import ended_ids, results_of, wait_released
+from rollout.evaluation.model import Model
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.sequential import Stopping, drawn_order, seed_of, selected_rows
 from rollout.integrations.chat import chat
@@ -245,11 +244,13 @@ def credentials_of(
         EvaluationError: A variable is not set, or what it holds cannot be sent as a key.
     """
 
-    def read(section: str, name: str | None) -> str | None:
+    def read(section: str, name: str | None, *, required: bool = True) -> str | None:
         if name is None:
             return None
         value = given.get(name) or os.environ.get(name, "")
         if not value.strip():
+            if not required:
+                return None
             raise EvaluationError(
                 f"{section}.api_key_env: the environment variable {name} is not set"
             )
@@ -260,10 +261,15 @@ def credentials_of(
                 f"{section}.api_key_env: the value of {name} {error.reason}"
             ) from None
 
+    chat = config.chat
     return Credentials(
         server=read("server", config.server.api_key_env),
-        chat=read("chat", config.chat.api_key_env),
-        urls=(*url_secrets(config.chat.url), *url_secrets(config.server.url or "")),
+        chat=read("chat", chat.key_variable, required=chat.api_key_env is not None),
+        urls=tuple(
+            secret
+            for url in (chat.url, chat.api_base, config.server.url)
+            for secret in url_secrets(url or "")
+        ),
         more=tuple(environment_secrets({SECRETS_VARIABLE: ",".join(own), **own})),
     )
 
@@ -318,7 +324,7 @@ _NOT_FOUND = 404
 _TOO_MANY = 429
 
 
-async def check_endpoint(config: EvaluationConfig, credentials: Credentials) -> None:
+async def check_endpoint(config: EvaluationConfig, credentials: Credentials, model: Model) -> None:
     """Ask the model for one token.
 
     An endpoint that takes this call for a wrong one is alive, and so is one that has too much to
@@ -329,9 +335,8 @@ async def check_endpoint(config: EvaluationConfig, credentials: Credentials) -> 
             endpoint is broken.
     """
     named = config.chat.model is not None
-    context = RolloutContext(chat_completions_url=config.chat.url, api_key=credentials.chat)
     try:
-        with context:
+        with model.for_rollout("test-call") as access, access.here:
             await chat(
                 [{"role": "user", "content": "Hello"}],
                 model=config.chat.model or "policy",
@@ -346,7 +351,6 @@ async def check_endpoint(config: EvaluationConfig, credentials: Credentials) -> 
             logger.warning("%s; the run starts anyway", text)
         elif endpoint_failure(error) is not None and (named or status != _NOT_FOUND):
             raise EvaluationError(
-                f"a test call of the model at {public_url(config.chat.url)} failed: {text}. "
-                "Nothing was started; if only the rollout server can reach the model, start "
-                "with --no-check"
+                f"a test call of the model {model.place} failed: {text}. Nothing was started; "
+                "if only the rollout server can reach the model, start with --no-check"
             ) from error

@@ -54,6 +54,7 @@ from rollout.evaluation.folder.layout import (
 from rollout.evaluation.folder.outputs import summarize, write_outputs
 from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics
+from rollout.evaluation.model import Model, open_model
 from rollout.evaluation.opening import (
     EvaluationProgress,
     OpenedRun,
@@ -140,9 +141,14 @@ async def evaluate(
     try:
         opened = await open_run(config, fresh=fresh, retry_failed=retry_failed)
         run = EvaluationRun(config, credentials, opened)
-        if check_model and not run.complete:
-            await check_endpoint(config, credentials)
-        async with _summarizing(run, opened.index), AsyncExitStack() as stack:
+        async with AsyncExitStack() as stack:
+            if not run.complete:
+                run.model = await stack.enter_async_context(
+                    open_model(config.chat, credentials.chat)
+                )
+                if check_model:
+                    await check_endpoint(config, credentials, run.model)
+            await stack.enter_async_context(_summarizing(run, opened.index))
             if run.complete:
                 run.close_records()
             else:
@@ -227,6 +233,7 @@ async def _connect(
                 state=await trio.to_thread.run_sync(make_state, run.folder),
                 environment=_server_environment(config, run.folder, secrets),
                 secrets=credentials.secrets,
+                without=config.chat.key_variable if config.chat.url is None else None,
             )
         )
     assert url is not None  # noqa: S101 - the config has one of both
@@ -285,6 +292,7 @@ class EvaluationRun:
         self.manifest: dict[str, Any] = opened.manifest
         self.progress = opened.progress
         self.metrics: EvaluationMetrics | None = None
+        self.model = Model(config.chat.url or "", credentials.chat)
         self.journal = Journal(self.folder, synced_first=self.folder / TRAJECTORIES)
         self._config = config
         self._credentials = credentials
@@ -519,7 +527,7 @@ class EvaluationRun:
             return
         async with self._asking:
             try:
-                await check_endpoint(self._config, self._credentials)
+                await check_endpoint(self._config, self._credentials, self.model)
             except EvaluationError:
                 raise EvaluationStoppedError(
                     "the model's endpoint refuses the key, so the run was stopped, and no attempt "
@@ -541,15 +549,17 @@ class EvaluationRun:
             self._started[attempt.rollout_id] = True
 
         self._started[attempt.rollout_id] = False
-        ending = await run_rollout(
-            client,
-            self._config,
-            self._credentials,
-            attempt,
-            run_id=self.manifest["run_id"],
-            standstill=self._standstill,
-            on_admitted=admitted,
-        )
+        with self.model.for_rollout(attempt.rollout_id) as access:
+            ending = await run_rollout(
+                client,
+                self._config,
+                self._credentials,
+                attempt,
+                access,
+                run_id=self.manifest["run_id"],
+                standstill=self._standstill,
+                on_admitted=admitted,
+            )
         del self._started[attempt.rollout_id]
         return ending
 

@@ -51,6 +51,7 @@ async def server_process(
     environment: dict[str, str],
     workers: int | str | None = None,
     secrets: Iterable[str | None] = (),
+    without: str | None = None,
 ) -> AsyncGenerator[str, None]:
     """Serve an application for the length of the block; yields its URL.
 
@@ -61,6 +62,7 @@ async def server_process(
             of the process is beside it.
         environment: Variables for it, on top of this process's own.
         workers: The value of ``--workers``; ``None`` to run everything in the one process.
+        without: A variable of this process that it does not get, unless *environment* has it.
         secrets: What must not get into the log, see `rollout._redaction.Redactor`.
 
     Raises:
@@ -74,9 +76,8 @@ async def server_process(
         if workers is not None:
             options.append(f"--workers={workers}")
         try:
-            process, address = await start_server(
-                app, options, environment=os.environ | environment
-            )
+            inherited = {name: value for name, value in os.environ.items() if name != without}
+            process, address = await start_server(app, options, environment=inherited | environment)
         except OSError as error:
             reason = reason_of(error)
             raise EvaluationError(f"the rollout server cannot be started: {reason}") from None

@@ -247,16 +247,22 @@ class ModelGateway:
         name, and no other is advertised.
         """
         parts = urlsplit(url)
-        if self.advertise_url is not None:
-            return True
         if parts.scheme != "http" or parts.port is None:
-            return False
+            return self.advertise_url is not None
         host = parts.hostname or ""
         if is_loopback_host(host):  # the address of all interfaces counts
             host = "[::1]" if ":" in host else "127.0.0.1"
             url = f"http://{host}:{parts.port}"
         self._address = url
         return True
+
+    @property
+    def local_url(self) -> str:
+        """The base URL for callers on the machine of a server that `bound` has an address of.
+
+        It differs from `base_url` where another address is advertised.
+        """
+        return f"{self._address}{PREFIX}/v1"
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
@@ -283,7 +289,7 @@ class ModelGateway:
         rollout_id: str,
         chat_completions_url: str,
         api_key: str | None,
-        progress: RolloutProgress,
+        progress: RolloutProgress | None,
         limits: Mapping[str, Any] | None,
         limited: Callable[[], bool],
     ) -> Generator[Session, None, None]:
@@ -293,7 +299,7 @@ class ModelGateway:
             rollout_id: The rollout.
             chat_completions_url: Its endpoint, which counts if the gateway has no upstreams.
             api_key: The key for that.
-            progress: Where its context reports to.
+            progress: Where its context reports to, if anywhere.
             limits: The limits that its request names.
             limited: Says whether limits count at the moment.
         """

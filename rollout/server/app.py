@@ -172,6 +172,38 @@ class _Route(QuartRule):
         return build
 
 
+async def serve_agent_call(
+    gateway: ModelGateway,
+    refusals: RefusalLog,
+    scope: Any,
+    receive: Any,
+    send: Any,
+    *,
+    limit: int | None,
+    body_timeout_sec: float | None,
+) -> None:
+    """Serve one ASGI connection of agents, with the routes of a gateway alone.
+
+    Args:
+        gateway: The gateway.
+        refusals: Logs what is refused.
+        scope: The ASGI scope.
+        receive: The ASGI ``receive``.
+        send: The ASGI ``send``.
+        limit: How many bytes the body may have.
+        body_timeout_sec: How long it may take.
+    """
+    await serve_call(
+        {**scope, "path": route_path(scope["path"], scope.get("raw_path"))},
+        receive,
+        send,
+        handler=partial(serve_model_call, gateway, refusals),
+        refuse=_refusal,
+        limit=limit,
+        body_timeout_sec=body_timeout_sec,
+    )
+
+
 class RolloutServer(QuartTrio):
     """The application that `create_rollout_server` returns.
 
@@ -264,9 +296,15 @@ class RolloutServer(QuartTrio):
     async def gateway_app(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one ASGI connection of agents, with the routes of the gateway alone."""
         if self.gateway is not None:
-            scope = {**scope, "path": route_path(scope["path"], scope.get("raw_path"))}
-            handler = partial(serve_model_call, self.gateway, self.refusals)
-            await self._serve_call(handler, scope, receive, send)
+            await serve_agent_call(
+                self.gateway,
+                self.refusals,
+                scope,
+                receive,
+                send,
+                limit=self.config["MAX_CONTENT_LENGTH"],
+                body_timeout_sec=self.config["BODY_TIMEOUT"],
+            )
 
     async def _serve_call(self, handler: Handler, scope: Any, receive: Any, send: Any) -> None:
         await serve_call(

@@ -7,8 +7,8 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import trio
 from rollout._checks import check_flag
 from rollout._files.atomic import reason_of
 from rollout._logs import get_logger
-from rollout._tasks import sole_error
+from rollout._tasks import background_tasks, sole_error
 from rollout.errors import RolloutServerError
-from rollout.server.app import RolloutServer
+from rollout.gateway import ModelGateway
+from rollout.server.app import DEFAULT_MAX_REQUEST_BYTES, RolloutServer, serve_agent_call
+from rollout.server.authentication import RefusalLog
 from rollout.server.binding import BACKLOG, address_of, bound_socket
 from rollout.server.connections import (
     Connection,
@@ -31,7 +33,7 @@ from rollout.server.connections import (
 from rollout.server.forks import plain_children
 from rollout.server.shutdown import ShutdownBudget
 
-__all__ = ["serve"]
+__all__ = ["serve", "serve_gateway"]
 
 logger = get_logger(__name__)
 
@@ -39,6 +41,7 @@ KEEP_ALIVE_SEC = 75.0
 """How long an idle connection stays open; longer than any client of ours keeps one."""
 
 _GRACE_SEC = 3.0
+_BODY_SEC = 60.0
 
 _NEW_OBJECTS = 5000
 """How many new objects the garbage collector waits for.
@@ -206,6 +209,47 @@ async def _serve_connections(
         finally:
             connections.stop()
             handlers.cancel_scope.deadline = trio.current_time() + _GRACE_SEC
+
+
+@asynccontextmanager
+async def serve_gateway(gateway: ModelGateway, *, bind: str) -> AsyncGenerator[None, None]:
+    """Serve a gateway that no rollout server has within the block; its end cancels calls.
+
+    Args:
+        gateway: The gateway.
+        bind: ``host:port`` or ``[ipv6]:port``; port 0 takes a free one.
+
+    Raises:
+        RolloutServerError: The address cannot be bound, or LiteLLM cannot be used.
+    """
+    connections = Connections(
+        limit=connection_limit(), keep_alive_sec=KEEP_ALIVE_SEC, grace_sec=_GRACE_SEC
+    )
+    app = partial(
+        serve_agent_call,
+        gateway,
+        RefusalLog(),
+        limit=DEFAULT_MAX_REQUEST_BYTES,
+        body_timeout_sec=_BODY_SEC,
+    )
+
+    async def serve_agent(stream: trio.SocketStream) -> None:
+        await Connection(app, gateway.recognizes, connections, stream).run()
+
+    with bound_socket(bind) as sock, plain_children(sock):
+        gateway.bound(f"http://{address_of(sock)}")
+        async with gateway.running():
+            try:
+                sock.listen(BACKLOG)
+            except OSError as error:
+                reason = reason_of(error)
+                raise RolloutServerError(f"cannot listen on {bind}: {reason}") from error
+            listener = _listener(sock, connections)
+            async with background_tasks(partial(trio.serve_listeners, serve_agent, [listener])):
+                try:
+                    yield
+                finally:
+                    connections.stop()
 
 
 def _listener(sock: socket.socket, connections: Connections) -> LimitedListener:

@@ -104,7 +104,7 @@ async def test_a_provider_with_an_api_of_its_own():
     ("status", "seen", "source"),
     [(401, 401, MODEL_KEY), (400, 400, None), (529, 529, MODEL_ENDPOINT)],
 )
-async def test_what_a_provider_refuses(stream, status, seen, source):
+async def test_what_a_provider_refuses(stream, status, source):
     got = []
 
     async def agent(context):
@@ -114,7 +114,7 @@ async def test_what_a_provider_refuses(stream, status, seen, source):
     async with scripted_endpoint(refuse(status, f"not with {KEY}")) as provider:
         async with rig(agent, NOT_ASKED, gateway=gateway_to(provider)) as it:
             result = await it.run()
-    assert got[0].status_code == seen, got[0].text
+    assert got[0].status_code == status, got[0].text
     assert "not with" in got[0].json()["error"]["message"]
     assert KEY not in got[0].text
     assert result.err_source == source

@@ -77,6 +77,18 @@ _OVERRIDES = (
         "--llm-api-key-env", "chat", "api_key_env", str, "NAME",
         "Environment variable that holds the chat endpoint's API key.",
     ),
+    _Override(
+        "--api-base", "chat", "api_base", str, "URL",
+        "Through LiteLLM: the provider's URL, where it is not the usual one.",
+    ),
+    _Override(
+        "--model-bind", "chat", "bind", str, "HOST:PORT",
+        "Through LiteLLM: where agents' calls come in. A free port of 127.0.0.1 by default.",
+    ),
+    _Override(
+        "--advertise-url", "chat", "advertise_url", str, "URL",
+        "Through LiteLLM: the URL under which agents reach that address.",
+    ),
     _Override("--dataset", "dataset", "path", str, "FILE", "The dataset: a file, a pattern, or hf://OWNER/NAME."),
     _Override("--limit", "dataset", "limit", _COUNT, None, "Take this many rows at most."),
     _Override("--rows", "dataset", "rows", str, "ROWS", "Take these rows, as in 0-99,150,200-."),

@@ -104,7 +104,7 @@ def describe_inputs(
             "delimiter": dataset.delimiter,
         },
         "server": _server(config),
-        "chat": {"url": public_url(config.chat.url), "model": config.chat.model},
+        "chat": _chat(config),
         "run": {
             "n": run.n,
             "agent_timeout_sec": run.agent_timeout_sec,
@@ -114,6 +114,14 @@ def describe_inputs(
             "seed": run.seed,
         },
     }
+
+
+def _chat(config: EvaluationConfig) -> dict[str, Any]:
+    chat = config.chat
+    if chat.url is not None:
+        return {"url": public_url(chat.url), "model": chat.model}
+    base = None if chat.api_base is None else public_url(chat.api_base)
+    return {"url": None, "model": chat.model, "api_base": base}
 
 
 def _server(config: EvaluationConfig) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def config_of(folder: Path, *, server: Any, rows: Any = None, **run: Any) -> Eva
     run.setdefault("output", str(folder / "out"))
     dataset = {"path": str(data), **run.pop("dataset", {})}
     chat = {"url": CHAT_URL, **run.pop("chat", {})}
+    chat = {name: value for name, value in chat.items() if value is not None}
     table = {"url": server} if isinstance(server, str) else server
     return parse_config({"server": table, "chat": chat, "dataset": dataset, "run": run})
 
