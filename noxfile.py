@@ -35,6 +35,10 @@ FRAMEWORKS = {
     "openai-agents": ([".[openai-agents]"], ["tests/integrations/openai_agents"]),
     "strands": ([".[strands]"], ["tests/integrations/strands"]),
     "pydantic-ai": ([".[pydantic-ai]"], ["tests/integrations/pydantic_ai"]),
+    "litellm": (
+        [".[litellm]", "pyarrow>=17"],
+        ["tests/gateway/test_litellm.py", "tests/evaluation/run/test_litellm.py"],
+    ),
     "mcp": ([".[mcp]"], ["tests/examples", "-k", "mcp"]),
     "hub": ([".[hub]"], ["tests/evaluation/datasets/test_hub.py"]),
     "exports": ([".[parquet,inspect,mlflow,wandb]", "polars>=1"], ["tests/evaluation/export"]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -79,6 +80,7 @@ _WITHOUT_ITS_FILES = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "P
 """While it is imported: it fetches no list of prices, and reads no ``.env`` into this process."""
 
 _CONNECTION = "APIConnectionError"
+_LONGEST_LABEL = 63
 
 
 def _model(_: Any, attribute: Any, value: Any) -> None:
@@ -133,7 +135,8 @@ class LiteLLMUpstream:
 
     @property
     def _host(self) -> str:
-        return f"{id(self):x}.litellm.invalid"
+        shown = re.sub(r"[^a-z0-9]+", "-", self.model.lower())[:_LONGEST_LABEL].strip("-")
+        return f"{shown}.{id(self):x}.litellm.invalid"
 
     @asynccontextmanager
     async def serving(self, connections: Connections) -> AsyncGenerator[None, None]:

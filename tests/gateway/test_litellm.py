@@ -101,8 +101,7 @@ async def test_a_provider_with_an_api_of_its_own():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("status", "seen", "source"),
-    [(401, 401, MODEL_KEY), (400, 400, None), (529, 529, MODEL_ENDPOINT)],
+    ("status", "source"), [(401, MODEL_KEY), (400, None), (529, MODEL_ENDPOINT)]
 )
 async def test_what_a_provider_refuses(stream, status, source):
     got = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 import textwrap
 from typing import ClassVar
 
@@ -127,6 +128,14 @@ async def test_a_key_that_the_provider_refuses(tmp_path, key):
                 await run_all(config)
     assert KEY not in f"{early.value} {late.value}"
     assert not list(read_records(tmp_path / "out"))
+
+
+async def test_litellm_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    chat = {"url": None, "model": "openai/gpt-x"}
+    config = config_of(tmp_path, server="http://fake", rows=scripted(1), chat=chat)
+    with pytest.raises(EvaluationError, match=r"pip install \"trio-rollout\[litellm\]"):
+        await run_all(config)
 
 
 @needs_litellm
