@@ -31,7 +31,7 @@ from rollout.server.asgi import RolloutHTTPConnection, RolloutRequest, drain
 
 __all__ = ["chat_server", "create_chat_app"]
 
-_UNSUPPORTED = {"stream": False, "n": 1, "functions": None}
+_UNSUPPORTED = {"n": 1, "functions": None}
 """Tools may be offered; this model answers without them."""
 _ROLES = ("assistant", "developer", "system", "tool", "user")
 _GRACE_SEC = 0.5
@@ -105,7 +105,11 @@ def create_chat_app(model: ScriptedModel, api_key: str | None, *, vary: bool = F
             seed = -asked[question] or None  # the first time as ever
             asked[question] += 1
         reply = model.answer(question, seed)
-        return _json(_completion(next(numbers), body["messages"], reply))
+        completion = _completion(next(numbers), body["messages"], reply)
+        if not body.get("stream"):
+            return _json(completion)
+        events = _events(completion, body.get("stream_options"))
+        return Response(events, mimetype="text/event-stream")
 
     @app.errorhandler(HTTPException)
     async def refuse_http(error: HTTPException) -> Response:
@@ -145,6 +149,8 @@ def _read(data: bytes) -> dict[str, Any]:
     for name, only in _UNSUPPORTED.items():
         if body.get(name) not in (None, only, []):
             _refuse(f"{name} is not supported by this scripted model", param=name)
+    if type(body.get("stream")) not in (bool, type(None)):
+        _refuse("stream must be a boolean", param="stream")
     if type(body.get("seed")) not in (int, type(None)):
         _refuse("seed must be a whole number", param="seed")
     messages = body.get("messages")
@@ -190,3 +196,16 @@ def _completion(number: int, messages: list[dict[str, Any]], reply: str) -> dict
             "total_tokens": asked + said,
         },
     }
+
+
+def _events(completion: dict[str, Any], options: Any) -> bytes:
+    """Return an answer as a stream of one piece, and of its usage if the options ask for that."""
+    head = {**completion, "object": "chat.completion.chunk"}
+    usage, (choice,) = head.pop("usage"), head.pop("choices")
+    piece = {"index": 0, "delta": choice["message"], "finish_reason": None}
+    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    chunks: list[dict[str, Any]] = [{"choices": [piece]}, {"choices": [end]}]
+    if isinstance(options, dict) and options.get("include_usage"):
+        chunks.append({"choices": [], "usage": usage})
+    events = [dump_json(head | chunk) for chunk in chunks]
+    return b"".join(b"data: %s\n\n" % event for event in [*events, b"[DONE]"])

@@ -15,8 +15,8 @@ from attrs import field, frozen
 
 from rollout._endpoint_failures import is_refusal, mark_error
 from rollout._redaction import redact
-from rollout.errors import IntegrationError, InvalidFieldError
-from rollout.integrations.recording.calls import error_message, parse, read_body
+from rollout.errors import IntegrationError
+from rollout.integrations.recording.calls import Answer, error_message, parse, read_body
 from rollout.integrations.recording.recorder import (
     MAIN,
     ConversationRecorder,
@@ -24,6 +24,7 @@ from rollout.integrations.recording.recorder import (
     get_recorder,
     recorder_of,
 )
+from rollout.integrations.recording.streams import Events, StreamedAnswer
 from rollout.integrations.transport.connections import (
     fastest_library,
     share_connections,
@@ -46,7 +47,7 @@ class ChatReply:
         usage: Tokens, as the endpoint counted them; empty if it named none.
         model: The model that answered.
         id: The endpoint's id of the answer.
-        body: The whole answer.
+        body: The whole answer; empty for a stream.
     """
 
     message: dict[str, Any]
@@ -88,22 +89,22 @@ async def chat(
         timeout_sec: How long to wait for each part of the answer, in seconds; ``None`` for as
             long as it takes.
         options: Further fields of the request, such as ``temperature``. Of several choices
-            (``n``) the first is returned.
+            (``n``) the first is returned. With ``stream=True`` the answer comes as a stream, for
+            an endpoint that does nothing else, and is put together.
 
     Raises:
         IntegrationError: No rollout is running here, or the endpoint answered with an error
             (its status is the error's ``status_code``) or with something else than a reply.
-        InvalidFieldError: A stream was asked for.
         SampleSourceError: The rollout has a sample source of another kind.
         httpx.TransportError: The endpoint cannot be reached, or did not answer in time.
     """
-    if options.get("stream"):
-        raise InvalidFieldError("stream", "must not be set: this helper returns whole replies")
     context = current_rollout_on_trio()
     endpoint = Endpoint.of_rollout(context)
     recorder = recorder_of(context, ConversationRecorder) if record else None
     transport = RecordingTransport(endpoint, recorder, conversation=conversation)
     body = {"model": model, "messages": list(messages), **options}
+    if body.get("stream"):
+        body.setdefault("stream_options", {"include_usage": True})
     if tools is not None:
         body["tools"] = list(tools)
     headers = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
@@ -143,14 +144,18 @@ def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:
         if is_refusal(status):
             mark_error(refused)
         raise refused
-    body = parse(response.content)
-    answer = read_body(body, "chat")
-    if not answer.choices:
+    streamed = response.headers.get("content-type", "").startswith("text/event-stream")
+    if streamed:
+        body, answer = {}, _assembled(response.content)
+    else:
+        body = parse(response.content)
+        answer = read_body(body, "chat")
+    if not answer.choices or (streamed and answer.error is not None):
         unusable = IntegrationError(
             redact(f"the model's endpoint answered {status}, but {answer.error}", secrets),
             status_code=status,
         )
-        if not isinstance(body, dict):  # a page of some other server, say
+        if streamed or not isinstance(body, dict):  # a page of some other server, say
             mark_error(unusable)
         raise unusable
     choice = answer.choices[0]
@@ -162,3 +167,12 @@ def _reply(response: httpx.Response, secrets: list[str | None]) -> ChatReply:
         id=answer.response_id,
         body=body,
     )
+
+
+def _assembled(stream: bytes) -> Answer:
+    """Put the answer together that a stream has brought."""
+    events, answer = Events(), StreamedAnswer("chat")
+    for event in [*events.feed(stream), events.rest()]:
+        if event:
+            answer.add(event)
+    return answer.answer(ended=True)

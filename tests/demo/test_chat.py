@@ -101,6 +101,23 @@ async def test_ignores_what_makes_no_difference(autojump_clock, harmless):
         assert (await http.post("/chat/completions", json=asking(**harmless))).status_code == 200
 
 
+@pytest.mark.parametrize("usage", [False, True])
+async def test_streams(autojump_clock, usage):
+    """Frameworks of agents ask for streams alone."""
+    body = asking(stream=True, stream_options={"include_usage": usage})
+    async with chat() as http:
+        answer = await http.post("/chat/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *lines, last = answer.text.removesuffix("\n\n").split("\n\n")
+    assert last == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert choices[0]["delta"] == {"role": "assistant", "content": "6 * 7 = 42"}
+    assert [choice["finish_reason"] for choice in choices] == [None, "stop"]
+    assert ("usage" in chunks[-1]) is usage
+
+
 async def test_lists_its_model():
     async with chat() as http:
         answer = await http.get("/models")
@@ -146,7 +163,7 @@ def without(name):
         (asking([{"type": "image_url"}]), "messages[0].content"),
         (asking(["6 * 7"]), "messages[0].content"),
         (asking(messages=[{"role": "system", "content": "6 * 7"}]), "messages"),
-        (asking(stream=True), "stream"),
+        (asking(stream="yes"), "stream"),
         (asking(n=2), "n"),
         (asking(functions=[{"name": "f"}]), "functions"),
     ],

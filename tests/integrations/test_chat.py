@@ -13,7 +13,7 @@ from support import fresh_id, local_backend, make_app, served
 
 from rollout import AgentWorkflow, RolloutContext
 from rollout.client import RolloutClient
-from rollout.errors import IntegrationError, InvalidFieldError
+from rollout.errors import IntegrationError
 from rollout.integrations.chat import chat, get_recorder, share_connections
 from rollout.integrations.transport.connections import current_connections
 from rollout.trajectory import build_trajectory, trajectory_problems
@@ -168,10 +168,32 @@ async def test_forms_of_the_url(suffix, path):
     assert endpoint.requests[0].path.replace("+", "%20") == path
 
 
-async def test_streams_are_refused():
-    with RolloutContext(chat_completions_url="http://127.0.0.1:9/v1"):
-        with pytest.raises(InvalidFieldError, match="stream"):
-            await chat([QUESTION], model="policy", stream=True)
+async def test_a_model_that_only_streams():
+    def script(request):
+        if not request.body.get("stream"):
+            return refuse(400, "this endpoint only streams")
+        return [call("add", left=6, right=7), say("It is 13.")][request.number]
+
+    async with scripted_endpoint(script) as endpoint:
+        with entered(endpoint) as rollout:
+            first = await chat([QUESTION], model="policy", stream=True)
+            (asked,) = first.message["tool_calls"]
+            history = [QUESTION, first.message, {"role": "tool", "tool_call_id": asked["id"]}]
+            reply = await chat(history, model="policy", stream=True)
+            sample = await rollout.get_sample()
+    assert asked["function"] == {"name": "add", "arguments": '{"left": 6, "right": 7}'}
+    assert (first.text, first.finish_reason) == ("", "tool_calls")
+    assert (reply.text, reply.model, reply.id) == ("It is 13.", "scripted-1", "chatcmpl-1")
+    assert reply.usage["completion_tokens"] == 3
+    assert sample.messages == [*history, reply.message]
+    assert sample.metrics["completion_tokens"] == 1 + 3
+
+
+async def test_a_stream_with_an_error_is_no_reply():
+    async with scripted_endpoint(say("It is", error="overloaded")) as endpoint:
+        with entered(endpoint):
+            with pytest.raises(IntegrationError, match="answered 200, but overloaded"):
+                await chat([QUESTION], model="policy", stream=True)
 
 
 async def test_outside_of_a_rollout():
