@@ -170,12 +170,24 @@ def command(
         print_json(unstructure(found))
     else:
         _print(found.findings)
+        if _without_base(found, taken):
+            click.echo(
+                "No label passes as it is, so no other form was tried: --form has to be the form "
+                "of a right answer, and --pass-threshold its reward."
+            )
     if found.findings:
         raise CommandError(
             f"{counted(len(found.findings), 'answer')} judged wrongly; they are in {output}, "
             f"again: rollout eval fuzz-grader --replay {output}",
             exit_code=EXIT_FAILED,
         )
+
+
+def _without_base(found: GraderFindings, rows: Sequence[DatasetRow]) -> bool:
+    """Whether no label of the rows passes."""
+    refused = {each.row for each in found.findings if each.family == "label"}
+    labelled = {each.index for each in rows if each.label and each.label.strip()}
+    return bool(labelled) and labelled <= refused
 
 
 _REPLAYED = frozenset({"replay", "app", "as_json"})

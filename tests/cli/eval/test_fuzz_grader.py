@@ -126,10 +126,12 @@ pass_threshold = 2.0
     done = cli("eval", "fuzz-grader", "eval.toml", *given)
     assert done.exit_code == 1
     assert '  label        "42"  (row 0, label "42", reward 1.0)' in done.stdout
+    assert "No label passes as it is" in done.stdout
     assert json.loads(Path("grader-findings.json").read_text())["settings"]["pass_threshold"] == 2
     Path("grader-findings.json").unlink()
     done = cli("eval", "fuzz-grader", "eval.toml", "--pass-threshold", "1", *given)
     assert "not 42" in done.stdout
+    assert "No label passes" not in done.stdout
 
 
 def test_a_grader_with_nothing_wrong_leaves_no_file(cli, folder):
