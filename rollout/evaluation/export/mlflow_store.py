@@ -19,6 +19,7 @@ from typing import Any
 from rollout._files.folders import PRIVATE
 from rollout.codec import format_timestamp
 from rollout.errors import EvaluationError
+from rollout.evaluation.export.mlflow_traces import milliseconds, write_trace
 from rollout.evaluation.export.placing import beside, exists, unusable
 from rollout.evaluation.export.reading import METRIC, ExportedAttempt, ExportedRun, import_extra
 from rollout.evaluation.folder.layout import METRICS, REPORT, TRAJECTORIES
@@ -66,9 +67,7 @@ def export_mlflow(run: ExportedRun, target: Path, *, replace: bool) -> Path:
             store = _Store(mlflow, run, target, folder / "store")
             old = store.find(replace=replace)
             store.write()
-            if old is not None:
-                old.rename(folder / "old")
-            return store.place()
+            return store.place(old, folder / "old")
     except mlflow.exceptions.MlflowException as error:
         raise unusable(target, error) from error
 
@@ -140,7 +139,7 @@ class _Store:
         made = store.create_run(
             self._experiment,
             "",
-            _milliseconds(run.began),
+            milliseconds(run.began),
             [entities.RunTag(name, value) for name, value in tags.items()],
             run.name,
         )
@@ -148,7 +147,7 @@ class _Store:
         store.log_inputs(self._run_id, [self._dataset()])
         names = _names(run.metric_names)
         self._write_attempts(store, names)
-        now = _milliseconds(run.ended)
+        now = milliseconds(run.ended)
         means = {names[name]: mean for name, (mean, _) in run.means().items()}
         figures = means | run.figures()
         store.log_batch(
@@ -160,21 +159,32 @@ class _Store:
         status = entities.RunStatus.FINISHED if run.complete else entities.RunStatus.KILLED
         store.update_run_info(self._run_id, status, now, run.name)
 
-    def place(self) -> Path:
-        """Move the run into the store, whose first one may bring its experiment or all of it."""
+    def place(self, old: Path | None, away: Path) -> Path:
+        """Move the run into the store, whose first one may bring its experiment or all of it.
+
+        Args:
+            old: The folder of the run to replace.
+            away: Where that goes.
+        """
         made = self._made / self._experiment / self._run_id
         target = self._target / self._experiment / self._run_id
         made.chmod(PRIVATE)
+        (made.parent / "traces").chmod(PRIVATE)
         if not self._target.exists():
             self._made.rename(self._target)
         elif not target.parent.exists():
             made.parent.rename(target.parent)
         else:
-            datasets = target.parent / "datasets"
-            datasets.mkdir(exist_ok=True)
-            for each in (made.parent / "datasets").iterdir():
-                if not (datasets / each.name).exists():
-                    each.rename(datasets / each.name)
+            away.mkdir()
+            if old is not None:
+                old.rename(away / "run")
+            for kind in ("datasets", "traces"):
+                folder = target.parent / kind
+                folder.mkdir(PRIVATE, exist_ok=True)
+                for each in (made.parent / kind).iterdir():
+                    if (folder / each.name).exists():
+                        (folder / each.name).rename(away / each.name)
+                    each.rename(folder / each.name)
             made.rename(target)
         return target
 
@@ -204,13 +214,22 @@ class _Store:
                 head = f'{{"columns": {json.dumps(list(cells))}, "data": [\n'
                 table.write(",\n" if number else head)
                 table.write(json.dumps([_cell(value) for value in cells.values()]))
-                now = _milliseconds(attempt.ended_at)
+                now = milliseconds(attempt.ended_at)
                 step = attempt.record.row * run.manifest["run"]["n"] + attempt.record.attempt
                 metrics += [
                     entities.Metric(f"{_ATTEMPT}{name}", float(value), now, step)
                     for name, value in _figures(attempt, names)
                     if value is not None
                 ]
+                write_trace(
+                    entities,
+                    store,
+                    self._made / self._experiment,
+                    attempt,
+                    experiment=self._experiment,
+                    mlflow_run=self._run_id,
+                    run_id=str(run.manifest["run_id"]),
+                )
                 while len(metrics) >= _BATCH:
                     store.log_batch(self._run_id, metrics[:_BATCH], [], [])
                     del metrics[:_BATCH]
@@ -257,7 +276,3 @@ def _params(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _cell(value: Any) -> Any:
     return format_timestamp(value) if isinstance(value, datetime) else value
-
-
-def _milliseconds(time: datetime) -> int:
-    return int(time.timestamp() * 1000)

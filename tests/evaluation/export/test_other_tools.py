@@ -136,6 +136,36 @@ def test_mlflow_reads_the_run_from_its_file_store(tmp_path, monkeypatch):
     assert json.loads(rows[0]["earlier"])[0]["err_message"] == "no agent"
     kept = {each.path for each in client.list_artifacts(run.info.run_id, "trajectories")}
     assert "trajectories/0-0-1.json" in kept
+    traces = {
+        (int(trace.info.tags["row"]), int(trace.info.tags["attempt"])): trace
+        for trace in client.search_traces([experiment.experiment_id])
+    }
+    assert len(traces) == 6
+    first, failed = traces[0, 0], traces[1, 1]
+    assert first.info.trace_metadata["mlflow.sourceRun"] == run.info.run_id
+    assert (first.info.client_request_id, first.info.state.value) == ("r-0-0-1", "OK")
+    assert (first.info.request_preview, first.info.response_preview) == (
+        "What is 6 * 7?",
+        "It is 42 \ufffd",
+    )
+    assert first.info.token_usage["total_tokens"] == 37
+    (span,) = first.data.spans
+    assert [message["role"] for message in span.inputs["messages"]] == ["system", "user"]
+    assert [message["content"] for message in span.outputs["messages"]] == [
+        "",
+        "42",
+        "It is 42 \ufffd",
+    ]
+    values = {each.name: each.value for each in first.info.assessments}
+    assert values == {
+        "reward": 1.0,
+        "passed": True,
+        "label": "42",
+        "metrics.ok": 1.0,
+        "metrics.calls/all": 2.0,
+    }
+    assert failed.info.state.value == "ERROR"
+    assert failed.data.spans[0].status.description == "too slow"
 
 
 def test_an_mlflow_store_takes_several_runs_and_each_once(tmp_path, monkeypatch):
@@ -160,6 +190,9 @@ def test_an_mlflow_store_takes_several_runs_and_each_once(tmp_path, monkeypatch)
     ]
     digests = {run.inputs.dataset_inputs[0].dataset.digest[:2] for run in runs}
     assert digests == {"9f", "11"}
+    traces = client.search_traces([experiment.experiment_id])
+    sources = [trace.info.trace_metadata["mlflow.sourceRun"] for trace in traces]
+    assert sorted(sources) == sorted(6 * [run.info.run_id for run in runs])
     assert {path.name for path in tmp_path.iterdir()} == {"first", "second", "mlruns"}
     with pytest.raises(EvaluationError, match="is not an MLflow file store"):
         export_run(first, "mlflow", output=first)
