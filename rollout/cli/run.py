@@ -299,6 +299,8 @@ def print_result(result: RolloutResultResponse) -> None:
         fields["category"] = result.err_category.value
     if result.err_source is not None:
         fields["source"] = result.err_source
+    if result.err_phase is not None:
+        fields["phase"] = result.err_phase
     if result.err_message is not None:
         fields["message"] = result.err_message
     if result.agent_started_at is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 
@@ -91,6 +92,13 @@ def test_failure_is_exit_code_1(cli, server, as_json):
         assert json.loads(result.stdout)["err_message"] == "first\nsecond"
     else:
         assert "category       agent_error" in result.stdout
+
+
+def test_a_failure_of_the_grader_is_named(cli, server):
+    wrong = json.dumps({"grader": {"raise": "no good"}})
+    result = cli("run", server, *CHAT, "-m", "a", "--metadata", wrong)
+    assert result.exit_code == 1
+    assert re.search("^phase +grading$", result.stdout, re.MULTILINE)
 
 
 def test_timeout_is_exit_code_1(cli, server):
