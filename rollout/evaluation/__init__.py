@@ -11,6 +11,7 @@ from rollout.evaluation.config import (
     DatasetColumns,
     DatasetConfig,
     EvaluationConfig,
+    PricesConfig,
     RunConfig,
     SecretsConfig,
     ServerConfig,
@@ -20,6 +21,7 @@ from rollout.evaluation.datasets import Dataset, DatasetRow, DatasetScan, open_d
 from rollout.evaluation.folder.journal import final_records, read_records
 from rollout.evaluation.folder.manifest import read_manifest
 from rollout.evaluation.folder.outputs import summarize
+from rollout.evaluation.forecast import Forecast
 from rollout.evaluation.metrics import EvaluationMetrics, compute_metrics
 from rollout.evaluation.records import AttemptOutcome, AttemptRecord
 from rollout.evaluation.report import write_report
@@ -39,6 +41,8 @@ __all__ = [
     "EvaluationMetrics",
     "EvaluationProgress",
     "EvaluationRun",
+    "Forecast",
+    "PricesConfig",
     "RunConfig",
     "SecretsConfig",
     "ServerConfig",

@@ -13,7 +13,13 @@ from typing import Any, TypeVar, cast
 import attrs
 from attrs import field, frozen
 
-from rollout._checks import is_finite_number, is_variable_name, is_whole_from_one
+from rollout._checks import (
+    check_number,
+    is_finite_number,
+    is_variable_name,
+    is_whole_from_one,
+    setting,
+)
 from rollout._redaction import SECRETS_VARIABLE
 from rollout.client.http import check_url
 from rollout.codec import converter, structure
@@ -34,6 +40,7 @@ __all__ = [
     "DatasetColumns",
     "DatasetConfig",
     "EvaluationConfig",
+    "PricesConfig",
     "RunConfig",
     "SecretsConfig",
     "ServerConfig",
@@ -440,6 +447,24 @@ class SecretsConfig:
 
 
 @frozen(kw_only=True)
+class PricesConfig:
+    """What the model costs, for the forecast of a run.
+
+    Attributes:
+        prompt: The price of a million prompt tokens.
+        completion: The price of a million completion tokens.
+        currency: The currency of both, to be shown.
+
+    Raises:
+        InvalidFieldError: A price is not a finite number from 0 up.
+    """
+
+    prompt: float = field(validator=setting(check_number, least=0))
+    completion: float = field(validator=setting(check_number, least=0))
+    currency: str | None = field(default=None, validator=optional(_filled))
+
+
+@frozen(kw_only=True)
 class EvaluationConfig:
     """All of it.
 
@@ -451,6 +476,7 @@ class EvaluationConfig:
         env: Environment variables of a server that is started for the run, which are part of
             what a run is resumed with, and on record.
         secrets: Variables whose values are on record nowhere.
+        prices: What the model costs, if that is to be in the forecast.
 
     Raises:
         InvalidFieldError: A part is something else, or variables are given that are also secrets,
@@ -464,6 +490,9 @@ class EvaluationConfig:
     env: Mapping[str, str] = field(factory=dict, validator=_environment)
     secrets: SecretsConfig = field(
         factory=SecretsConfig, validator=instance_of(SecretsConfig, name="a SecretsConfig")
+    )
+    prices: PricesConfig | None = field(
+        default=None, validator=optional(instance_of(PricesConfig, name="a PricesConfig"))
     )
 
     def __attrs_post_init__(self) -> None:
@@ -486,6 +515,7 @@ _SECTIONS: dict[str, Any] = {
     "dataset": DatasetConfig,
     "run": RunConfig,
     "secrets": SecretsConfig,
+    "prices": PricesConfig,
 }
 _ENV = "env"
 _THROUGH_LITELLM = ("api_base", "bind", "advertise_url")
@@ -495,7 +525,7 @@ _REPLACED = {
     ("chat", "url"): _THROUGH_LITELLM,
 }
 """What goes out of a config when it gets a value in its place."""
-_OPTIONAL = frozenset({"secrets"})
+_OPTIONAL = frozenset({"secrets", "prices"})
 
 
 def _structure_path(value: Any, _: Any) -> Path:

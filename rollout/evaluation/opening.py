@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from rollout.evaluation.folder.manifest import (
     same_inputs,
     write_manifest,
 )
+from rollout.evaluation.forecast import Forecast, forecast_run
 from rollout.evaluation.index import AttemptIndex, IndexedAttempt
 from rollout.evaluation.leftover import ended_ids, results_of, wait_released
 from rollout.evaluation.model import Model
@@ -64,6 +65,7 @@ __all__ = ["EvaluationProgress", "OpenedRun", "check_endpoint", "credentials_of"
 logger = get_logger(__name__)
 
 _RUN_ID_BYTES = 4
+BeforeStart = Callable[[Forecast], Awaitable[None]]
 _SEED_BITS = 32
 
 
@@ -96,8 +98,20 @@ class OpenedRun:
     open_again: dict[int, set[int]] = field(factory=dict)
 
 
-async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool) -> OpenedRun:
+async def open_run(
+    config: EvaluationConfig,
+    *,
+    fresh: bool,
+    retry_failed: bool,
+    before_start: BeforeStart | None = None,
+) -> OpenedRun:
     """Check the inputs against the folder, which is locked, and read what is recorded there.
+
+    Args:
+        config: What to run.
+        fresh: Whether an earlier run in the folder is moved to ``archive/``.
+        retry_failed: Whether attempts are run again that are on record as failed.
+        before_start: Is awaited before that, or once the run is open if rollouts are left.
 
     Raises:
         DatasetError: The dataset cannot be read, or a row of it cannot be taken.
@@ -112,7 +126,18 @@ async def open_run(config: EvaluationConfig, *, fresh: bool, retry_failed: bool)
     dataset = await trio.to_thread.run_sync(open_dataset, config.dataset)
     scan = await trio.to_thread.run_sync(dataset.scan, abandon_on_cancel=True)
     _check_gradable(config, scan)
-    return await trio.to_thread.run_sync(_open, config, dataset, scan, fresh, retry_failed)
+    if fresh and before_start is not None:  # while nothing is moved yet
+        await before_start(await _forecast(config, scan.selected * config.run.n))
+    opened = await trio.to_thread.run_sync(_open, config, dataset, scan, fresh, retry_failed)
+    left = opened.progress.total - opened.progress.settled - len(opened.leftover)
+    decided = opened.stopping is not None and opened.stopping.decided
+    if not fresh and before_start is not None and left and not decided:
+        await before_start(await _forecast(config, left))
+    return opened
+
+
+async def _forecast(config: EvaluationConfig, rollouts: int) -> Forecast:
+    return await trio.to_thread.run_sync(forecast_run, config, config.run.output, rollouts)
 
 
 def _check_gradable(config: EvaluationConfig, scan: DatasetScan) -> None:

@@ -12,7 +12,15 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -52,6 +60,7 @@ from rollout.evaluation.folder.layout import (
     make_state,
 )
 from rollout.evaluation.folder.outputs import summarize, write_outputs
+from rollout.evaluation.forecast import Forecast
 from rollout.evaluation.index import AttemptIndex
 from rollout.evaluation.metrics import EvaluationMetrics
 from rollout.evaluation.model import Model, open_model
@@ -95,6 +104,7 @@ async def evaluate(
     retry_failed: bool = False,
     check_model: bool = False,
     secrets: Mapping[str, str] | None = None,
+    before_start: Callable[[Forecast], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[EvaluationRun, None]:
     """Run an evaluation, or go on with one, for the length of the block.
 
@@ -115,6 +125,8 @@ async def evaluate(
         check_model: Ask the model for one token before anything is started.
         secrets: Values of secrets and keys that the config has by the names of their variables;
             the environment has those that are missing.
+        before_start: Is awaited with a forecast before anything is started or moved, unless
+            nothing is left to run. What it raises ends the run before it began.
 
     Raises:
         DatasetError: The dataset cannot be read, or a row of it cannot be taken.
@@ -139,7 +151,9 @@ async def evaluate(
     lock = locked(config.run.output)
     await trio.to_thread.run_sync(lock.__enter__)
     try:
-        opened = await open_run(config, fresh=fresh, retry_failed=retry_failed)
+        opened = await open_run(
+            config, fresh=fresh, retry_failed=retry_failed, before_start=before_start
+        )
         run = EvaluationRun(config, credentials, opened)
         async with AsyncExitStack() as stack:
             if not run.complete:

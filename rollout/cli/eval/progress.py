@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import Self
 
 import click
+import trio
 from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
@@ -23,7 +25,7 @@ from rich.text import Text
 from rollout._logs import get_logger
 from rollout.cli.terminal import WarningLines, can_draw, make_console
 from rollout.cli.text import one_line
-from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress
+from rollout.evaluation import AttemptOutcome, AttemptRecord, EvaluationProgress, Forecast
 
 __all__ = [
     "OUTCOME_STYLES",
@@ -32,6 +34,7 @@ __all__ = [
     "attempt_line",
     "duration_text",
     "figure_text",
+    "forecast_line",
     "rate_text",
     "reward_text",
 ]
@@ -94,6 +97,22 @@ class EvaluationView:
         else:
             self._warn(line)
 
+    @property
+    def on_terminal(self) -> bool:
+        """Whether there is a terminal that a bar is drawn on."""
+        return self._live
+
+    async def confirm(self, question: str) -> bool:
+        """Ask on stderr, without the bar, and wait for a line on stdin, which is a terminal."""
+        if self._bar is not None:
+            self._bar.stop()
+        click.echo(f"{one_line(question)} [Y/n] ", nl=False, err=True)
+        await trio.lowlevel.wait_readable(sys.stdin)  # a terminal has a whole line then
+        answer = sys.stdin.readline()
+        if self._bar is not None:
+            self._bar.start()
+        return answer.strip().lower() in {"", "y", "yes"} and answer != ""
+
     def begin(self, progress: EvaluationProgress) -> None:
         """Follow the progress of a run that starts."""
         self._total, self._settled = progress.total, progress.settled
@@ -125,6 +144,30 @@ class EvaluationView:
 
     def _warn(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
+
+
+def forecast_line(forecast: Forecast, *, most: bool) -> str:
+    """Describe what is about to run.
+
+    Args:
+        forecast: What it may take.
+        most: Whether it may stop early.
+    """
+    line = f"{'up to ' if most else ''}{forecast.rollouts:,} rollout(s)"
+    if forecast.prompt_tokens is None or forecast.completion_tokens is None:
+        return f"{line}; no attempt on record tells how many tokens"
+    line += (
+        f", about {_about(forecast.prompt_tokens)} prompt and "
+        f"{_about(forecast.completion_tokens)} completion tokens"
+    )
+    if forecast.cost is not None:
+        line += f", about {forecast.cost:,.2f} {forecast.currency or 'in cost'}"
+    return f"{line} (by {forecast.attempts:,} attempt(s) on record)"
+
+
+def _about(tokens: float) -> str:
+    """Write a number of tokens with two digits that matter."""
+    return f"{float(f'{tokens:.2g}'):,.0f}"
 
 
 def attempt_line(record: AttemptRecord) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +14,7 @@ from attrs import field, frozen
 
 from rollout._http import is_loopback_host
 from rollout.cli.eval.options import config_options, overrides_of, resume_command
-from rollout.cli.eval.progress import EvaluationView
+from rollout.cli.eval.progress import EvaluationView, forecast_line
 from rollout.cli.eval.summary import print_summary, summary_document
 from rollout.cli.failures import (
     EXIT_FAILED,
@@ -33,7 +35,7 @@ from rollout.errors import (
     EvaluationStoppedError,
     InvalidBodyError,
 )
-from rollout.evaluation import EvaluationConfig, EvaluationRun, evaluate, load_config
+from rollout.evaluation import EvaluationConfig, EvaluationRun, Forecast, evaluate, load_config
 from rollout.evaluation.environment import parse_secrets
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class _Remembering(click.Command):
     type=FILE_PATH,
     help="Lines NAME=value with the values of secrets and keys; - reads stdin.",
 )
+@click.option("--yes", is_flag=True, help="Start without a question on a terminal.")
 @click.option("--live", is_flag=True, help="Serve the report while the run fills it.")
 @click.option(
     "--live-bind",
@@ -82,6 +85,7 @@ def command(
     retry_failed: bool,
     no_check: bool,
     secrets_file: str | None,
+    yes: bool,
     live: bool,
     live_bind: str | None,
     as_json: bool,
@@ -94,9 +98,10 @@ def command(
     Options replace values of the config. The output folder decides what is left to do:
     attempts that have ended stay as they are, the others run. Changed inputs are refused.
 
-    On a terminal a bar shows how far the run is; without one each attempt that ends is a
-    line. With --live a page shows the report while it fills. Ctrl-C cancels what is in flight
-    on the server, keeps what has ended and says how to go on; a second one ends at once.
+    On a terminal it first says how many rollouts are left and what they may take, and asks; then
+    a bar shows how far the run is. Elsewhere each attempt that ends is a line. With --live a page
+    shows the report while it fills. Ctrl-C cancels what is in flight on the server, keeps what
+    has ended and says how to go on; a second one ends at once.
 
     Exits with 0 once every attempt has ended, whatever the rewards and failures, with 1 if the
     run was stopped or attempts were cancelled, with 2 if it could not begin, and with 128 and
@@ -112,6 +117,7 @@ def command(
         retry_failed=retry_failed,
         check_model=not no_check,
         secrets={} if secrets_file is None else _read_secrets(secrets_file),
+        ask=not yes and not as_json and sys.stdin.isatty(),
         live=_live_address(live_bind) if live or live_bind is not None else None,
         path=ctx.command_path,
         arguments=tuple(ctx.obj),
@@ -134,6 +140,7 @@ class _Plan:
 
     Attributes:
         secrets: Values of secrets and keys by the names of their variables.
+        ask: Whether the run starts once the user on the terminal says so.
         live: Where the page of the run is served, if it is.
         path: The command that was called.
         arguments: Its arguments.
@@ -144,6 +151,7 @@ class _Plan:
     retry_failed: bool
     check_model: bool
     secrets: dict[str, str] = field(repr=False)
+    ask: bool
     live: str | None
     path: str
     arguments: tuple[str, ...]
@@ -191,6 +199,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                     retry_failed=plan.retry_failed,
                     check_model=plan.check_model,
                     secrets=plan.secrets,
+                    before_start=partial(_announce, plan, view) if view.on_terminal else None,
                 ) as run:
                     view.begin(run.progress)
                     if page is not None:
@@ -212,6 +221,15 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     note = "no attempt had started" if run is None else _kept(run)
     raise interrupted(signals.number, f"{note}; go on with: {plan.resume(run)}")
+
+
+async def _announce(plan: _Plan, view: EvaluationView, forecast: Forecast) -> None:
+    """Show what is about to run, and ask for leave."""
+    line = forecast_line(forecast, most=plan.config.run.until is not None)
+    if not plan.ask:
+        view.note(line)
+    elif not await view.confirm(f"{line}. Start?"):
+        raise CommandError("nothing was started")
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import pty
 import re
 import shlex
 import signal
@@ -29,7 +30,7 @@ from rollout.cli.eval.progress import EvaluationView, _Bar
 from rollout.cli.eval.run import _Remembering
 from rollout.client import RolloutClient
 from rollout.errors import EvaluationError
-from rollout.evaluation import AttemptOutcome, ChatConfig, RunConfig, ServerConfig
+from rollout.evaluation import AttemptOutcome, AttemptRecord, ChatConfig, RunConfig, ServerConfig
 from rollout.evaluation.folder.journal import read_records
 from rollout.evaluation.folder.layout import locked
 from rollout.evaluation.opening import EvaluationProgress
@@ -121,7 +122,7 @@ def test_what_comes_from_elsewhere_cannot_touch_the_terminal(cli, files):
 
 def test_a_bar_on_a_terminal(cli, files, terminal):
     config = files.config(files.rows({}, {"raise": "boom"}, {}))
-    done = cli("eval", "run", str(config), **terminal)
+    done = cli("eval", "run", str(config), "--yes", **terminal)
     assert done.exit_code == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stderr)
     assert "3/3" in shown
@@ -140,7 +141,7 @@ def test_the_bar_has_two_lines_whatever_is_in_them(monkeypatch, width):
 
 def test_the_bar_has_two_lines_on_a_narrow_terminal_too(cli, files, terminal):
     config = files.config(files.rows({}, {"raise": "boom"}))
-    done = cli("eval", "run", str(config), **terminal | {"COLUMNS": "30"})
+    done = cli("eval", "run", str(config), "--yes", **terminal | {"COLUMNS": "30"})
     assert done.exit_code == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stderr)
     assert "1 success  1 failure  rewar…" in shown
@@ -150,7 +151,7 @@ def test_the_bar_has_two_lines_on_a_narrow_terminal_too(cli, files, terminal):
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(cli, files, terminal):
     config = files.config(files.rows({}))
-    done = cli("eval", "run", str(config), **terminal | {"TERM": "dumb"})
+    done = cli("eval", "run", str(config), "--yes", **terminal | {"TERM": "dumb"})
     assert "[1/1] row 0 attempt 0: success, reward 1\n" in done.stdout
     assert done.stderr == ""
 
@@ -316,8 +317,9 @@ def test_a_complete_run_stays_as_it_is(cli, files):
 
 def test_a_resume_says_how_many_had_ended_on_a_terminal_too(cli, files, terminal):
     config = str(files.config(files.rows({}, {})))
-    assert cli("eval", "run", config, "--rows", "0").exit_code == 0
-    assert "1 of 2 attempts had ended before" in cli("eval", "run", config, **terminal).stderr
+    assert cli("eval", "run", config, "--rows", "0", "--yes").exit_code == 0
+    again = cli("eval", "run", config, "--yes", **terminal)
+    assert "1 of 2 attempts had ended before" in again.stderr
 
 
 def test_retry_failed_and_fresh(cli, files):
@@ -413,7 +415,7 @@ def test_a_run_that_is_to_outlive_its_terminal_does(cli, files, on_call):
 def test_on_a_terminal_it_says_that_it_is_stopping(cli, files, on_call, terminal):
     config = str(files.config(files.rows({}, {"sleep": 600})))
     on_call(EvaluationView, "show", lambda record: signal.raise_signal(signal.SIGINT))
-    done = cli("eval", "run", config, **terminal)
+    done = cli("eval", "run", config, "--yes", **terminal)
     assert done.exit_code == 130
     assert "stopping; once more ends it at once" in done.stderr
     assert "1 of 2 attempts have ended and are kept" in done.stderr
@@ -615,6 +617,70 @@ def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatc
     assert line.endswith(
         f"resume with retry_failed (--retry-failed): rollout eval run {config} --retry-failed"
     )
+
+
+# --- the question before a run ----------------------------------------------------------------
+
+
+def asked(config: Path, answer: bytes | None, *options: str) -> tuple[int, str]:
+    """Run on a terminal of its own; the exit code, and what was on stderr.
+
+    ``None`` for the answer is Ctrl-C.
+    """
+    ours, theirs = pty.openpty()
+    command = command_line("eval", "run", str(config), *options)
+    env = environment(TERM="xterm")
+    with subprocess.Popen(
+        command, env=env, stdin=theirs, stderr=theirs, stdout=subprocess.DEVNULL
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:  # as Linux ends a terminal that nobody holds any more
+                data = b""
+            if not data:
+                break
+            shown += data
+            if b"[Y/n] " in shown and answer is None:
+                process.send_signal(signal.SIGINT)
+                answer = b""
+            elif b"[Y/n] " in shown and answer:
+                os.write(ours, answer)
+                answer = b""
+    os.close(ours)
+    return process.returncode, shown.decode()
+
+
+@pytest.mark.parametrize("answer", [b"n\n", b"what\n", b"\x04"])
+def test_a_run_that_is_not_wanted_is_not_started(files, answer):
+    config = files.config(files.rows({}, {}), n=3)
+    code, shown = asked(config, answer)
+    assert code == 2
+    assert "6 rollout(s); no attempt on record tells how many tokens. Start? [Y/n]" in shown
+    assert "rollout: nothing was started" in shown
+    assert read_all(files) == []
+
+
+@pytest.mark.parametrize(("answer", "options"), [(b"\n", ()), (b"", ("--yes",))])
+def test_a_run_that_is_wanted(files, answer, options):
+    config = files.config(files.rows({}))
+    code, shown = asked(config, answer, *options)
+    assert code == 0
+    assert "1 rollout(s)" in shown
+    assert ("Start?" in shown) == (not options)
+    assert len(read_all(files)) == 1
+
+
+def test_ctrl_c_at_the_question(files):
+    code, shown = asked(files.config(files.rows({})), None)
+    assert code == 130, shown
+    assert read_all(files) == []
+
+
+def read_all(files) -> list[AttemptRecord]:
+    return [*read_records(files.output)] if (files.output / "events.jsonl").exists() else []
 
 
 # --- keys -------------------------------------------------------------------------------------

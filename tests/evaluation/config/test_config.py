@@ -220,7 +220,7 @@ def test_a_problem_is_named_by_section_and_field(section, name, value, reason):
     [
         ("sever", "is server meant?"),
         ("Run", "is run meant?"),
-        ("model", "there are server, chat, dataset, run, secrets, env"),
+        ("model", "there are server, chat, dataset, run, secrets, prices, env"),
     ],
 )
 def test_a_section_that_there_is_not(name, reason):
@@ -381,6 +381,11 @@ def test_variables_and_names_of_secrets(tmp_path):
         (
             {"env": {"A": "x"}, "secrets": {"required": ["B", "A"]}},
             "env: A is also in secrets.required",
+        ),
+        ({"prices": {"prompt": 1}}, "prices.completion: is required"),
+        (
+            {"prices": {"prompt": -1, "completion": 1}},
+            "prices.prompt: must be a finite number from 0 up",
         ),
         ({"secrets": {"KEY": "sk-1"}}, "secrets.KEY: is unknown; there are required"),
         ({"secrets": {"required": ["A", "A"]}}, "secrets.required: has a name twice"),
