@@ -7,6 +7,7 @@ Unicode's tables to the current folder.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -15,6 +16,8 @@ from typing import Any
 from attrs import frozen
 from hypothesis import strategies as st
 
+from rollout.codec import parse_json
+from rollout.errors import InvalidBodyError
 from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.fuzzing.findings import PLACE
 from rollout.integrations.recording.responses import text_of
@@ -57,9 +60,18 @@ class Case:
             return None
         return Decimal(self.label.replace(",", ""))
 
+    @property
+    def in_json(self) -> bool:
+        """Whether the form is JSON with the answer in a string."""
+        try:
+            parse_json(self.form.encode("utf-8", "surrogatepass"))
+        except InvalidBodyError:
+            return False
+        return True
+
     def formed(self, text: str) -> str:
         """Put an answer into the form of a right one."""
-        return self.form.replace(PLACE, text)
+        return self.form.replace(PLACE, json.dumps(text)[1:-1] if self.in_json else text)
 
     def mentions_label(self, answer: str) -> bool:
         """Whether the label stands in an answer as a word, so that it may be right after all."""
@@ -106,7 +118,10 @@ def _case(case: Case) -> Answers | None:
 
 
 def _full_stop(case: Case) -> Answers | None:
-    return None if case.label.endswith(".") else st.just(f"{case.formed(case.label)}.")
+    if case.label.endswith("."):
+        return None
+    stopped = case.formed(f"{case.label}.") if case.in_json else f"{case.formed(case.label)}."
+    return st.just(stopped)
 
 
 def _punctuation(case: Case) -> Answers | None:
@@ -142,6 +157,8 @@ def _number(case: Case) -> Answers | None:
 
 
 def _latex(case: Case) -> Answers | None:
+    if "\\" in case.form:  # it is LaTeX already
+        return None
     marks = [r"\boxed{%s}", "$%s$", r"$\boxed{%s}$", r"\(%s\)"]
     answers = [each % case.label for each in marks]
     if case.number is not None and abs(case.number) >= _THOUSAND:

@@ -168,6 +168,27 @@ async def test_the_form_of_an_answer():
     assert formed == {("candidates", "rewarded"): "#### 43 or #### 42"}
 
 
+async def test_an_answer_in_json_is_escaped():
+    def field(answer, label):
+        if not answer.strip().startswith("{"):
+            return False
+        said = json.loads(answer)["answer"]
+        return said.strip(" \r\n\t\"'*`().\u201c\u201d") == label
+
+    families = ("label", "whitespace", "full-stop", "punctuation", "denial", "candidates", "odd")
+    assert await found(field, *families, form='{"answer": "{answer}"}') == {
+        ("denial", "failed"): '{"answer": "42"}\nNo, that is wrong.',
+        ("candidates", "failed"): '{"answer": "42"} or {"answer": "43"}',
+    }
+
+
+async def test_a_form_in_latex_gets_no_more_of_it():
+    def boxed(answer, label):
+        return answer == rf"\boxed{{{label}}}"
+
+    assert await found(boxed, "label", "latex", form=r"\boxed{{answer}}") == {}
+
+
 async def test_what_may_be_right_by_accident_is_no_finding():
     def word(answer, label):
         return label in answer.casefold().split()
