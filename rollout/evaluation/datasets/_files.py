@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
@@ -23,8 +24,8 @@ def expand(paths: tuple[Path, ...]) -> tuple[Path, ...]:
         DatasetError: A pattern matches no file, or a file is there twice.
     """
     found = tuple(file for path in paths for file in _matches(path))
-    for number, file in enumerate(found):
-        if file in found[:number]:
+    for file, times in Counter(found).items():
+        if times > 1:
             raise Place(str(file)).file_error("is twice among the files of the dataset")
     return found
 
