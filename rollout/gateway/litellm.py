@@ -24,6 +24,7 @@ from attrs import define, field, frozen
 
 from rollout._checks import check_api_key
 from rollout._http import library_of, stream_class
+from rollout._redaction import redact, url_secrets
 from rollout.codec import dump_json
 from rollout.errors import InvalidFieldError, RolloutServerError
 from rollout.gateway.wire import error_event, error_reply
@@ -129,6 +130,11 @@ class LiteLLMUpstream:
         return self.api_base or ""
 
     @property
+    def secrets(self) -> list[str | None]:
+        """What agents must not see of it."""
+        return [self.api_key, *url_secrets(self.url)]
+
+    @property
     def endpoint(self) -> Endpoint:
         """The address by which `Connections` knows it."""
         return Endpoint(f"http://{self._host}/v1", {}, None)
@@ -232,7 +238,8 @@ class _Transport(httpx.AsyncBaseTransport):
         async with AsyncExitStack() as stack:
             pieces = await stack.enter_async_context(self._bridge.iterate(ask))
             first = await anext(aiter(pieces), None)  # what is refused is refused before it
-            stream = stream_class(_Events, library.AsyncByteStream)(first, pieces, stack.pop_all())
+            events = stream_class(_Events, library.AsyncByteStream)
+            stream = events(first, pieces, stack.pop_all(), self._upstream.secrets)
         answer: httpx.Response = library.Response(
             200, headers={"content-type": "text/event-stream"}, stream=stream
         )
@@ -242,7 +249,14 @@ class _Transport(httpx.AsyncBaseTransport):
 class _Events(httpx.AsyncByteStream):
     """A stream of LiteLLM as the events of OpenAI's API."""
 
-    def __init__(self, first: Any, pieces: AsyncIterator[Any], stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        first: Any,
+        pieces: AsyncIterator[Any],
+        stack: AsyncExitStack,
+        secrets: list[str | None],
+    ) -> None:
+        self._secrets = secrets
         self._first = first
         self._pieces = pieces
         self._stack = stack
@@ -254,7 +268,8 @@ class _Events(httpx.AsyncByteStream):
             async for piece in self._pieces:
                 yield _event(piece)
         except Exception as error:  # noqa: BLE001 - LiteLLM raises those of every provider
-            yield error_event(_status(error), _said(error), anthropic=False)
+            said = redact(_said(error), self._secrets)
+            yield error_event(_status(error), said, anthropic=False)
         else:
             yield b"data: [DONE]\n\n"
 
@@ -265,6 +280,9 @@ class _Events(httpx.AsyncByteStream):
 
 def _plain(answer: Any) -> dict[str, Any]:
     plain: dict[str, Any] = answer.model_dump(mode="json", exclude_none=True, warnings=False)
+    for choice in plain.get("choices", ()):
+        if "message" in choice:
+            choice["message"].setdefault("content", None)  # as endpoints say of a tool's call
     return plain
 
 

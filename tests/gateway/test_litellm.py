@@ -75,6 +75,7 @@ async def test_a_provider_with_an_api_of_its_own():
     async def agent(context):
         tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
         first = (await post(context, tools=tools)).json()["choices"][0]["message"]
+        assert first["content"] is None
         (asked,) = first["tool_calls"]
         answer = {"role": "tool", "tool_call_id": asked["id"], "content": "13"}
         got.append(asked["function"])
@@ -179,3 +180,23 @@ async def test_a_provider_that_nobody_knows():
     with pytest.raises(RolloutServerError, match="knows no provider of 'nobody/knows'"):
         async with gateway.running():
             pass
+
+
+@pytest.mark.parametrize(
+    "step", [Step(texts=[["It", " is", " 13"]], cut_after=2), say("It is 13", error=f"no {KEY}")]
+)
+async def test_a_stream_that_breaks_off(step):
+    got = []
+
+    async def agent(context):
+        async with calling(context) as http:
+            body = {"model": "m", "messages": [QUESTION], "stream": True}
+            got.append(await http.post("/v1/chat/completions", json=body))
+        raise RuntimeError("the tool exited with 1")
+
+    async with scripted_endpoint(step) as provider:
+        async with rig(agent, NOT_ASKED, gateway=gateway_to(provider)) as it:
+            result = await it.run()
+    assert "[DONE]" not in got[0].text
+    assert KEY not in got[0].text
+    assert result.err_source == MODEL_ENDPOINT
