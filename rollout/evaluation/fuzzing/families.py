@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from hypothesis import strategies as st
 
 from rollout.codec import parse_json
@@ -22,7 +22,7 @@ from rollout.evaluation.datasets import DatasetRow
 from rollout.evaluation.fuzzing.findings import PLACE
 from rollout.integrations.recording.responses import text_of
 
-__all__ = ["RIGHT", "WRONG", "Case"]
+__all__ = ["RIGHT", "WRONG", "Answers", "Case", "Family", "mixed"]
 
 _NUMBER = re.compile(r"[+-]?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?|[+-]?\.\d+", re.ASCII)
 """Without zeros in front, which an identifier has."""
@@ -88,6 +88,7 @@ def _letters(text: str) -> str:
 
 
 Answers = st.SearchStrategy[str]
+Family = Callable[[Case], Answers | None]
 
 
 def _one_of(answers: Sequence[str]) -> Answers | None:
@@ -164,6 +165,36 @@ def _latex(case: Case) -> Answers | None:
     if case.number is not None and abs(case.number) >= _THOUSAND:
         answers.append(marks[0] % f"{case.number:,f}".replace(",", "{,}"))
     return _one_of([case.formed(each) for each in answers])
+
+
+def mixed(names: Collection[str]) -> Family:
+    """Make the family of right answers in the forms of two of these families at once."""
+    stages = [name for name in _STAGES if name in names]
+
+    def family(case: Case) -> Answers | None:
+        plain = evolve(case, form=PLACE)
+        pairs = [
+            (answers, after)
+            for place, name in enumerate(stages)
+            if (after := stages[place + 1 :]) and (answers := RIGHT[name](plain)) is not None
+        ]
+        if not pairs:
+            return None
+
+        def again(text: str, after: Sequence[str]) -> Answers:
+            other = evolve(case, row=evolve(case.row, label=text))
+            found = [RIGHT[name](other) for name in after]
+            return st.one_of(*(each for each in found if each is not None))
+
+        return st.sampled_from(pairs).flatmap(
+            lambda pair: pair[0].flatmap(lambda text: again(text, pair[1]))
+        )
+
+    return family
+
+
+_STAGES = ("case", "separators", "number", "latex", "punctuation", "full-stop", "whitespace")
+"""From the inside of an answer to its outside."""
 
 
 # --- answers that deserve nothing -------------------------------------------------------------
@@ -291,8 +322,6 @@ def _odd(case: Case) -> Answers | None:
     points = st.integers(0x20, 0x10FFFF).map(chr)
     return _placed(case, _text(st.sampled_from(_ODD) | points, _MOST_PIECES))
 
-
-Family = Callable[[Case], Answers | None]
 
 RIGHT: dict[str, Family] = {
     "whitespace": _whitespace,

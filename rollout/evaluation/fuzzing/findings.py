@@ -35,6 +35,7 @@ FAMILIES = {
     "separators": "a number with or without thousands separators",
     "number": "a number in another format: 42.0, +42, 4.2e1",
     "latex": "the label in LaTeX: \\boxed{42}, $42$",
+    "mixed": "two of these forms at once, of those that pass alone",
     "empty": "nothing, or blanks and punctuation alone",
     "prompt": "the prompt",
     "near": "another number or word, which holds the label",
@@ -45,7 +46,7 @@ FAMILIES = {
     "huge": "long runs of one text",
     "odd": "names of numbers such as nan, control characters, odd Unicode",
 }
-"""The kinds of answers. Those up to ``latex`` are right, the others deserve nothing."""
+"""The kinds of answers. Those up to ``mixed`` are right, the others deserve nothing."""
 
 PLACE = "{answer}"
 _SCHEMA = "rollout-grader-findings/1"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from rollout.evaluation.datasets import DatasetRow
-from rollout.evaluation.fuzzing.families import RIGHT, WRONG, Case, Family
+from rollout.evaluation.fuzzing.families import RIGHT, WRONG, Case, Family, mixed
 from rollout.evaluation.fuzzing.findings import Finding, FindingKind, FuzzSettings
 from rollout.evaluation.fuzzing.grading import AnswerGrading, Verdict
 
@@ -62,6 +62,10 @@ class Search:
         passing = self._try_labels(labelled)
         for name, family in RIGHT.items():
             self._try(name, family, passing, deserving=True)
+        # What one form alone is refused for says nothing new with another one.
+        wrong = {each.family for each in self._found}
+        sound = [name for name in RIGHT if name not in wrong and name not in self._settings.skip]
+        self._try("mixed", mixed(sound), passing, deserving=True)
         for name, family in WRONG.items():
             used = labelled if name in _ABOUT_LABEL else cases
             self._try(name, family, used, deserving=False)

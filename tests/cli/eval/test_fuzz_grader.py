@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import rollout
+
+ROOT = Path(rollout.__file__).parents[1]
+
 GRADERS = """
 import os
 import signal
@@ -95,6 +99,15 @@ def test_findings_are_printed_kept_and_graded_again(cli, folder):
     assert repaired.exit_code == 0
     assert repaired.stdout == "No answer was judged wrongly.\n3 of 3 judged rightly\n"
     assert "is there already; name another file with --output" in fuzz(cli).stderr
+
+
+def test_the_page_shows_what_the_example_prints(cli, tmp_path):
+    example = ROOT / "examples" / "evaluation"
+    done = cli(
+        "eval", "fuzz-grader", str(example / "questions.jsonl"), "--examples", "20",
+        "--app", f"{example}/server.py:app", "--output", str(tmp_path / "found.json"),
+    )  # fmt: skip
+    assert f"```text\n{done.stdout}```" in (ROOT / "docs" / "fuzzing.md").read_text("utf-8")
 
 
 def test_json(cli, folder):

@@ -61,7 +61,7 @@ async def found(judge, *families, rows=None, **more):
 
 
 def test_the_families_are_those_that_are_listed():
-    assert list(FAMILIES) == ["label", *RIGHT, *WRONG]
+    assert list(FAMILIES) == ["label", *RIGHT, "mixed", *WRONG]
 
 
 async def test_a_careful_grader_has_nothing_wrong():
@@ -187,6 +187,18 @@ async def test_a_form_in_latex_gets_no_more_of_it():
         return answer == rf"\boxed{{{label}}}"
 
     assert await found(boxed, "label", "latex", form=r"\boxed{{answer}}") == {}
+
+
+async def test_two_forms_at_once():
+    def stops_first(answer, label):
+        text = answer.removesuffix(".")
+        return text.strip("\"'*`()\u201c\u201d") == label or text.strip() == label
+
+    families = ("punctuation", "full-stop", "whitespace", "mixed")
+    findings = await found(stops_first, *families)
+    assert findings == {("mixed", "refused"): '"42" '}
+    # A form that is refused alone is not tried with another one.
+    assert ("mixed", "refused") not in await found(str.__eq__, *families)
 
 
 async def test_what_may_be_right_by_accident_is_no_finding():
