@@ -598,10 +598,11 @@ def test_a_dataset_that_changes_meanwhile_is_not_gone_on_with(cli, files, on_cal
     assert "go on with" not in line
 
 
-@pytest.mark.parametrize("more", [[], ["--retry-failed"]])
-def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatch, more):
+def ending(monkeypatch, **result):
+    """Have every rollout of a run fail."""
+
     async def end(_):
-        return {**failure("http_error"), "err_message": "x" * 2000}
+        return {**failure(), **result}
 
     class Client(RolloutClient):
         def __init__(self, **options):
@@ -609,6 +610,25 @@ def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatc
             super().__init__(http_client=httpx.AsyncClient(transport=fake), **options)
 
     monkeypatch.setattr("rollout.evaluation.run.RolloutClient", Client)
+
+
+def test_a_refused_key_ends_the_command_and_nothing_is_on_record(cli, files, monkeypatch):
+    ending(monkeypatch, err_source="model_key", err_message="401: no such key")
+    config = str(files.config(files.rows(*[{}] * 9)))
+    dead = ["--chat-url", "http://127.0.0.1:9/v1", "--no-check"]
+    done = cli("eval", "run", config, *dead)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert "the model's endpoint refuses the key" in line
+    assert line.endswith(
+        f"401: no such key; go on with: rollout eval run {config} {' '.join(dead)}"
+    )
+    assert list(read_records(files.output)) == []
+
+
+@pytest.mark.parametrize("more", [[], ["--retry-failed"]])
+def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatch, more):
+    ending(monkeypatch, err_category="http_error", err_message="x" * 2000)
     config = str(files.config(files.rows(*[{}] * 9), breaker_failures=2))
     done = cli("eval", "run", config, *more)
     assert done.exit_code == 1
