@@ -393,7 +393,8 @@ class RunConfig:
     Attributes:
         output: The folder of the run.
         n: Attempts for each row.
-        max_in_flight: How many attempts run at a time.
+        max_in_flight: How many attempts run at a time; ``None`` for as many as the server says
+            that it runs at a time, or 16 where it does not.
         agent_timeout_sec: Time for the agent in seconds, the server's queue included.
         grader_timeout_sec: Time for the grader in seconds.
         admission_timeout_sec: Time to get an attempt admitted, in seconds.
@@ -414,7 +415,7 @@ class RunConfig:
 
     output: Path = field(converter=_output_path)
     n: int = field(default=1, validator=_attempts)
-    max_in_flight: int = field(default=16, validator=_one_up)
+    max_in_flight: int | None = field(default=None, validator=optional(_one_up))
     agent_timeout_sec: float | None = field(default=None, validator=_above_zero)
     grader_timeout_sec: float | None = field(default=None, validator=_above_zero)
     admission_timeout_sec: float | None = field(default=None, validator=_above_zero)

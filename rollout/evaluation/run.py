@@ -30,7 +30,7 @@ import httpx
 import trio
 from attrs import define, evolve
 
-from rollout._checks import check_flag
+from rollout._checks import check_flag, is_whole_from_one
 from rollout._logs import get_logger
 from rollout._redaction import SECRETS_VARIABLE
 from rollout._tasks import background_tasks
@@ -89,6 +89,10 @@ logger = get_logger(__name__)
 _ROWS_AT_A_TIME = 64
 _ENDING_AT_A_TIME = 32
 """How many ends are written down at a time, so that they share syncs of the disk."""
+_IN_FLIGHT = 16
+"""How many attempts run at a time if neither the user nor the server says."""
+_WORKERS_START_SEC = 60.0
+_LOOK_SEC = 0.1
 _CANCEL_SEC = 10.0
 _UNDER_WAY_SEC = 0.25
 _SERVER_ENDS_SEC = 2.0
@@ -259,7 +263,11 @@ async def _connect(
         )
     )
     try:
-        await client.health()
+        if config.run.max_in_flight is None:
+            run.close()
+            run.use_capacity(await _capacity(client, workers=config.server.workers is not None))
+        else:
+            await client.health()
         if resumed and config.server.app is None:
             # What a process left there that was killed runs for nobody.
             await client.cancel_rollouts(prefix=f"{run.manifest['run_id']}-")
@@ -270,6 +278,27 @@ async def _connect(
             f"the rollout server at {client.url} does not answer: {text}"
         ) from error
     return client
+
+
+async def _capacity(client: RolloutClient, *, workers: bool) -> int:
+    """Ask a server how many rollouts it runs at a time.
+
+    Args:
+        client: The server's client.
+        workers: Whether it has just started workers of its own, which count once they are up.
+    """
+    health = await client.health()
+    with trio.move_on_after(_WORKERS_START_SEC):
+        while workers and _workers_up(health) < len(health.get("processes", ())):
+            await trio.sleep(_LOOK_SEC)
+            health = await client.health()
+    slots = health.get("concurrency")
+    found = slots.get("max_concurrent") if isinstance(slots, dict) else None
+    return found if isinstance(found, int) and is_whole_from_one(found) else _IN_FLIGHT
+
+
+def _workers_up(health: dict[str, Any]) -> int:
+    return sum(worker.get("status") == "up" for worker in health.get("workers", ()))
 
 
 @asynccontextmanager
@@ -297,6 +326,7 @@ class EvaluationRun:
         manifest: What the run was started with.
         progress: How far it is.
         metrics: What came of it; ``None`` until the block of `evaluate` has been left.
+        max_in_flight: How many attempts run at a time.
     """
 
     def __init__(
@@ -319,14 +349,19 @@ class EvaluationRun:
         self._open_again = opened.open_again
         self._breaker = CircuitBreaker(config.run.breaker_failures)
         self._asking = trio.Lock()
-        self._running = trio.CapacityLimiter(config.run.max_in_flight)
-        ending = max(config.run.max_in_flight, _ENDING_AT_A_TIME)
-        self._ending = trio.CapacityLimiter(ending)
         # Rollouts that the server may have, and whether it has said so.
         self._started: dict[str, bool] = {}
         self._working = trio.CancelScope()
         self._standstill = Standstill()
         self._failure: Exception | None = None
+        self.use_capacity(config.run.max_in_flight or _IN_FLIGHT)
+
+    def use_capacity(self, max_in_flight: int) -> None:
+        """Have as many attempts run at a time. For `evaluate`, before anything runs."""
+        self.max_in_flight = max_in_flight
+        self._running = trio.CapacityLimiter(max_in_flight)
+        ending = max(max_in_flight, _ENDING_AT_A_TIME)
+        self._ending = trio.CapacityLimiter(ending)
         # There is room for all that end at a time, so that a run that stops hands them over.
         self._send, self._receive = trio.open_memory_channel[AttemptRecord](ending)
 

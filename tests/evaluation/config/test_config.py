@@ -102,7 +102,7 @@ def test_a_full_file(tmp_path):
 
 def test_the_shortest_file_has_the_documented_defaults():
     config = parse_config(MINIMAL)
-    assert (config.run.n, config.run.max_in_flight, config.run.breaker_failures) == (1, 16, 20)
+    assert (config.run.n, config.run.max_in_flight, config.run.breaker_failures) == (1, None, 20)
     assert config.run.pass_threshold == 1.0
     assert config.run.agent_timeout_sec is config.dataset.limit is config.chat.model is None
 
