@@ -213,6 +213,7 @@ def _open(
     seed, stopping = seed_of(manifest), Stopping.of(manifest)
     if stopping is not None:
         stopping.advance(index, open_again)
+        progress.half_width = stopping.sequence.half_width
     return OpenedRun(
         manifest=manifest,
         index=index,
@@ -312,6 +313,7 @@ class EvaluationProgress:
         reward_sum: The sum of the rewards.
         passed: How many passed.
         retries: How many rollouts were tried again for their setup, in this process.
+        half_width: Half the width of the pass rate's confidence sequence, of a run with ``until``.
     """
 
     total: int
@@ -322,6 +324,7 @@ class EvaluationProgress:
     reward_sum: float = 0.0
     passed: int = 0
     retries: int = 0
+    half_width: float | None = None
 
     @property
     def settled(self) -> int:

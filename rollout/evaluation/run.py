@@ -590,8 +590,10 @@ class EvaluationRun:
             waiting.discard(record.attempt)
         if not waiting:
             self._open_again.pop(record.row, None)
-        if self._stopping is not None and self._stopping.advance(self._index, self._open_again):
-            self._working.cancel()
+        if self._stopping is not None:
+            if self._stopping.advance(self._index, self._open_again):
+                self._working.cancel()
+            self.progress.half_width = self._stopping.sequence.half_width
 
     async def _run(self, client: RolloutClient, attempt: Attempt) -> Ending:
         def admitted() -> None:

@@ -281,6 +281,8 @@ def _counts(progress: EvaluationProgress) -> Text:
             line.append(f"{count} {outcome.value}", style if count else "dim")
             line.append("  ")
     line.append(f"reward {reward_text(progress.mean_reward)}  ")
+    if progress.half_width is not None:
+        line.append(f"pass rate ±{progress.half_width:.3f}  ")
     line.append(f"{progress.in_flight} in flight", "dim")
     return line
 

@@ -70,6 +70,31 @@ def test_a_line_for_each_attempt_and_the_summary(cli, files):
     assert (files.output / "report.html").is_file()
 
 
+def test_a_run_that_stops_when_enough_is_known_says_so(cli, files):
+    config = files.config(files.rows(*[{"answer": "42"}] * 40))
+    done = cli("eval", "run", str(config), "--until", "0.3", "--seed", "3")
+    assert (done.exit_code, done.stderr) == (0, "")
+    rows = rows_of(done.stdout)
+    found = re.fullmatch(
+        r"1\.000  \(95% confidence sequence (\S+) to 1\.000, (\d+) attempts\)", rows["pass rate"]
+    )
+    assert 0.4 <= float(found[1]) < 1
+    assert f", {found[2]} of 40 rows, n = 1" in done.stdout
+    note = (
+        f"The run stopped early: {found[2]} of 40 rows, drawn in random order, give the pass rate"
+    )
+    assert note in done.stdout
+    assert note in cli("eval", "show", str(files.output)).stdout
+    shown = json.loads(cli("eval", "show", str(files.output), "--json").stdout)
+    assert (shown["complete"], shown["stopped_early"]) == (True, True)
+    assert json.loads((files.output / "manifest.json").read_text())["run"]["seed"] == 3
+    whole = cli("eval", "run", str(config), "--json")
+    assert json.loads(whole.stdout)["stopped_early"] is False
+    assert "run.until: must be a number from 0.001 to below 0.5" in cli.fails(
+        2, "eval", "run", str(config), "--until", "2"
+    )
+
+
 def test_json_logs_have_a_record_for_each_attempt(cli, files, monkeypatch):
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])

@@ -144,6 +144,20 @@ def test_compare_json(cli, finished, other):
     assert document["pass_rate"]["difference"] == pytest.approx(0.4)
 
 
+def test_compare_says_which_run_is_ahead(cli, finished, other, unfinished):
+    done = cli("eval", "compare", str(finished), str(other), "--sequential")
+    assert (
+        "Sequential: open which run is ahead after 5 of 5 rows; B - A of the pass rate +0.400, "
+        "95% confidence sequence -"
+    ) in done.stdout
+    document = json.loads(
+        cli("eval", "compare", str(finished), str(other), "--sequential", "--json").stdout
+    )
+    assert (document["sequential"]["ahead"], document["sequential"]["rows"]) == (None, 5)
+    line = cli.fails(2, "eval", "compare", str(finished), str(unfinished), "--sequential")
+    assert "is not complete and runs its rows in the order of the file" in line
+
+
 def test_compare_with_a_run_that_is_not_complete(cli, finished, unfinished):
     done = cli("eval", "compare", str(finished), str(unfinished))
     assert done.exit_code == 0

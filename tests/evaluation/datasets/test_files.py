@@ -424,3 +424,15 @@ def test_a_file_is_read_in_chunks(dataset):
     file = rows.gi_frame.f_locals["source"].file
     assert file.tell() == CHUNK_BYTES
     rows.close()
+
+
+def test_rows_in_another_order_come_in_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout.evaluation.datasets.dataset._IN_ORDER_AT_A_TIME", 4)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"user_prompt": "{row}"}}\n' for row in range(10)))
+    source = open_dataset(DatasetConfig(path=path, rows="1-"))
+    source.scan()
+    order = [9, 1, 5, 3, 2, 8, 4, 7, 6]
+    found = list(source.rows_in(order))
+    assert [row.index for row in found] == order
+    assert [row.initial_messages[0]["content"] for row in found] == list(map(str, order))

@@ -16,6 +16,7 @@ from rollout.evaluation.report import live
 from rollout.evaluation.report import page as page_module
 from rollout.evaluation.report.gather import Attempt, gather
 from rollout.evaluation.report.summary import summarize
+from rollout.evaluation.sequential import drawn_order
 
 FAILED = {"outcome": AttemptOutcome.FAILURE, "err_category": "timeout", "err_message": "too slow"}
 
@@ -150,3 +151,22 @@ def test_rows_come_in_pieces(run, report, monkeypatch):
     rest, more = report.rows(len(data))
     assert (len(rest.splitlines()), more) == (3, False)
     assert report.rows(10**9) == (b"", False)
+
+
+def test_a_run_that_stops_when_enough_is_known_shows_its_sequence(tmp_path):
+    run = RunFolder(tmp_path / "run", rows=60, n=1)
+    run.manifest["run"] |= {"until": 0.1, "seed": 1}
+    (run.folder / "manifest.json").write_text(json.dumps(run.manifest))
+    report = live.LiveReport(run.folder, run.manifest)
+    for row in drawn_order(range(60), 1)[:20]:
+        run.add(record(row, 0, reward=1.0, passed=True), talk("?"))
+    run.write(metrics=False)
+    report.update()
+    assert b"95% confidence sequence" in report.page
+    assert b"40 of 60 attempts have no result yet" in report.page
+    for row in drawn_order(range(60), 1)[20:50]:
+        run.add(record(row, 0, reward=1.0, passed=True), talk("?"))
+    run.write(metrics=False)
+    report.update()
+    assert b"The run stopped early" in report.page
+    report.close()
