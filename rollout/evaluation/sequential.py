@@ -352,12 +352,19 @@ class Stopping:
             self.attempts += score.counted
         return self.decided
 
+    def drop_rest(self, index: AttemptIndex) -> None:
+        """Drop the rows from *index* that are behind those that were enough.
+
+        Of those that ran at the same time, the ones that ended first say more about their length
+        than about the model.
+        """
+        index.keep(set(self.order[: self.position]))
+
 
 def replay(manifest: Mapping[str, Any], index: AttemptIndex) -> Stopping | None:
     """Work out where a run with this index stands; ``None`` if it just runs all rows.
 
-    If it stopped early, *index* loses the rows behind: of those that ran at the same time, the
-    ones that ended first say more about their length than about the model.
+    If it stopped early, *index* loses the rows behind, see `Stopping.drop_rest`.
 
     Raises:
         EvaluationDamagedError: The manifest has values that this library does not write.
@@ -366,5 +373,5 @@ def replay(manifest: Mapping[str, Any], index: AttemptIndex) -> Stopping | None:
     if stopping is not None:
         stopping.advance(index)
         if stopping.early:
-            index.keep(set(stopping.order[: stopping.position]))
+            stopping.drop_rest(index)
     return stopping

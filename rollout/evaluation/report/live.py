@@ -51,7 +51,8 @@ class LiveReport:
         self._folder = folder
         self._rows_selected: int = manifest["dataset"]["selected"]
         self._index = AttemptIndex()
-        # None once the figures cannot be continued, since a record replaced one that counted.
+        # None once the figures cannot be continued: a record replaced one that counted, or rows
+        # do not count after all.
         self._tally: Tally | None = Tally(manifest["run"]["n"])
         self._stopping = Stopping.of(manifest)
         self._read = 0
@@ -78,6 +79,9 @@ class LiveReport:
             return
         if self._stopping is not None:
             self._stopping.advance(self._index)
+            if self._stopping.early:
+                self._stopping.drop_rest(self._index)
+                self._tally = None
         metrics = None
         if self._tally is not None:
             metrics = self._tally.metrics(self._rows_selected, self._stopping)
