@@ -15,6 +15,8 @@ from rollout.evaluation.export.reading import METRIC, ExportedRun, import_extra
 __all__ = ["export_wandb"]
 
 _ODD_IN_ID = re.compile(r"[^\w.-]")
+_GROUP = "metrics/"
+"""The section of the charts of the sample's own metrics; a dot would be a way into an object."""
 _TABLE = "attempts"
 _TABLE_ROWS = 10_000
 """W&B shows no more of a table."""
@@ -92,11 +94,13 @@ def _write(wandb: Any, run: ExportedRun, run_id: str, folder: Path) -> None:
             columns = list(row)
             rows.append(list(row.values()))
             logged = {name: row[name] for name in _BY_ATTEMPT}
-            logged |= {METRIC + name: value for name, value in attempt.metrics().items()}
+            logged |= {_GROUP + name: value for name, value in attempt.metrics().items()}
             made.log({name: float(value) for name, value in logged.items() if value is not None})
             if len(rows) == _TABLE_ROWS:
                 flush()
         if rows:
             flush()
-        means = {name: mean for name, (mean, _) in run.means().items()}
+        means = {
+            _GROUP + name.removeprefix(METRIC): mean for name, (mean, _) in run.means().items()
+        }
         made.summary.update({**means, **run.figures(), "complete": run.complete})

@@ -244,14 +244,14 @@ def test_wandb_has_the_run_in_an_offline_run(tmp_path):
         if each.HasField("history")
     ]
     assert [row["reward"] for row in logged if "reward" in row] == [1.0, 0.25, 1.0]
-    assert [row["metrics.ok"] for row in logged if "metrics.ok" in row] == [1.0, 0.0]
+    assert [row["metrics/ok"] for row in logged if "metrics/ok" in row] == [1.0, 0.0]
     summary: dict[str, Any] = {}
     for each in records:
         if each.HasField("summary"):
             for item in each.summary.update:
                 summary["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
     assert (summary["mean_reward"], summary["attempts_failure"]) == (0.75, 1)
-    assert (summary["metrics.calls/all"], summary["prompt_tokens"]) == (2, 30)
+    assert (summary["metrics/calls/all"], summary["prompt_tokens"]) == (2, 30)
     assert summary["complete"] is True
     (shown,) = [row["attempts/path"] for row in logged if "attempts/path" in row]
     table = json.loads((export.target / "files" / shown).read_text())
