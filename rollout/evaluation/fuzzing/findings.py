@@ -182,14 +182,16 @@ def read_findings(path: Path | str) -> GraderFindings:
     Raises:
         EvaluationError: It cannot be read, or is something else.
     """
+    foreign = f"{path} is not a file of rollout eval fuzz-grader"
     try:
         value = parse_json(Path(path).read_bytes())
-        if not isinstance(value, dict) or value.get("schema") != _SCHEMA:
-            raise EvaluationError(f"{path} is not a file of rollout eval fuzz-grader")
-        return structure(value, GraderFindings)
+    except InvalidBodyError:
+        raise EvaluationError(f"{foreign}: it is not JSON") from None
     except (OSError, ValueError) as error:
-        if isinstance(error, InvalidBodyError):
-            raise EvaluationError(f"{path} is damaged: {error}") from None
-        if isinstance(error, EvaluationError):
-            raise
         raise EvaluationError(f"{path} cannot be read: {reason_of(error)}") from None
+    if not isinstance(value, dict) or value.get("schema") != _SCHEMA:
+        raise EvaluationError(foreign)
+    try:
+        return structure(value, GraderFindings)
+    except InvalidBodyError as error:
+        raise EvaluationError(f"{path} is damaged: {error}") from None

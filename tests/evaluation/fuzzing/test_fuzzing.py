@@ -304,7 +304,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     with pytest.raises(EvaluationError, match="cannot be read: No such file"):
         read_findings(path)
     for text, said in (
-        ("{", "damaged"),
+        ("{", "it is not JSON"),
         ("[]", "is not a file of rollout eval fuzz-grader"),
         ('{"schema": "other"}', "is not a file of rollout eval fuzz-grader"),
         ('{"schema": "rollout-grader-findings/1"}', "damaged: .*app"),
