@@ -74,22 +74,32 @@ class WarningLines(logging.Handler):
 
     Args:
         show: Shows a line; called from the thread that warns.
+        level: From which level on records are shown; less than a warning is logged for that.
     """
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, show: Callable[[str], None], level: int = logging.WARNING) -> None:
+        super().__init__(level)
         self._show = show
+        self._before = logging.NOTSET
 
     def __enter__(self) -> Self:
-        logging.getLogger("rollout").addHandler(self)
+        library = logging.getLogger("rollout")
+        self._before = library.level
+        if not library.isEnabledFor(self.level):
+            library.setLevel(self.level)
+        library.addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger("rollout").removeHandler(self)
+        library = logging.getLogger("rollout")
+        if self in library.handlers:
+            library.setLevel(self._before)
+        library.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show a record as one line."""
         try:
-            self._show(f"rollout: warning: {one_line(record.getMessage())}")
+            level = record.levelname.lower()
+            self._show(f"rollout: {level}: {one_line(record.getMessage())}")
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)

@@ -109,6 +109,7 @@ async def evaluate(
     check_model: bool = False,
     secrets: Mapping[str, str] | None = None,
     before_start: Callable[[Forecast], Awaitable[None]] | None = None,
+    server_output: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[EvaluationRun, None]:
     """Run an evaluation, or go on with one, for the length of the block.
 
@@ -131,6 +132,8 @@ async def evaluate(
             the environment has those that are missing.
         before_start: Is awaited with a forecast before anything is started or moved, unless
             nothing is left to run. What it raises ends the run before it began.
+        server_output: Gets each line that the run's own server writes, without secrets, when it
+            is written to ``server.log``.
 
     Raises:
         DatasetError: The dataset cannot be read, or a row of it cannot be taken.
@@ -171,7 +174,13 @@ async def evaluate(
                 run.close_records()
             else:
                 client = await _connect(
-                    stack, config, credentials, run, secrets=own, resumed=opened.resumed
+                    stack,
+                    config,
+                    credentials,
+                    run,
+                    secrets=own,
+                    resumed=opened.resumed,
+                    server_output=server_output,
                 )
                 await stack.enter_async_context(_working(run, client))
             yield run
@@ -235,6 +244,7 @@ async def _connect(
     *,
     secrets: Mapping[str, str],
     resumed: bool,
+    server_output: Callable[[str], None] | None,
 ) -> RolloutClient:
     """Start the run's server if it has one of its own, and open a client.
 
@@ -251,6 +261,7 @@ async def _connect(
                 state=await trio.to_thread.run_sync(make_state, run.folder),
                 environment=_server_environment(config, run.folder, secrets),
                 secrets=credentials.secrets,
+                echo=server_output,
                 without=config.chat.key_variable if config.chat.url is None else None,
             )
         )
@@ -268,6 +279,9 @@ async def _connect(
             run.use_capacity(await _capacity(client, workers=config.server.workers is not None))
         else:
             await client.health()
+        logger.info(
+            "the rollout server is at %s; %d rollouts at a time", client.url, run.max_in_flight
+        )
         if resumed and config.server.app is None:
             # What a process left there that was killed runs for nobody.
             await client.cancel_rollouts(prefix=f"{run.manifest['run_id']}-")

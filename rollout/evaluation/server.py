@@ -7,7 +7,7 @@ touch the run.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ async def server_process(
     workers: int | str | None = None,
     secrets: Iterable[str | None] = (),
     without: str | None = None,
+    echo: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[str, None]:
     """Serve an application for the length of the block; yields its URL.
 
@@ -64,6 +65,7 @@ async def server_process(
         workers: The value of ``--workers``; ``None`` to run everything in the one process.
         without: A variable of this process that it does not get, unless *environment* has it.
         secrets: What must not get into the log, see `rollout._redaction.Redactor`.
+        echo: Gets each line of the log as well.
 
     Raises:
         EvaluationError: It does not start; the message has the last line that it wrote.
@@ -82,7 +84,7 @@ async def server_process(
             reason = reason_of(error)
             raise EvaluationError(f"the rollout server cannot be started: {reason}") from None
         record = ServerRecord.of_process(process.pid)
-        output = _Output(process, log, file, file.tell(), RedactedStream(secrets))
+        output = _Output(process, log, file, file.tell(), RedactedStream(secrets), echo)
         try:
             if record is not None:
                 record.write(state.with_name(SERVER_RECORD))
@@ -121,6 +123,7 @@ class _Output:
     _file: IO[bytes]
     begin: int
     _redacted: RedactedStream
+    _echo: Callable[[str], None] | None
     _copied: trio.Event = field(factory=trio.Event)
 
     async def copy(self) -> None:
@@ -141,6 +144,9 @@ class _Output:
             self._file.flush()
         except OSError as error:
             logger.warning("the output of the rollout server cannot be logged: %s", error)
+        if self._echo is not None:
+            for line in data.decode("utf-8", "replace").splitlines():
+                self._echo(line)
 
     async def end(self) -> str:
         """Explain why the process ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections import deque
@@ -61,9 +62,10 @@ class EvaluationView:
     Args:
         silent: Whether to print no lines; the bar is shown all the same.
         json_logs: Whether attempts and warnings are records of the log instead.
+        verbose: Whether what is less than a warning is shown as well.
     """
 
-    def __init__(self, *, silent: bool, json_logs: bool = False) -> None:
+    def __init__(self, *, silent: bool, json_logs: bool = False, verbose: bool = False) -> None:
         self._console = make_console(stderr=True, highlight=False, markup=False)
         self._json_logs = json_logs
         # Rich takes a log for a terminal where FORCE_COLOR is set, as in many a CI.
@@ -72,7 +74,7 @@ class EvaluationView:
         self._total = 0
         self._settled = 0
         self._bar = _Bar(self._console) if self._live else None
-        self._warnings = WarningLines(self._warn)
+        self._warnings = WarningLines(self._warn, logging.INFO if verbose else logging.WARNING)
 
     def __enter__(self) -> Self:
         if not self._json_logs:

@@ -27,7 +27,7 @@ from rollout.cli.failures import (
 from rollout.cli.interrupts import interrupts
 from rollout.cli.options import FILE_PATH, host_of, json_option, log_format_option
 from rollout.cli.remote import quiet_http
-from rollout.cli.text import print_json
+from rollout.cli.text import one_line, print_json
 from rollout.errors import (
     DatasetError,
     EvaluationDamagedError,
@@ -68,6 +68,9 @@ class _Remembering(click.Command):
     help="Lines NAME=value with the values of secrets and keys; - reads stdin.",
 )
 @click.option("--yes", is_flag=True, help="Start without a question on a terminal.")
+@click.option(
+    "--verbose", is_flag=True, help="Show what the app's server and the evaluation log, on stderr."
+)
 @click.option("--live", is_flag=True, help="Serve the report while the run fills it.")
 @click.option(
     "--live-bind",
@@ -86,6 +89,7 @@ def command(
     no_check: bool,
     secrets_file: str | None,
     yes: bool,
+    verbose: bool,
     live: bool,
     live_bind: str | None,
     as_json: bool,
@@ -117,13 +121,14 @@ def command(
         retry_failed=retry_failed,
         check_model=not no_check,
         secrets={} if secrets_file is None else _read_secrets(secrets_file),
+        verbose=verbose,
         ask=not yes and not as_json and sys.stdin.isatty(),
         live=_live_address(live_bind) if live or live_bind is not None else None,
         path=ctx.command_path,
         arguments=tuple(ctx.obj),
     )
     quiet_http()
-    view = EvaluationView(silent=as_json, json_logs=log_format == "json")
+    view = EvaluationView(silent=as_json, json_logs=log_format == "json", verbose=verbose)
     ended: _Ended = run_async(_run, plan, view)
     try:
         _show(ended, plan, as_json=as_json)
@@ -140,6 +145,7 @@ class _Plan:
 
     Attributes:
         secrets: Values of secrets and keys by the names of their variables.
+        verbose: Whether what the run's server writes is shown.
         ask: Whether the run starts once the user on the terminal says so.
         live: Where the page of the run is served, if it is.
         path: The command that was called.
@@ -151,6 +157,7 @@ class _Plan:
     retry_failed: bool
     check_model: bool
     secrets: dict[str, str] = field(repr=False)
+    verbose: bool
     ask: bool
     live: str | None
     path: str
@@ -199,6 +206,7 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
                     retry_failed=plan.retry_failed,
                     check_model=plan.check_model,
                     secrets=plan.secrets,
+                    server_output=partial(_echo, view) if plan.verbose else None,
                     before_start=partial(_announce, plan, view) if view.on_terminal else None,
                 ) as run:
                     view.begin(run.progress)
@@ -221,6 +229,10 @@ async def _run(plan: _Plan, view: EvaluationView) -> _Ended:
     assert signals.number is not None  # noqa: S101 - only a signal cancels the work
     note = "no attempt had started" if run is None else _kept(run)
     raise interrupted(signals.number, f"{note}; go on with: {plan.resume(run)}")
+
+
+def _echo(view: EvaluationView, line: str) -> None:
+    view.note(one_line(f"server: {line}"))
 
 
 async def _announce(plan: _Plan, view: EvaluationView, forecast: Forecast) -> None:

@@ -664,6 +664,33 @@ def test_a_run_that_the_breaker_stopped_says_how_to_go_on(cli, files, monkeypatc
     )
 
 
+# --- what is logged ---------------------------------------------------------------------------
+
+
+def test_verbose_shows_what_the_server_and_the_evaluation_log(cli, files, apps, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    monkeypatch.setenv("OWN_CHAT_KEY", "key-of-the-model-3")
+    rows = files.rows({"raise": "key-of-the-model-3 \x1b[31mis wrong"})
+    config = str(files.config(rows, app=f"{apps}:app"))
+    level = logging.getLogger("rollout").level
+    options = ("--llm-api-key-env", "OWN_CHAT_KEY", "--fresh")
+    done = cli("eval", "run", config, "--verbose", *options)
+    assert done.exit_code == 0
+    lines = done.stderr.splitlines()
+    assert any(line.startswith("server: listening on http://127.0.0.1:") for line in lines)
+    assert any(
+        re.fullmatch(r"rollout: info: the rollout server is at \S+; 8 rollouts at a time", line)
+        for line in lines
+    )
+    shown = [line for line in lines if "is wrong" in line]
+    assert shown
+    assert all("[redacted]" in line for line in shown)
+    assert "key-of-the-model-3" not in done.stderr
+    assert "\x1b" not in done.stderr
+    assert logging.getLogger("rollout").level == level
+    assert cli("eval", "run", config, *options).stderr == ""
+
+
 # --- the question before a run ----------------------------------------------------------------
 
 
