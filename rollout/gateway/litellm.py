@@ -53,6 +53,7 @@ _FIELDS = frozenset(
         "prediction",
         "presence_penalty",
         "prompt_cache_key",
+        "prompt_cache_retention",
         "reasoning_effort",
         "response_format",
         "safety_identifier",
