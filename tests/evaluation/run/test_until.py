@@ -190,7 +190,7 @@ async def test_a_run_that_needs_all_rows_is_complete_like_any_other(tmp_path, se
 
 
 async def test_a_run_that_is_not_complete_shows_what_it_has(tmp_path, server):
-    config = config_of(tmp_path, server=URL, rows=scripted(100), until=0.05, max_in_flight=1)
+    config = config_of(tmp_path, server=URL, rows=scripted(300), until=0.005, max_in_flight=1)
     async with evaluate(config) as run:
         seen = 0
         async for _ in run:
@@ -198,7 +198,7 @@ async def test_a_run_that_is_not_complete_shows_what_it_has(tmp_path, server):
             if seen == 12:
                 break
     results = run.metrics.results
-    assert (results.rows, results.pass_rate.method) == (100, "sequential")
+    assert (results.rows, results.pass_rate.method) == (300, "sequential")
     assert results.pass_rate.rows >= 12
     assert run.progress.half_width == pytest.approx((1 - results.pass_rate.low) / 2)
 
