@@ -12,7 +12,7 @@ asks for the health.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -683,7 +683,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RolloutError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-MakeClient = Callable[[WorkerAddress], RolloutClient]
-"""Makes the client of a worker."""
