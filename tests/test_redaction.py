@@ -13,7 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollout._redaction import _DUMMIES, RedactedStream, Redactor, public_url, redact, url_secrets
+from rollout._redaction import (
+    _DUMMIES,
+    RedactedStream,
+    Redactor,
+    environment_secrets,
+    public_url,
+    redact,
+    url_secrets,
+)
+from rollout.context import RolloutContext
+from rollout.types import RolloutInitRequest
 
 WRITERS = {
     "plain": str,
@@ -166,3 +176,19 @@ def test_what_is_shown_of_a_url(url, public):
 )
 def test_what_is_secret_in_a_url(url, secrets):
     assert url_secrets(url) == secrets
+
+
+def test_secrets_of_the_environment_are_those_of_each_rollout(monkeypatch):
+    assert list(environment_secrets({})) == []
+    monkeypatch.setenv("ROLLOUT_SECRETS", "OWN_KEY, OTHER_KEY,UNSET_KEY,")
+    monkeypatch.setenv("OWN_KEY", "first line\nsecond line")
+    monkeypatch.setenv("OTHER_KEY", "other-value")
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    found = ["first line\nsecond line", "first line", "second line", "other-value"]
+    assert list(environment_secrets()) == found
+    url = "http://127.0.0.1:9/v1"
+    assert RolloutContext(chat_completions_url=url, api_key="key").secrets == ["key", *found]
+    request = RolloutInitRequest(
+        rollout_id="a", initial_messages=[], chat_completions_url=url, llm_api_key="key"
+    )
+    assert request.secrets == ["key", None, *found]
