@@ -73,7 +73,7 @@ def command(
         )
         return
     for name, folder in _named(a, b):
-        note = incomplete_note(metrics[name])
+        note = incomplete_note(manifests[name], metrics[name])
         click.echo(f"{name}: {one_line(str(folder))}" + (f" ({note})" if note else ""))
     _print(comparison, a, b)
     for name, figures in metrics.items():

@@ -85,7 +85,7 @@ def report(dir: Path, as_json: bool) -> None:
     damage: EvaluationDamagedError | None = None
     note: str | None = None
     try:
-        note = incomplete_note(summarize(dir))
+        note = incomplete_note(read_manifest(dir), summarize(dir))
     except EvaluationDamagedError as error:
         damage = error
     path = str(write_report(dir))

@@ -44,15 +44,16 @@ def is_complete(metrics: EvaluationMetrics) -> bool:
     return counts.settled >= counts.planned
 
 
-def incomplete_note(metrics: EvaluationMetrics) -> str | None:
+def incomplete_note(manifest: dict[str, Any], metrics: EvaluationMetrics) -> str | None:
     """Return a note on the attempts that a run lacks, ``None`` if it is complete."""
     if is_complete(metrics):
         return None
     counts = metrics.results.attempts
     cancelled = f" ({counts.cancelled} were cancelled)" if counts.cancelled else ""
+    # A run that was graded again has what was on record; nothing runs its agents.
+    advice = "" if "regraded" in manifest else "; rollout eval run goes on with it"
     return (
-        f"not complete: {counts.settled} of {counts.planned} attempts have ended{cancelled}; "
-        "rollout eval run goes on with it"
+        f"not complete: {counts.settled} of {counts.planned} attempts have ended{cancelled}{advice}"
     )
 
 
@@ -108,7 +109,7 @@ def print_summary(folder: Path, manifest: dict[str, Any], metrics: EvaluationMet
             table.add_row(Text(name), value)
         table.add_section()
     print_table(table)
-    if note := incomplete_note(metrics):
+    if note := incomplete_note(manifest, metrics):
         click.echo(f"The run is {note}.")
     for note in (stop_note(manifest, metrics.results), run_threshold_note(manifest, metrics)):
         if note:

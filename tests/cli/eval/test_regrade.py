@@ -193,3 +193,9 @@ def test_messages_that_steps_cannot_say_are_refused():
     strange = [{"role": "user", "content": [{"type": "file", "file": {"id": "f"}}]}]
     with pytest.raises(TrajectoryError, match="cannot express"):
         messages_of(build_trajectory(strange, rollout_id="r"))
+
+
+def test_a_run_that_is_graded_again_cannot_be_gone_on_with(cli, unfinished, graders):
+    done = cli("eval", "regrade", str(unfinished), "--app", f"{graders}:lenient")
+    assert "not complete: 6 of 10 attempts have ended" in done.stdout
+    assert "rollout eval run" not in done.stdout
