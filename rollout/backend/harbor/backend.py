@@ -34,8 +34,8 @@ from rollout.backend.harbor.tasks.source import TaskMode, TaskSource
 from rollout.backend.harbor.trial.execution import TrialExecution
 from rollout.backend.harbor.trial.logs import harbor_logs
 from rollout.backend.harbor.trial.prewarm import PrewarmMode, PrewarmReport, prewarm_tasks
-from rollout.backend.harbor.trial.queue import adopt_queue
 from rollout.backend.harbor.trial.runtime import Runtime
+from rollout.backend.harbor.trial.submission import adopt_queue
 from rollout.backend.harbor.validation import require_harbor
 from rollout.backend.harbor.workspaces import NAMES, prune_kept
 from rollout.backend.references import application_of, class_with, config_of

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import rollout
-
-ROOT = Path(rollout.__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 GRADERS = """
 import os

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from rollout._logs import get_logger
 from rollout.backend.harbor.limits import AgentTime, EnvironmentWatch, without_own_limit
-from rollout.backend.harbor.trial.queue import submit
+from rollout.backend.harbor.trial.submission import submit
 from rollout.context import RolloutContext
 from rollout.integrations.asyncio_bridge import run_in_trio
 from rollout.types import RolloutStatus
@@ -79,7 +79,7 @@ class TrialRun:
             agent_sec: From now on until the agent has to have ended, in seconds; ``None`` leaves
                 that to the task.
             queue: A ``harbor.trial.queue.TrialQueue`` that runs it, and may try it again; see
-                `rollout.backend.harbor.trial.queue`.
+                `rollout.backend.harbor.trial.submission`.
 
         Returns:
             Harbor's result. Errors of the trial are in it; what keeps it from starting (a
