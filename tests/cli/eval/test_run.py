@@ -725,7 +725,7 @@ def asked(config: Path, answer: bytes | None, *options: str) -> tuple[int, str]:
     return process.returncode, shown.decode()
 
 
-@pytest.mark.parametrize("answer", [b"n\n", b"what\n", b"\x04"])
+@pytest.mark.parametrize("answer", [b"n\n", b"\x04"])
 def test_a_run_that_is_not_wanted_is_not_started(files, answer):
     config = files.config(files.rows({}, {}), n=3)
     code, shown = asked(config, answer)
