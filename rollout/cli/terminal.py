@@ -20,7 +20,7 @@ _PLAIN_WIDTH = 100_000
 
 
 def make_console(**options: Any) -> Console:
-    """Make a console; with ``--plain`` it is none of a terminal, whatever it writes to."""
+    """Make a console; with ``--plain`` it writes as to a file, also on a terminal."""
     if is_plain():
         options |= {"force_terminal": False, "force_interactive": False, "width": _PLAIN_WIDTH}
     return Console(**options)

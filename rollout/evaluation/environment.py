@@ -27,7 +27,7 @@ def parse_secrets(text: str, label: str) -> dict[str, str]:
         label: How a message calls the file.
 
     Raises:
-        EvaluationError: A line is none of these, blank or a comment.
+        EvaluationError: A line is not ``NAME=value``, and neither blank nor a comment.
     """
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):

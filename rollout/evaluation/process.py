@@ -43,7 +43,7 @@ class ServerRecord:
 
     @classmethod
     def read(cls, path: Path) -> ServerRecord | None:
-        """Read a record; ``None`` if there is none.
+        """Read a record; ``None`` if the file is missing.
 
         Raises:
             EvaluationError: It is damaged.

@@ -52,7 +52,7 @@ class Settled:
         diagnostics: What went on, for the rollout's ``diagnostics.json``.
         document: The one trajectory document that was adopted.
         facts: What Harbor said of the trial.
-        missing: Why there is no sample, if there is none.
+        missing: Why there is no sample; ``None`` if there is one.
         step: What is being done with what it left.
     """
 
